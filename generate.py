@@ -46,7 +46,7 @@ from trained_run import TrainedRun, tokenizer_of
 from files.atomic import write_atomically
 
 SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "seed")
-NOT_OF_SEARCH = ("message", "stream", "max_tokens", "temperature", "top_k", "top_p")
+NOT_OF_SEARCH = ("message", "stream", *(name for name in SAMPLING if name != "seed"))
 OF_TEXT = ("prompt", "search", "seed", *NOT_OF_SEARCH)
 OF_PUZZLES = ("puzzle", "supervision_steps")
 

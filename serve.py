@@ -28,7 +28,7 @@ from typing import NamedTuple
 import jax
 
 from cluster import processes
-from configs.base import MESH_AXES, batch_shards
+from configs.base import MESH_AXES
 from configs.errors import ConfigError
 from core import decoding
 from inference.batching import Batch
@@ -140,11 +140,11 @@ def texts_of(address, config) -> Texts:
 
 
 def make_batch(kind: type[Batch], trained: TrainedRun, tokenizer: AnyTokenizer, flags) -> Batch:
-    """Return an empty batch of as many rows as asked for, or a few more that the mesh divides."""
-    length, shards = flags.max_length or trained.config.model.max_length, batch_shards(trained.config.mesh)
+    """Return an empty batch."""
+    length = flags.max_length or trained.config.model.max_length
     trained.params = decoding.place(trained.run, trained.params)  # and forget the weights as they were trained
     engine = Engine(trained.run.graph, trained.params, length, trained.config.inference.cache_dtype)
-    return kind(engine, num_rows=-(-flags.rows // shards) * shards, vocab_size=tokenizer.vocab_size)
+    return kind(engine, num_rows=flags.rows, vocab_size=tokenizer.vocab_size)
 
 
 def text_service(name: str, trained: TrainedRun, texts: Texts, flags) -> TextService:

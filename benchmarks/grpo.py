@@ -13,62 +13,49 @@ supervised_longer, and random_reward does not gain: it is at most 2 standard err
 """
 
 import statistics
-import subprocess
 import sys
 
 import countdown
 import support
 
 from input_pipeline.countdown import CountdownWindows
-from parallelism.mesh import mesh_context
-from reasoning.tasks import Countdown
-from reasoning.thoughts import Limits
-from settings import loading
 from trained_run import TrainedRun
 
 SEEDS, STEPS, PROBLEMS = (1, 4, 16) if support.QUICK else (3, 300, 500)
 FOLDER = support.ROOT / "runs" / ("benchmark-grpo-quick" if support.QUICK else "benchmark-grpo")
-PLAIN = {"tot.use_tot": "False", "train.eval_every": "0", "train.log_every": "1"}
+OF_GRPO = {"tot__use_tot": "False", "optimizer__learning_rate": "3e-4", "optimizer__warmup_steps": "10"}
 
 
 def solved(run: TrainedRun, problems: list[str]) -> float:
     """Return the share of problems that a model solves greedily."""
-    with mesh_context(run.run.mesh):
-        found = countdown.solver(run, Limits(), "likelihood", 32).solve(problems, "greedy", Limits(), concurrent=32)
-    return statistics.fmean(Countdown().is_correct(one.problem, one.answer) for one in found)
+    found, _ = countdown.found_by(run, problems, "greedy")
+    return countdown.share_solved(run, found)
 
 
-def trained(name: str, recipe: str, **changes: str) -> TrainedRun:
+def trained(name: str, recipe: str, steps: int, **keys: str) -> TrainedRun:
     """Train what is left of an arm from the first model; return its run."""
-    keys = PLAIN | {key.replace("__", "."): value for key, value in changes.items()}
-    keys |= {"train.init_from": str(countdown.FOLDER)}
-    typed = [f"--config.{key}={value}" for key, value in keys.items()]
-    command = [sys.executable, "train.py", f"--config={recipe}", f"--workdir={FOLDER / name}", *typed]
-    if status := subprocess.run(command, cwd=support.ROOT).returncode:
-        sys.exit(f"{name} ended with status {status}")
-    return TrainedRun(FOLDER / name, loading.load(recipe, "", keys).config)
+    keys |= OF_GRPO | {"train__eval_every": "0", "train__log_every": "1", "train__steps": str(steps)}
+    return countdown.trained(FOLDER / name, recipe, **keys, train__init_from=str(countdown.FOLDER))
 
 
 def seconds(run: TrainedRun) -> list[float]:
-    """Return the seconds of each step, with its rollout, without the first line, whose steps compile."""
+    """Return the seconds of each logged step, with its rollout, without the first line, whose steps compile."""
     return [line["step_seconds"] for line in run.metrics()][1:]
 
 
 def main() -> None:
     """Train all arms, measure and judge."""
-    first, _ = countdown.trained()
+    first = countdown.trained()
     problems = CountdownWindows(0, "heldout").problems(PROBLEMS, num_numbers=4)
     shares: dict[str, list[float]] = {"grpo": [], "supervised_longer": [], "random_reward": []}
     minutes = []
     for seed in map(str, range(SEEDS)):
-        steps = {"train__seed": seed, "train__steps": str(STEPS)}
-        grpo = trained(f"grpo-{seed}", "configs/countdown_grpo.py", **steps)
+        grpo = trained(f"grpo-{seed}", "configs/countdown_grpo.py", STEPS, train__seed=seed)
         minutes.append(sum(seconds(grpo)) / 60)
-        chance = trained(f"random-{seed}", "configs/countdown_grpo.py", **steps, grpo__reward="random")
-        longer = round(60 * minutes[-1] / statistics.median(seconds(first)))
-        more = trained(
-            f"supervised-{seed}", "configs/countdown.py", train__seed=seed, train__steps=str(longer),
-            optimizer__learning_rate="3e-4", optimizer__warmup_steps="10",
+        longer = round(60 * minutes[-1] / statistics.median(seconds(first) or seconds(grpo)))
+        more = trained(f"supervised-{seed}", "configs/countdown.py", longer, train__seed=seed)
+        chance = trained(
+            f"random-{seed}", "configs/countdown_grpo.py", STEPS, train__seed=seed, grpo__reward="random"
         )  # fmt: skip
         for name, run in zip(shares, (grpo, more, chance), strict=True):
             shares[name].append(solved(run, problems))
@@ -80,11 +67,9 @@ def main() -> None:
         figures |= {name: round(statistics.fmean(found), 4), f"{name}_error": round(errors[name], 4)}
     figures["grpo_minutes"] = round(statistics.fmean(minutes), 1)
     support.finish("grpo", figures)
-    best = max(figures["start"], figures["supervised_longer"])
+    best = max(figures["start"], figures["supervised_longer"]) + 0.1
     no_gain = figures["random_reward"] <= figures["start"] + 2 * max(errors["random_reward"], 0.02)
-    if not support.QUICK and not (
-        figures["grpo"] >= figures["start"] + 0.1 and figures["grpo"] > best and no_gain
-    ):  # fmt: skip
+    if not support.QUICK and not (figures["grpo"] >= best and no_gain):
         sys.exit("gate missed")
 
 

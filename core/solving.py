@@ -5,7 +5,6 @@ from configs.errors import ConfigError
 from inference.batching import Batch
 from inference.engine import Engine
 from input_pipeline.tokenization import open_tokenizer
-from layers.axes import mesh_axes, num_shards
 from reasoning.solving import Solved, Solver
 from reasoning.tasks import TASKS, Task
 from reasoning.thoughts import Limits
@@ -36,7 +35,6 @@ def solve(engine: Engine, config, problems: list[str], seed: int = 0) -> tuple[l
 
 
 def num_rows(config, concurrent: int) -> int:
-    """Return the rows of the cache, a multiple of the shards of the batch."""
+    """Return the rows of the cache."""
     per_search = config.tot.max_thoughts * (1 if config.tot.memory_efficient else config.tot.thoughts_per_step)
-    shards = num_shards(mesh_axes(("batch",))[0])
-    return -(-concurrent * per_search // shards) * shards
+    return concurrent * per_search

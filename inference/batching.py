@@ -84,11 +84,14 @@ class Batch:
     """
 
     def __init__(self, engine: Engine, *, num_rows: int, vocab_size: int):
-        """Allocate the cache: `engine.length` tokens in each of `num_rows` rows, a multiple of the mesh's batch shards.
+        """Allocate the cache: `engine.length` tokens in each of `num_rows` rows.
 
         Args:
+          num_rows: rounded up to a multiple of the mesh's batch shards.
           vocab_size: ids from here on are never drawn; nor are those that the model does not have.
         """
+        shards = num_shards(mesh_axes(("batch",))[0])
+        num_rows = -(-num_rows // shards) * shards
         self._head_size = engine.head_size()
         self.length, self.num_rows, self.vocab_size = engine.length, num_rows, min(vocab_size, self._head_size)
         self.engine = with_padding(engine.separate_layers() if platform() == "cpu" else engine)

@@ -24,9 +24,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from input_pipeline.cache import digest
-from input_pipeline.chat.windows import IGNORED
 from input_pipeline.order import MASK, mix
-from input_pipeline.packing import KEYS
+from input_pipeline.packing import empty_rows, put_sequence
 from input_pipeline.windows import Windows
 
 LARGEST, LARGEST_GIVEN = 99, 50  # of results and targets; of the numbers of a problem
@@ -122,18 +121,14 @@ class CountdownWindows(Windows):
 
     def read(self, indices: np.ndarray, sequence_length: int) -> dict[str, np.ndarray]:
         """Return rows with the arrays of `packing.pack`, int32 [len(indices), T] each; some targets are IGNORED."""
-        batch = {key: np.zeros((len(indices), sequence_length), np.int32) for key in KEYS}
+        batch = empty_rows(len(indices), sequence_length)
         keys = mix(np.asarray(indices, np.uint64)) ^ self._key
         for row, key in enumerate(keys.tolist()):
             first = 0
             for number, (asked, answer) in enumerate(self._texts(key, sequence_length), start=1):
                 tokens = np.frombuffer((asked + answer).encode(), np.uint8)
-                places = slice(first, first := first + len(tokens) - 1)
-                batch["tokens"][row, places] = tokens[:-1]
-                batch["targets"][row, places] = tokens[1:]
-                batch["targets"][row, places][: len(asked) - 1] = IGNORED
-                batch["segments"][row, places] = number
-                batch["positions"][row, places] = np.arange(len(tokens) - 1)
+                is_learned = np.arange(len(tokens)) >= len(asked)
+                first = put_sequence(batch, row, first, number, tokens.astype(np.int32), is_learned)
         return batch
 
     def problems(self, count: int, num_numbers: int) -> list[str]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 KEYS = ("tokens", "targets", "segments", "positions")
+IGNORED = -1  # a target with weight 0
 
 
 class Piece(NamedTuple):
@@ -70,3 +71,25 @@ def pack(stream: np.ndarray, begins: np.ndarray, starts: np.ndarray, num_tokens:
         real = begins[:, None] + steps < num_tokens
         batch = {key: np.where(real, values, 0) for key, values in batch.items()}
     return {key: np.ascontiguousarray(values, np.int32) for key, values in batch.items()}
+
+
+def empty_rows(rows: int, length: int) -> dict[str, np.ndarray]:
+    """Return the arrays of `pack` without any token."""
+    return {key: np.zeros((rows, length), np.int32) for key in KEYS}
+
+
+def put_sequence(batch: dict[str, np.ndarray], row: int, first: int, segment: int, tokens, is_learned) -> int:
+    """Write a sequence of n tokens into n - 1 places of a row from `first` on; return the place after it.
+
+    Args:
+        batch: of `empty_rows`.
+        segment: its number in the row, from 1.
+        tokens: int [n]; the inputs are all but the last one, the targets all but the first.
+        is_learned: bool [n]; other targets are IGNORED.
+    """
+    places = slice(first, first + len(tokens) - 1)
+    batch["tokens"][row, places] = tokens[:-1]
+    batch["targets"][row, places] = np.where(is_learned[1:], tokens[1:], IGNORED)
+    batch["segments"][row, places] = segment
+    batch["positions"][row, places] = np.arange(len(tokens) - 1)
+    return places.stop

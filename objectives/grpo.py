@@ -21,7 +21,7 @@ from layers.cross_entropy import log_probabilities
 from layers.sequence_parallel import psum_sequence, sequence_shards
 from objectives import language_modeling
 from objectives.language_modeling import LanguageModeling, weights
-from objectives.objective import FrozenModel
+from objectives.objective import FrozenModel, bits_of, numbers_of
 from reasoning import rollouts
 
 
@@ -63,7 +63,7 @@ class GRPO(LanguageModeling):
         advantages_B = jax.random.normal(key, (self.rows,))
         uniform_BT = jnp.full(batch["tokens"].shape, -jnp.log(self.vocab_size))
         numbers = {"advantages": advantages_B, "rewards": advantages_B, "old_log_probs": uniform_BT}
-        return batch | {name: bits(array) for name, array in numbers.items()}
+        return batch | {name: bits_of(array) for name, array in numbers.items()}
 
     def sample_batch(self, engine, batch, key):
         """Return answers of the model to the prompts of `batch`, with their advantages."""
@@ -106,13 +106,3 @@ class GRPO(LanguageModeling):
         """Return log p of each target, float32 [B, T]; 0 where there is none."""
         stream_BTD, _ = model(batch["tokens"], batch["positions"], batch["segments"], key=key)
         return log_probabilities(*model.head_inputs(stream_BTD), batch["targets"], self.num_chunks, model.logit_cap)
-
-
-def bits(numbers: jax.Array) -> jax.Array:
-    """Return float32 numbers as int32 with the same bits, since batches are integers."""
-    return jax.lax.bitcast_convert_type(jnp.asarray(numbers, jnp.float32), jnp.int32)
-
-
-def numbers_of(bits: jax.Array) -> jax.Array:
-    """Return the float32 numbers whose bits these int32 are."""
-    return jax.lax.bitcast_convert_type(bits, jnp.float32)

@@ -20,7 +20,7 @@ from flax import nnx
 from layers import inner_loop
 from layers.axes import unsharded
 from layers.inner_loop import InnerLoop
-from objectives.objective import Objective
+from objectives.objective import Objective, bits_of, numbers_of
 
 SQUARED, CROSS_ENTROPY = "squared_error", "cross_entropy"
 EMPTY = -1e9  # logit of a class without a member: finite, so that its gradient is 0 and not NaN
@@ -85,10 +85,10 @@ class MetaLearning(Objective):
         of_inputs, of_targets = jax.random.split(key)
         shapes = self.batch()
         classes = jnp.broadcast_to(jnp.arange(self.length), shapes["targets"]) % min(self.num_support, self.num_outputs)
-        numbers = _bits(jax.random.normal(of_targets, shapes["targets"]))
+        numbers = bits_of(jax.random.normal(of_targets, shapes["targets"]))
         number = 1 + jnp.arange(self.rows)
         return {
-            "inputs": _bits(jax.random.normal(of_inputs, shapes["inputs"])),
+            "inputs": bits_of(jax.random.normal(of_inputs, shapes["inputs"])),
             "targets": classes if self.loss_name == CROSS_ENTROPY else numbers,
             "tasks": jnp.where((number == self.rows) & (self.rows > 1), 0, number),
         }
@@ -110,10 +110,10 @@ class MetaLearning(Objective):
 
     def _sums(self, model, batch: dict, *, trains: bool):
         """Return (sum of what is minimised, {name: (sum, weight)}, weight); a task weighs its query examples."""
-        inputs = jax.lax.bitcast_convert_type(batch["inputs"], jnp.float32)
+        inputs = numbers_of(batch["inputs"])
         targets = batch["targets"]
         if self.loss_name == SQUARED:
-            targets = jax.lax.bitcast_convert_type(targets, jnp.float32)
+            targets = numbers_of(targets)
         minimized_B, figures = self.of_tasks(model, inputs, targets, trains=trains)
         weights_B = jnp.where(batch["tasks"] > 0, self.length - self.num_support, 0).astype(jnp.float32)
         weight = weights_B.sum()
@@ -222,8 +222,3 @@ def _cross_entropy(logits: jax.Array, classes: jax.Array) -> jax.Array:
 def _accuracy(logits: jax.Array, classes: jax.Array) -> jax.Array:
     """Return the fraction of rows whose largest logit is that of the class."""
     return jnp.mean(jnp.argmax(logits, axis=1) == classes)
-
-
-def _bits(numbers: jax.Array) -> jax.Array:
-    """Return the bits of float32 numbers as int32."""
-    return jax.lax.bitcast_convert_type(numbers.astype(jnp.float32), jnp.int32)

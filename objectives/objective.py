@@ -7,6 +7,7 @@
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 
@@ -94,3 +95,13 @@ class Objective:
     def format_metrics(self, figures: dict[str, float]) -> tuple[str, str, str]:
         """Return the texts for the means of `evaluate`: (name, values, unit of the weight of the loss)."""
         raise NotImplementedError
+
+
+def bits_of(numbers: jax.Array) -> jax.Array:
+    """Return float32 numbers as int32 with the same bits, since batches are integers."""
+    return jax.lax.bitcast_convert_type(numbers.astype(jnp.float32), jnp.int32)
+
+
+def numbers_of(bits: jax.Array) -> jax.Array:
+    """Return the float32 numbers whose bits these int32 are."""
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)

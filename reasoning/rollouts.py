@@ -13,9 +13,8 @@ import numpy as np
 from inference.batching import Batch, Continuation, Request
 from inference.choice import Sampling
 from inference.engine import Engine
-from input_pipeline.chat.windows import IGNORED
+from input_pipeline.packing import IGNORED, empty_rows, put_sequence
 from input_pipeline.tokenization import AnyTokenizer, open_tokenizer
-from layers.axes import mesh_axes, num_shards
 from reasoning.tasks import TASKS, Task
 
 MOST_ROWS = 128  # of the cache; more answers wait
@@ -67,8 +66,7 @@ class Sampler:
     ) -> list[tuple[list[int], list[float]]]:
         """Return (tokens, log-probability of each) of an answer to each prompt, whose last token is a newline."""
         (line_end,) = tokenizer.encode("\n")
-        shards = num_shards(mesh_axes(("batch",))[0])
-        batch = Batch(engine, num_rows=-(-min(len(asked), MOST_ROWS) // shards) * shards, vocab_size=self.vocab_size)
+        batch = Batch(engine, num_rows=min(len(asked), MOST_ROWS), vocab_size=self.vocab_size)
         longest = task.max_depth * task.max_line
         requests = [
             Request(prompt, min(longest, engine.length - len(prompt)), Sampling(self.temperature, seed=int(seed)))
@@ -117,16 +115,11 @@ def _arrays(
     advantages_B: np.ndarray, length: int,
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """Return the batch: a row for each answer, cut off at `length` inputs."""
-    batch = {name: np.zeros((len(asked), length), np.int32) for name in ("tokens", "segments", "positions")}
-    batch["targets"] = np.full((len(asked), length), IGNORED, np.int32)
+    batch = empty_rows(len(asked), length)
     old_BT = np.zeros((len(asked), length), np.float32)
     for row, (prompt, (tokens, log_probs)) in enumerate(zip(asked, answers, strict=True)):
-        whole = [*prompt, *tokens][: length + 1]
-        count, first = len(whole) - 1, len(prompt) - 1
-        batch["tokens"][row, :count] = whole[:-1]
-        batch["targets"][row, first:count] = whole[first + 1 :]
-        batch["segments"][row, :count] = 1
-        batch["positions"][row, :count] = np.arange(count)
-        old_BT[row, first:count] = log_probs[: count - first]
+        whole, first = [*prompt, *tokens][: length + 1], len(prompt) - 1
+        end = put_sequence(batch, row, 0, 1, whole, np.arange(len(whole)) > first)
+        old_BT[row, first:end] = log_probs[: end - first]
     floats = {"advantages": advantages_B, "rewards": rewards_B, "old_log_probs": old_BT}
     return batch | {name: array.astype(np.float32).view(np.int32) for name, array in floats.items()}

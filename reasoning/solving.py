@@ -3,6 +3,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Generator, Sequence
 
 from inference.batching import Batch, Continuation, Request
@@ -82,18 +83,13 @@ class _Asker:
         self.solver, self.task, self.problem, self.limits = solver, solver.task, problem, limits
         self.root, self.num_draws, self.num_tokens = Thought(), 0, 0
         self.solved: Solved | None = None
-        self._values: dict[tuple[str, ...], float] = {}
         self._asking = self._run(SEARCHES[search](self.root, limits))
-        self._is_new = True
 
     def next(self, answers: list[Continuation]) -> list[Request] | None:
-        """Return the next requests, given the continuations of the last ones; None at the end."""
+        """Return the next requests, given the continuations of the last ones (none at first); None at the end."""
         self.num_tokens += sum(len(one.tokens) + (one.reason == "end") for one in answers)
         try:
-            if self._is_new:
-                self._is_new = False
-                return next(self._asking)
-            return self._asking.send(answers)
+            return self._asking.send(answers or None)
         except StopIteration:
             return None
 
@@ -117,11 +113,11 @@ class _Asker:
                 drawn[place].parent.children.append(drawn[place])
                 drawn[place] = thought
         groups = []
-        for index, parent in enumerate(work.parents):
+        for index in range(len(work.parents)):
             mine = [one for one in drawn[index * work.count :][: work.count] if one]
             groups.append(_merged(mine, work.to_the_end))
             for thought in groups[-1]:
-                (thought.parent if work.to_the_end else parent).children.append(thought)
+                thought.parent.children.append(thought)
         return groups
 
     def _goes_on(self, thought: Thought | None) -> bool:
@@ -151,21 +147,13 @@ class _Asker:
         )  # fmt: skip
 
     def _judge(self, work: Judge) -> Asking:
-        """Write the values of thoughts; a state that was judged before has the same value."""
+        """Write the values of thoughts."""
         value = self.solver.value
         requests = [value.requests(self.problem, thought) for thought in work.thoughts]
-        names = [tuple(map(tuple, (one.prompt for one in asked))) for asked in requests]
-        new = {name: asked for name, asked in zip(names, requests, strict=True) if name and name not in self._values}
-        flat = [request for asked in new.values() for request in asked]
+        flat = list(itertools.chain.from_iterable(requests))
         answers = iter((yield flat) if flat else ())
-        found = {name: [next(answers) for _ in asked] for name, asked in new.items()}
-        for name, thought in zip(names, work.thoughts, strict=True):
-            if name and name in self._values:
-                thought.value = self._values[name]
-                continue
-            thought.value = value.value(self.problem, thought, found.get(name, []))
-            if name:
-                self._values[name] = thought.value
+        for thought, asked in zip(work.thoughts, requests, strict=True):
+            thought.value = value.value(self.problem, thought, list(itertools.islice(answers, len(asked))))
 
 
 def _merged(thoughts: Sequence[Thought], whole_answers: bool) -> list[Thought]:

@@ -73,7 +73,7 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
         "tot.use_tot",
         (True,),
         "data.source",
-        ("countdown", "countdown_rollouts"),
+        COUNTDOWN,
         "whose answers are lines that can be checked",
     ),
     ("causality.prompt", ANY, "causality.corrupt", ANY, "the text that it is compared with"),

@@ -11,10 +11,8 @@ import numpy as np
 
 from input_pipeline.chat.encoding import IDS, LEARNED, SECOND
 from input_pipeline.errors import DataError
-from input_pipeline.packing import KEYS, Piece
+from input_pipeline.packing import Piece, empty_rows, put_sequence
 from input_pipeline.shards import TokenWindows
-
-IGNORED = -1  # a target with weight 0
 
 
 class ConversationWindows(TokenWindows):
@@ -32,15 +30,11 @@ class ConversationWindows(TokenWindows):
 
     def read(self, indices: np.ndarray, sequence_length: int) -> dict[str, np.ndarray]:
         """Return rows with the arrays of `packing.pack`, int32 [len(indices), T] each; some targets are IGNORED."""
-        batch = {key: np.zeros((len(indices), sequence_length), np.int32) for key in KEYS}
+        batch = empty_rows(len(indices), sequence_length)
         for row, index in enumerate(np.asarray(indices).tolist()):
             first = 0
             for number, tokens in enumerate(self._sequences(index, sequence_length), start=1):
-                places = slice(first, first := first + len(tokens) - 1)
-                batch["tokens"][row, places] = tokens[:-1] & IDS
-                batch["targets"][row, places] = np.where(tokens[1:] & LEARNED, tokens[1:] & IDS, IGNORED)
-                batch["segments"][row, places] = number
-                batch["positions"][row, places] = np.arange(len(tokens) - 1)
+                first = put_sequence(batch, row, first, number, tokens & IDS, tokens & LEARNED)
         return batch
 
     def pieces(self, index: int, sequence_length: int) -> list[Piece]:

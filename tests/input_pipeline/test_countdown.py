@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from input_pipeline import countdown
-from input_pipeline.chat.windows import IGNORED
 from input_pipeline.countdown import CountdownWindows
 from input_pipeline.errors import DataError
+from input_pipeline.packing import IGNORED
 from input_pipeline.sources import read_source
 from settings import loading
 

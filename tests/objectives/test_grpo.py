@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from objectives.grpo import GRPO, bits
+from objectives.grpo import GRPO
+from objectives.objective import bits_of
 from tests.support import assert_close, forward, make_model, model_config, packed_batch, random_weights
 
 CLIP, CLIP_HIGH, KL = 0.2, 0.4, 0.1
@@ -32,7 +33,7 @@ def batch() -> dict:
     plain |= {"targets": np.where(is_prompt, -1, plain["targets"])}
     old = np.where(mask(plain), log_p(models()[2], plain), 0).astype(np.float32)
     return plain | {
-        "advantages": bits(ADVANTAGES), "rewards": bits(np.arange(4.0)), "old_log_probs": bits(old),
+        "advantages": bits_of(ADVANTAGES), "rewards": bits_of(np.arange(4.0)), "old_log_probs": bits_of(old),
     }  # fmt: skip
 
 

@@ -10,8 +10,8 @@ import pytest
 
 import train
 from configs.errors import ConfigError
-from input_pipeline.chat.windows import IGNORED
 from input_pipeline.countdown import CountdownRollouts
+from input_pipeline.packing import IGNORED
 from reasoning import rollouts
 from settings import loading, validation
 

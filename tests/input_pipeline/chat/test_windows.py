@@ -10,8 +10,8 @@ import pytest
 
 from input_pipeline import ledger
 from input_pipeline.batches import training_batches
-from input_pipeline.chat.windows import IGNORED
 from input_pipeline.errors import DataError
+from input_pipeline.packing import IGNORED
 from input_pipeline.reading.formats import open_decompressed
 from tests.input_pipeline.chat.conftest import CHATML, conversation, talk, write_lines
 
