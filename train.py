@@ -196,6 +196,7 @@ def run_training(
     injected = Faults(faults, workdir, clock, lambda: nan_step(config, job.compiled_steps))
     with (
         MetricsWriter(workdir, tensorboard=config.logging.tensorboard, first=first) as writer,
+        MetricsWriter(workdir, "rollouts.jsonl", tensorboard=False, first=first) as rollouts,
         display,
         watchdog(clock, 0 if run.slow else config.train.hang_seconds, processes.log_file(workdir)),
         interruption() as signals,
@@ -220,7 +221,7 @@ def run_training(
             callbacks=[injected, *in_thread, Recheck(), stages, *callbacks],
             evaluators=[*(of_corpus(config, corpus) if corpus else []), *evaluators], checkpoints=checkpoints,
             checkpoint_refs=checkpoint_refs, corpus=corpus, batches=batches, topology=topology, clock=clock, log=log,
-            signals=signals, lost=LostData(signals), context=context,
+            rollouts=rollouts, signals=signals, lost=LostData(signals), context=context,
             roll_backs=processes.shared("roll backs", lambda: ledger.roll_backs(workdir)),
         )  # fmt: skip
         reason = run_job(job, record)

@@ -9,6 +9,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from reporting.clock import OF_STEPS
+
 SILENT_SECONDS = 5.0  # age over the newest heartbeat; heartbeats come every second
 SLOW_SECONDS, SLOW_STEPS = 10.0, 10.0  # the others wait this long, by both measures, before a report
 SLOW_START_SECONDS = 60.0  # the same before the first step; caches make hosts differ there
@@ -168,7 +170,7 @@ class Judge:
         if elapsed < WINDOW_SECONDS or steps < WINDOW_STEPS:
             return None
         found, first = slow(self.before, beats), _difference(self.before[0], beats[0])
-        self.step_seconds = sum(first[phase] for phase in ("data", "step", "wait")) / steps
+        self.step_seconds = sum(first[phase] for phase in OF_STEPS) / steps
         self.before = beats
         return self._again(found, elapsed)
 

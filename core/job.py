@@ -10,29 +10,27 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
-import jax
-
 from checkpointing import workdir as workdirs
 from checkpointing.checkpoints import Checkpoints
 from checkpointing.lost_data import LostData
 from cluster import processes
 from cluster.interruption import Interruption
-from core import assembly, inspection
+from core import assembly, inspection, sampling
 from core.callbacks import Callback, RollBack, check_action
 from core.evaluation import opening, sample_lines
-from core.evaluators import EvaluationContext, Evaluator, as_numbers, engine_of
+from core.evaluators import EvaluationContext, Evaluator, as_numbers
 from core.stages import Stage, Stages, position_of
 from files.atomic import write_atomically
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
 from input_pipeline.errors import DataError, DataLost
-from objectives.objective import Objective
 from parallelism import resharding
 from parallelism.mesh import mesh_context
-from parallelism.placement import check_batch, check_shapes, local_rows, place
+from parallelism.placement import check_shapes, local_rows, place
 from reporting import step_log
 from reporting.clock import Clock
+from reporting.metrics import MetricsWriter
 from reporting.step_log import NonFinite, every
 from settings import layouts
 from settings.keys import flat
@@ -58,6 +56,7 @@ class Job:
     topology: object
     clock: Clock
     log: step_log.StepLog
+    rollouts: MetricsWriter  # of rollouts.jsonl
     signals: Interruption
     lost: LostData
     context: contextlib.ExitStack  # holds the context of the present mesh
@@ -135,16 +134,14 @@ class Job:
 
     def _sampled(self, batch: dict, state, step: int) -> dict:
         """Return the batch that the objective samples from the live parameters, or `batch` if it samples none."""
-        run, frozen = self.run, self.compiled_steps.frozen
-        if type(run.objective).sample_batch is Objective.sample_batch:  # spares a dispatch in each step
+        if not sampling.samples(self.run.objective):
             return batch
-        engine = engine_of(run, run.models.merge_base(state.params, frozen))
-        key = jax.random.fold_in(jax.random.key(run.config.train.seed), step)
-        sampled = run.objective.sample_batch(engine, batch, key)
-        if sampled is None:
-            return batch
-        check_batch(sampled, batch, f"the batch that train.objective={run.config.train.objective} sampled")
-        return jax.device_put(sampled, {name: array.sharding for name, array in batch.items()})
+        self.log.flush()  # the previous step is no part of the rollout
+        with self.clock.within("rollout"):
+            sampled = sampling.sample(self.run, state.params, self.compiled_steps.frozen, batch, step)
+        for record in sampled.records:
+            self.rollouts.write("rollout", step=step, **record)
+        return sampled.batch
 
     def ask_callbacks(self, state, step: int) -> dict[type, object]:
         """Return the actions that the callbacks want after a step, by type. Raises Diverged for RollBack."""

@@ -21,7 +21,7 @@ from layers.cross_entropy import log_probabilities
 from layers.sequence_parallel import psum_sequence, sequence_shards
 from objectives import language_modeling
 from objectives.language_modeling import LanguageModeling, weights
-from objectives.objective import FrozenModel, bits_of, numbers_of
+from objectives.objective import FrozenModel, Sampled, bits_of, numbers_of
 from reasoning import rollouts
 
 
@@ -65,7 +65,7 @@ class GRPO(LanguageModeling):
         numbers = {"advantages": advantages_B, "rewards": advantages_B, "old_log_probs": uniform_BT}
         return batch | {name: bits_of(array) for name, array in numbers.items()}
 
-    def sample_batch(self, engine, batch, key):
+    def sample_batch(self, engine, batch, key) -> Sampled:
         """Return answers of the model to the prompts of `batch`, with their advantages."""
         return self.sampler.sample(engine, batch, key)
 

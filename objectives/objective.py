@@ -4,6 +4,7 @@
 `train.objective = "NAME"` is the module objectives/NAME.py, whose `make(config)` returns an `Objective`.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -23,6 +24,18 @@ class FrozenModel(NamedTuple):
     role: str
     key: str
     evaluates: bool = False
+
+
+class Sampled(NamedTuple):
+    """A batch that an objective sampled, and what rollouts.jsonl tells of it.
+
+    Attributes:
+      batch: with the names, shapes and types of the batch of the data.
+      records: the fields of a line of the file, as JSON values; the same in all processes.
+    """
+
+    batch: dict[str, jax.Array]
+    records: Sequence[dict] = ()
 
 
 class Objective:
@@ -63,12 +76,12 @@ class Objective:
         """Return a batch with random contents, to prove a layout."""
         raise NotImplementedError
 
-    def sample_batch(self, engine, batch: dict[str, jax.Array], key: jax.Array) -> dict[str, jax.Array] | None:
+    def sample_batch(self, engine, batch: dict[str, jax.Array], key: jax.Array) -> Sampled | None:
         """Return the batch to train on, sampled from the model that is trained; None: train on `batch` itself.
 
-        It is called on the host before each step. `engine` decodes with the live parameters, see inference/engine.py.
-        `batch` is the next one of the data, and `key` depends on the step. The result has the names, shapes and types
-        of `batch`.
+        It is called on the host before each step, in each process. `engine` decodes with the live parameters, see
+        inference/engine.py. `batch` is the next one of the data, and `key` depends on the step. All processes must
+        return the same.
         """
         return None
 

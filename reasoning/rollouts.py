@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 
 from inference.batching import Batch, Continuation, Request
 from inference.choice import Sampling
 from inference.engine import Engine
 from input_pipeline.packing import IGNORED, empty_rows, put_sequence
 from input_pipeline.tokenization import AnyTokenizer, open_tokenizer
+from objectives.objective import Sampled
 from reasoning.tasks import TASKS, Task
 
 MOST_ROWS = 128  # of the cache; more answers wait
@@ -45,21 +47,20 @@ class Sampler:
     reward: str
     vocab_size: int
 
-    def sample(self, engine: Engine, batch: dict[str, jax.Array], key: jax.Array) -> dict[str, np.ndarray]:
+    def sample(self, engine: Engine, batch: dict[str, jax.Array], key: jax.Array) -> Sampled:
         """Return int32 arrays like `batch`: answers to the prompts of its first rows, `group_size` of each."""
-        tokens_BT, targets_BT = (np.asarray(batch[name]) for name in ("tokens", "targets"))
+        tokens_BT, targets_BT = (process_allgather(batch[name], tiled=True) for name in ("tokens", "targets"))
         rows, length = tokens_BT.shape
         prompts = [prompt_of(tokens_BT[row], targets_BT[row]) for row in range(rows // self.group_size)]
         asked = [prompt for prompt in prompts for _ in range(self.group_size)]
         seeds = np.asarray(jax.random.bits(key, (rows,)))
         tokenizer, task = open_tokenizer(self.tokenizer), TASKS[self.task]()
         answers = self._answers(engine, asked, seeds, tokenizer, task)
-        texts = [tokenizer.decode(one) for one, _ in answers]
-        reward = self._reward(task, seeds)
-        rewards_B = np.array(
-            [reward(tokenizer.decode(prompt), text) for prompt, text in zip(asked, texts, strict=True)], np.float32
-        )
-        return _arrays(asked, answers, rewards_B, self._advantages(rewards_B), length)
+        reward, decode = self._reward(task, seeds), tokenizer.decode
+        texts = [(decode(prompt), decode(answer)) for prompt, (answer, _) in zip(asked, answers, strict=True)]
+        records = [{"prompt": prompt, "answer": answer, "reward": reward(prompt, answer)} for prompt, answer in texts]
+        rewards_B = np.array([record["reward"] for record in records], np.float32)
+        return Sampled(_arrays(asked, answers, rewards_B, self._advantages(rewards_B), length), records)
 
     def _answers(
         self, engine: Engine, asked: Sequence[list[int]], seeds: np.ndarray, tokenizer: AnyTokenizer, task: Task

@@ -6,9 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 
-# Phases of a process; each ends when the next begins. "step" dispatches work to the devices, "wait" waits for them.
-PHASES = ("start_up", "compile", "data", "step", "wait", "evaluation", "save")
-OF_STEPS = ("data", "step", "wait")
+# Phases of a process; each ends when the next begins. "rollout" samples the batch of a step, "step" dispatches work to
+# the devices, and "wait" waits for them.
+PHASES = ("start_up", "compile", "data", "rollout", "step", "wait", "evaluation", "save")
+OF_STEPS = ("data", "rollout", "step", "wait")
 END_SECONDS = 5.0  # that a thread has to end
 
 

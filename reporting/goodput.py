@@ -16,7 +16,7 @@ Seconds = Annotated[float, pydantic.Field(ge=-1e11, le=1e11)]  # some thousand y
 PARTS = {  # parts of the wall-clock time: the words of the summary, and the phases that count to it
     "start_up": ("starting", ("start_up",)),
     "compile": ("compiling", ("compile",)),
-    "training": ("training", ("step", "wait")),
+    "training": ("training", ("rollout", "step", "wait")),
     "data": ("waiting for data", ("data",)),
     "evaluation": ("evaluating", ("evaluation",)),
     "checkpoint": ("saving", ("save",)),

@@ -78,9 +78,11 @@ class MetricsWriter:
     disk is full or the folder was deleted, are kept in memory and written later.
     """
 
-    def __init__(self, workdir: pathlib.Path, *, tensorboard: bool, first: bool = True):
+    def __init__(
+        self, workdir: pathlib.Path, name: str = "metrics.jsonl", *, tensorboard: bool, first: bool = True
+    ):  # fmt: skip
         """Open the file in `workdir` if this is the `first` process; the other processes write nothing."""
-        self.path = workdir / "metrics.jsonl" if first else pathlib.Path(os.devnull)
+        self.path = workdir / name if first else pathlib.Path(os.devnull)
         if first and self.path.exists():
             os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
         self.lock, self.pending = threading.Lock(), []

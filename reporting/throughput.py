@@ -99,5 +99,7 @@ class Speed:
             "host_memory_gib": host_memory_gib()[0],
             "device_memory_gib": memory and memory[0],
         }
+        if spent["rollout"]:
+            figures["rollout_seconds"] = spent["rollout"] / steps
         self._begin(read)
         return figures

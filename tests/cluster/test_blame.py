@@ -5,7 +5,7 @@ import pytest
 
 from cluster.blame import Heartbeat, Judge, slow, to_blame
 
-PHASES = ("start_up", "compile", "data", "step", "wait", "evaluation", "save")
+PHASES = ("start_up", "compile", "data", "rollout", "step", "wait", "evaluation", "save")
 
 
 def beat(process: int, phase: str, number: int, stay: float, **more) -> Heartbeat:

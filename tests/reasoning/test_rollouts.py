@@ -5,6 +5,7 @@ import dataclasses
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from input_pipeline.countdown import CountdownRollouts
 from input_pipeline.packing import IGNORED
 from reasoning import rollouts
 from settings import loading, validation
+from tests import groups
 
 SMALL = {
     "model.dtype": "float32", "model.num_layers": "1", "model.embed_dim": "32", "model.mlp_dim": "64",
@@ -32,19 +34,62 @@ def small(**changes):
     return loaded.config
 
 
-def test_a_run_trains_on_what_the_live_model_draws_and_resumes_bit_for_bit(tmp_path, single_device):
+def lines_of(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def trained_lines(folder):
+    return [line for line in lines_of(folder / "metrics.jsonl") if line["kind"] == "train"]
+
+
+def records(folder):
+    """Return the lines of rollouts.jsonl without their time."""
+    return [line | {"time": None} for line in lines_of(folder / "rollouts.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with a run, `whole`, and one that resumed after its second step."""
+    folder, devices = tmp_path_factory.mktemp("runs"), jax.devices()[:1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda: devices)
+        whole = train.train(small(grpo__reward="random"), folder / "whole")
+        shutil.copytree(folder / "whole", folder / "resumed")
+        shutil.rmtree(folder / "resumed" / "checkpoints" / "4")
+        resumed = train.train(small(grpo__reward="random"), folder / "resumed")
+    assert resumed.step == 4 and resumed.metrics == whole.metrics, "bit for bit"
+    return folder
+
+
+def test_a_run_trains_on_what_the_live_model_draws(runs):
     """The generator's log-probabilities are the trainer's to 1e-5, so that nothing is clipped."""
-    whole = train.train(small(grpo__reward="random"), tmp_path / "whole")
-    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
-    shutil.rmtree(tmp_path / "resumed" / "checkpoints" / "4")
-    resumed = train.train(small(grpo__reward="random"), tmp_path / "resumed")
-    assert resumed.step == 4 and resumed.metrics == whole.metrics
-    lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
-    trained = [line for line in lines if line["kind"] == "train"]
+    trained = trained_lines(runs / "whole")
     assert [line["step"] for line in trained] == [1, 2, 3, 4]
     for line in trained:
         assert line["mismatch"] < 1e-5 and line["clipped"] == 0 and 0 <= line["reward"] <= 1
+        assert 0 < line["rollout_seconds"] < line["step_seconds"]
     assert any(0 < line["reward"] < 1 for line in trained) and any(line["gradient_norm"] > 1e-3 for line in trained)
+
+
+def test_a_file_has_each_answer_and_a_restart_repeats_its_lines(runs):
+    whole, resumed = (records(runs / name) for name in ("whole", "resumed"))
+    assert whole == resumed[: len(whole)] and resumed[len(whole) :] == [one for one in whole if one["step"] > 2]
+    assert [one["step"] for one in whole] == [step for step in (1, 2, 3, 4) for _ in range(8)]
+    for line in trained_lines(runs / "whole"):
+        mine = [one for one in whole if one["step"] == line["step"]]
+        assert np.mean([one["reward"] for one in mine]) == pytest.approx(line["reward"])
+        assert len({one["prompt"] for one in mine}) == 2, "two groups of four answers"
+        assert all(one["prompt"].endswith(":") and one["answer"] for one in mine)
+
+
+def test_two_processes_draw_the_same_answers_on_the_mesh_of_both(tmp_path):
+    typed = [f"--config.{name}={value}" for name, value in (SMALL | {"train.steps": "2"}).items()]
+    command = ["train.py", "--config=configs/countdown_grpo.py", f"--workdir={tmp_path / 'run'}", "--topology=v4-8"]
+    ended = groups.finish(groups.start([*command, *typed], count=2, devices=4, cache=tmp_path))
+    assert [status for status, _, _ in ended] == [0, 0], ended
+    assert len(records(tmp_path / "run")) == 16
+    for line in trained_lines(tmp_path / "run"):
+        assert line["mismatch"] < 1e-5 and line["clipped"] == 0
 
 
 def test_advantages_are_relative_to_the_group():

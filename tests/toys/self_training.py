@@ -6,6 +6,7 @@ import numpy as np
 
 from objectives import language_modeling
 from objectives.language_modeling import LanguageModeling
+from objectives.objective import Sampled
 
 PROMPT = 4  # tokens
 SAMPLED: list = []  # the tokens of each step
@@ -29,7 +30,8 @@ class SelfTraining(LanguageModeling):
             logits_BV, tokens = after_each[:, -1], np.concatenate([tokens, likeliest], axis=1)
         SAMPLED.append(tokens)
         ones = np.ones_like(tokens)
-        return {
+        batch = {
             "tokens": tokens, "targets": np.concatenate([tokens[:, 1:], -ones[:, :1]], axis=1), "segments": ones,
             "positions": np.cumsum(ones, axis=1, dtype=np.int32) - 1,
         }  # fmt: skip
+        return Sampled(batch)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job does with the batch that an objective samples."""
+"""The batch that an objective samples in place of that of the data."""
 
 import types
 
@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from configs import base
-from core.job import Job
-from objectives.objective import Objective
+from core import sampling
+from objectives.objective import Objective, Sampled
 
 BATCH = {"tokens": jnp.ones((8, 4), jnp.int32), "targets": jnp.ones((8, 4), jnp.int32)}
 
 
 class Samples(Objective):
     def __init__(self, batch):
-        self.batch = batch
+        self.sampled = batch and Sampled(batch)
 
     def sample_batch(self, engine, batch, key):
-        return self.batch
+        return self.sampled
 
 
 def sampled(batch):
@@ -30,8 +30,7 @@ def sampled(batch):
         config=config, graph=None, models=types.SimpleNamespace(merge_base=lambda params, frozen: params),
         objective=Samples(batch),
     )  # fmt: skip
-    job = types.SimpleNamespace(run=run, compiled_steps=types.SimpleNamespace(frozen={}))
-    return Job._sampled(job, BATCH, types.SimpleNamespace(params={}), 1)
+    return sampling.sample(run, {}, {}, BATCH, 1).batch
 
 
 def test_a_sampled_batch_takes_the_place_of_that_of_the_data():
