@@ -59,7 +59,12 @@ def chat_prompt(tokenizer: AnyTokenizer, form: PlainFormat | Template, messages:
       ValueError: the chat template refuses the conversation.
     """
     tokens = ChatTokenizer(tokenizer).encode(form.prompt(messages))
-    return Prompt(tokens, [tokenizer.end_of_document, *tokenizer.encode(form.after_answer())[:1]])
+    return Prompt(tokens, answer_ends(tokenizer, form))
+
+
+def answer_ends(tokenizer: AnyTokenizer, form: PlainFormat | Template) -> list[int]:
+    """Return the tokens that end an assistant's turn."""
+    return [tokenizer.end_of_document, *tokenizer.encode(form.after_answer())[:1]]
 
 
 def can_chat(config, tokenizer: AnyTokenizer) -> bool:

@@ -192,15 +192,7 @@ def _mistaken(draw: random.Random, line: str) -> str:
 
 
 class CountdownRollouts(CountdownWindows):
-    """Rows of one problem each for `train.objective=grpo`, which draws answers; the arrays of the draws are empty."""
-
-    fills = CountdownWindows.fills | dict.fromkeys(("advantages", "rewards", "old_log_probs"), 0)
-
-    def read(self, indices, sequence_length):
-        """Return rows with the arrays of objectives/grpo.py; those of what is drawn are 0."""
-        batch = super().read(indices, sequence_length)
-        of_rows = {name: np.zeros(len(indices), np.int32) for name in ("advantages", "rewards")}
-        return batch | of_rows | {"old_log_probs": np.zeros((len(indices), sequence_length), np.int32)}
+    """Rows of one problem each for `train.objective=grpo`, which draws answers."""
 
     def _texts(self, key, length):
         """Yield the question and the answer of one problem."""

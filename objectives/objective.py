@@ -30,7 +30,7 @@ class Sampled(NamedTuple):
     """A batch that an objective sampled, and what rollouts.jsonl tells of it.
 
     Attributes:
-      batch: with the names, shapes and types of the batch of the data.
+      batch: with the names and shapes of `Objective.batch`; a batch of the data may have fewer arrays.
       records: the fields of a line of the file, as JSON values; the same in all processes.
     """
 

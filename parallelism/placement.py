@@ -59,13 +59,18 @@ def check_shapes(batches: Iterator[dict], count: int, abstract_batch: dict, rows
 
     Raises ValueError for a wrong array, with its shape and the expected one, or if there are too few batches.
     """
-    wanted = {name: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in abstract_batch.items()}
+    wanted = of_rows(abstract_batch, rows)
     for number in range(1, count + 1):
         batch = next(batches, None)
         if batch is None:
             raise ValueError("the batches given to train() ended before train.steps was reached")
         check_batch(batch, wanted, f"batch {number} given to train()")
         yield batch
+
+
+def of_rows(abstract_batch: dict, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes and types of a batch with this many rows."""
+    return {name: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in abstract_batch.items()}
 
 
 def check_batch(batch: dict, wanted: dict, what: str) -> None:

@@ -5,24 +5,24 @@ Letters: B rows, T tokens.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
-from inference.batching import Batch, Continuation, Request
+from inference.batching import Batch, Request
 from inference.choice import Sampling
 from inference.engine import Engine
+from input_pipeline.errors import DataError
 from input_pipeline.packing import IGNORED, empty_rows, put_sequence
-from input_pipeline.tokenization import AnyTokenizer, open_tokenizer
-from objectives.objective import Sampled
-from reasoning.tasks import TASKS, Task
+from input_pipeline.tokenization import open_tokenizer
+from reasoning.answers import Lines, Reward, Turns, answers_of, registered
+from reasoning.tasks import TASKS
 
 MOST_ROWS = 128  # of the cache; more answers wait
 EPSILON = 1e-4  # added to the deviation of a group
-
-Reward = Callable[[str, str], float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Sampler:
     """Draws the batch of a step.
 
     Attributes:
-      task: a key of TASKS, whose answers end with a final line.
+      source: the value of data.source, whose prompts are answered.
       tokenizer: a value of data.tokenizer.
       group_size: answers to a prompt; it divides the rows of a batch.
       temperature: of the draws.
       divides: whether advantages are divided by the deviation of the group.
-      reward: "task" (1 if the answer is right, else 0) or "random" (a control: 0 or 1 by chance).
+      reward: "task" (1 if the answer is right, else 0), "random" (a control: 0 or 1 by chance), or a name of REWARDS.
       vocab_size: ids from here on are never drawn.
     """
 
-    task: str
+    source: str
     tokenizer: str
     group_size: int
     temperature: float
@@ -47,49 +47,53 @@ class Sampler:
     reward: str
     vocab_size: int
 
-    def sample(self, engine: Engine, batch: dict[str, jax.Array], key: jax.Array) -> Sampled:
-        """Return int32 arrays like `batch`: answers to the prompts of its first rows, `group_size` of each."""
-        tokens_BT, targets_BT = (process_allgather(batch[name], tiled=True) for name in ("tokens", "targets"))
+    def sample(
+        self, engine: Engine, batch: dict[str, jax.Array], key: jax.Array
+    ) -> tuple[dict[str, np.ndarray], list[dict]]:
+        """Return the batch of objectives/grpo.py: `group_size` answers to each of the first prompts of `batch`.
+
+        Also returns the prompt, answer and reward of each row.
+        """
+        tokens_BT, targets_BT, segments_BT = (
+            process_allgather(batch[name], tiled=True) for name in ("tokens", "targets", "segments")
+        )
         rows, length = tokens_BT.shape
-        prompts = [prompt_of(tokens_BT[row], targets_BT[row]) for row in range(rows // self.group_size)]
+        prompts = prompts_of(tokens_BT, (targets_BT != IGNORED) & (segments_BT == 1), rows // self.group_size)
         asked = [prompt for prompt in prompts for _ in range(self.group_size)]
         seeds = np.asarray(jax.random.bits(key, (rows,)))
-        tokenizer, task = open_tokenizer(self.tokenizer), TASKS[self.task]()
-        answers = self._answers(engine, asked, seeds, tokenizer, task)
-        reward, decode = self._reward(task, seeds), tokenizer.decode
-        texts = [(decode(prompt), decode(answer)) for prompt, (answer, _) in zip(asked, answers, strict=True)]
+        tokenizer = open_tokenizer(self.tokenizer)
+        form = answers_of(self.source, tokenizer, self.tokenizer)
+        drawn, reward = self._drawn(engine, asked, seeds, form, length), self._reward(seeds)
+        texts = [(tokenizer.decode(prompt), form.text(of)) for prompt, (of, _) in zip(asked, drawn, strict=True)]
         records = [{"prompt": prompt, "answer": answer, "reward": reward(prompt, answer)} for prompt, answer in texts]
         rewards_B = np.array([record["reward"] for record in records], np.float32)
-        return Sampled(_arrays(asked, answers, rewards_B, self._advantages(rewards_B), length), records)
+        return _arrays(asked, drawn, rewards_B, self._advantages(rewards_B), length), records
 
-    def _answers(
-        self, engine: Engine, asked: Sequence[list[int]], seeds: np.ndarray, tokenizer: AnyTokenizer, task: Task
+    def _drawn(
+        self, engine: Engine, asked: Sequence[list[int]], seeds: np.ndarray, form: Lines | Turns, length: int
     ) -> list[tuple[list[int], list[float]]]:
-        """Return (tokens, log-probability of each) of an answer to each prompt, whose last token is a newline."""
-        (line_end,) = tokenizer.encode("\n")
+        """Return (tokens, log-probability of each) of an answer to each prompt, with the token that ends it."""
         batch = Batch(engine, num_rows=min(len(asked), MOST_ROWS), vocab_size=self.vocab_size)
-        longest = task.max_depth * task.max_line
-        requests = [
-            Request(prompt, min(longest, engine.length - len(prompt)), Sampling(self.temperature, seed=int(seed)))
+        most = min(engine.length, length + 1)
+        running = added = [
+            batch.add(Request(prompt, most - len(prompt), Sampling(self.temperature, seed=int(seed))))
             for prompt, seed in zip(asked, seeds, strict=True)
         ]
-        added = [batch.add(request) for request in requests]
-        running = set(range(len(added)))
         while running:
             batch.step()
-            for place in list(running):
-                one = added[place]
-                if not one.reason and one.tokens and one.tokens[-1] == line_end and _is_complete(one, tokenizer, task):
+            for one in running:
+                if not one.reason and one.tokens and form.is_complete(one.tokens):
                     batch.cancel(one)
-                if one.reason:
-                    running.remove(place)
+            running = [one for one in running if not one.reason]
         return [(one.tokens, one.log_probs) for one in added]
 
-    def _reward(self, task: Task, seeds: np.ndarray) -> Reward:
+    def _reward(self, seeds: np.ndarray) -> Reward:
         if self.reward == "random":
             draws = iter((seeds & 1).tolist())
             return lambda prompt, answer: next(draws)
-        return lambda prompt, answer: float(task.is_correct(prompt, answer))
+        if self.reward == "task":
+            return lambda prompt, answer: float(TASKS[self.source]().is_correct(prompt, answer))
+        return registered(self.reward)
 
     def _advantages(self, rewards_B: np.ndarray) -> np.ndarray:
         """Return rewards minus the mean of their group, and divided by its deviation if `divides`: float32 [B]."""
@@ -100,15 +104,16 @@ class Sampler:
         return centered.reshape(-1).astype(np.float32)
 
 
-def prompt_of(tokens_T: np.ndarray, targets_T: np.ndarray) -> list[int]:
-    """Return the tokens of a row up to the first target that is learned."""
-    learned = np.flatnonzero(targets_T != IGNORED)
-    return tokens_T[: learned[0] + 1].tolist()
+def prompts_of(tokens_BT: np.ndarray, learned_BT: np.ndarray, count: int) -> list[list[int]]:
+    """Return the tokens up to the first target that is learned, of `count` rows; rows without any are left out.
 
-
-def _is_complete(one: Continuation, tokenizer: AnyTokenizer, task: Task) -> bool:
-    lines = tokenizer.decode(one.tokens).removesuffix("\n").split("\n")
-    return task.is_final(lines[-1]) or len(lines) >= task.max_depth
+    Raises DataError if no row has one. If there are too few, they are used again.
+    """
+    rows = np.flatnonzero(learned_BT.any(axis=1))
+    found = [tokens_BT[row, : learned_BT[row].argmax() + 1].tolist() for row in rows]
+    if not found:
+        raise DataError("no row of a batch has an answer, so there is no prompt; train.sequence_length is too short")
+    return list(itertools.islice(itertools.cycle(found), count))
 
 
 def _arrays(

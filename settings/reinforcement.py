@@ -5,10 +5,11 @@ from ml_collections import ConfigDict
 
 from configs.errors import ConfigError
 from settings.architecture import multiples_text
+from settings.together import COUNTDOWN
 
 
 def check(config: ConfigDict) -> None:
-    """Raise ConfigError for groups that do not fill a batch."""
+    """Raise ConfigError for groups that do not fill a batch, and for answers that nothing rewards."""
     if config.train.objective != "grpo":
         return
     grpo, rows = config.grpo, config.train.global_batch
@@ -16,4 +17,9 @@ def check(config: ConfigDict) -> None:
         raise ConfigError(
             f"train.global_batch={rows} is not a multiple of grpo.group_size={grpo.group_size}; "
             f"use {multiples_text(rows, grpo.group_size)}"
+        )
+    if grpo.reward == "task" and config.data.source not in COUNTDOWN:
+        raise ConfigError(
+            f"grpo.reward=task knows the right answers of data.source=countdown_rollouts alone, not of "
+            f"{config.data.source}; register a function in your recipe, see docs/reasoning.md"
         )

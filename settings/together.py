@@ -12,6 +12,7 @@ OF_UNITS = ("continual_backprop", "redo", "redraw")  # methods of plasticity tha
 OF_PLASTICITY = (*OF_UNITS, "l2_init", "shrink_perturb")
 OF_ONE_MODEL = ("language_modeling", "meta_language_modeling", "classification", "recursive")
 PUZZLES = ("sudoku", "maze", "arc", "puzzles")
+OF_PROMPTS = ("countdown_rollouts", "chat")
 COUNTDOWN = ("countdown", "countdown_rollouts")  # data sources of one task
 TASKS = ("sinusoids", "linear_maps", "glyphs")  # data sources of "meta_learning"
 WITHOUT_FILES = ("python", "synthetic", *TASKS)
@@ -60,7 +61,7 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("evaluation.tasks_every", ANY, "evaluation.tasks", ANY, "the files of questions"),
     ("train.objective", ("recursive",), "causality.prompt", NONE, "which is a text"),
     ("data.source", ("synthetic",), "causality.prompt", NONE, "which needs a tokenizer"),
-    ("train.objective", ("grpo",), "data.source", ("countdown_rollouts",), "whose answers can be rewarded"),
+    ("train.objective", ("grpo",), "data.source", OF_PROMPTS, "which has prompts to answer"),
     ("data.source", ("countdown_rollouts",), "train.objective", ("grpo",), "which draws the answers"),
     ("train.objective", ("grpo",), "batch.ramp", ("none",), "its rows are groups of answers"),
     ("train.objective", ("grpo",), "mesh.context", (1,), "answers are drawn whole"),

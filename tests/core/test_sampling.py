@@ -28,7 +28,7 @@ def sampled(batch):
     config.model.max_length = 4
     run = types.SimpleNamespace(
         config=config, graph=None, models=types.SimpleNamespace(merge_base=lambda params, frozen: params),
-        objective=Samples(batch),
+        objective=Samples(batch), abstract_batch=BATCH,
     )  # fmt: skip
     return sampling.sample(run, {}, {}, BATCH, 1).batch
 

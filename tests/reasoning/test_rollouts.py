@@ -114,14 +114,80 @@ def test_rows_are_prompts_with_answers_and_their_log_probabilities():
 def test_prompts_are_the_problems_of_the_data():
     rows = CountdownRollouts(0, "train").read(np.arange(20), 80)
     for tokens, targets in zip(rows["tokens"], rows["targets"], strict=True):
-        text = bytes(rollouts.prompt_of(tokens, targets)).decode()
+        (prompt,) = rollouts.prompts_of(tokens[None], (targets > 0)[None], 1)
+        text = bytes(prompt).decode()
         assert text.endswith(":") and text.count("=") == 1
-    assert not rows["old_log_probs"].any() and rows["advantages"].shape == (20,)
+
+
+RECIPE = """
+from configs import tiny
+from reasoning.answers import reward
+
+@reward
+def share_of_e(prompt, answer):
+    assert prompt.count("Say e") == 1, prompt
+    return answer.count("e") / max(1, len(answer))
+
+def get_config():
+    config = tiny.get_config()
+    config.train.objective = "grpo"
+    config.grpo.group_size = 4
+    config.grpo.reward = "share_of_e"
+    return config
+"""
+
+
+@pytest.fixture(scope="module")
+def chatting(tmp_path_factory):
+    """A folder with conversations, a recipe with a reward, and a model that was trained on them."""
+    folder = tmp_path_factory.mktemp("chat")
+    asked = [{"role": "user", "content": "Say e."}]
+    told = [[*asked, {"role": "assistant", "content": "e" * count}] for count in range(1, 9)]
+    lines = [json.dumps({"messages": messages}) for messages in told * 5]
+    (folder / "chat.jsonl").write_text("\n".join(lines))
+    (folder / "recipe.py").write_text(RECIPE)
+    devices = jax.devices()[:1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda: devices)
+        yield folder, lambda recipe, name, **typed: train.train(of_chat(recipe, folder, **typed), folder / name)
+
+
+def of_chat(recipe, folder, **changes):
+    keys = {name: value for name, value in SMALL.items() if not name.startswith(("tot.", "grpo."))} | {
+        "data.source": "chat", "data.path": str(folder / "chat.jsonl"), "data.tokenizer": "byte",
+        "train.sequence_length": "48", "train.steps": "2", "data.holdout_fraction": "0.2",
+        "evaluation.sample_tokens": "0", "model.vocab_size": "258", "model.max_length": "48",
+    }  # fmt: skip
+    loaded = loading.load(str(recipe), "", keys | {key.replace("__", "."): value for key, value in changes.items()})
+    loaded.config.mesh.fsdp = 1
+    validation.validate(loaded.config, 1, loaded)
+    return loaded.config
+
+
+@pytest.mark.parametrize("rank", ["0", "2"])
+def test_a_function_of_the_recipe_rewards_answers_to_conversations_also_with_adapters(chatting, rank):
+    folder, trained = chatting
+    if not (folder / "base").exists():
+        trained("configs/tiny.py", "base")
+    trained(folder / "recipe.py", f"rank{rank}", lora__rank=rank, train__init_from=str(folder / "base"))
+    found = records(folder / f"rank{rank}")
+    assert len(found) == 16 and any(one["reward"] > 0 for one in found)
+    for one in found:
+        assert one["reward"] == one["answer"].count("e") / max(1, len(one["answer"]))
+    for line in trained_lines(folder / f"rank{rank}"):
+        assert line["mismatch"] < 1e-5 and line["gradient_norm"] > 0
+
+
+def test_a_reward_that_no_recipe_registers_is_refused(chatting):
+    folder, trained = chatting
+    with pytest.raises(ConfigError, match=r"^grpo\.reward=lenght is not task, random, or a function"):
+        trained(folder / "recipe.py", "typo", grpo__reward="lenght")
 
 
 @pytest.mark.parametrize("changes, said", [
     ({"grpo__group_size": "3"}, r"train\.global_batch=8 is not a multiple of grpo\.group_size=3; use "),
     ({"data__source": "countdown"}, r"needs data\.source=countdown_rollouts, not countdown"),
+    ({"data__source": "chat"}, r"grpo\.reward=task knows the right answers of data\.source=countdown_rollouts alone"),
     ({"grpo__kl": "0.1"}, r"grpo\.kl=0\.1 needs train\.init_from"),
 ])  # fmt: skip
 def test_keys_that_cannot_work_are_refused(changes, said):

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers that a model draws in reinforcement learning: where they end, and how they are rewarded."""
+
+from collections.abc import Callable, Sequence
+
+from configs.errors import ConfigError
+from inference.prompts import answer_ends
+from input_pipeline.chat.encoding import format_of_tokenizer
+from input_pipeline.tokenization import AnyTokenizer
+from reasoning.tasks import TASKS, Task
+
+Reward = Callable[[str, str], float]
+REWARDS: dict[str, Reward] = {}  # by name, as `grpo.reward` has it
+
+
+def reward(function: Reward) -> Reward:
+    """Register a function (prompt, answer) -> number as the reward `grpo.reward=NAME`, with the function's name."""
+    REWARDS[function.__name__] = function
+    return function
+
+
+class Lines:
+    """Answers of lines; the task says which line is the last one."""
+
+    def __init__(self, tokenizer: AnyTokenizer, task: Task):
+        self.tokenizer, self.task = tokenizer, task
+        (self._line_end,) = tokenizer.encode("\n")
+
+    def is_complete(self, tokens: Sequence[int]) -> bool:
+        """Return whether an answer ends with its last token."""
+        if tokens[-1] != self._line_end:
+            return False
+        lines = self.text(tokens).removesuffix("\n").split("\n")
+        return self.task.is_final(lines[-1]) or len(lines) >= self.task.max_depth
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of an answer."""
+        return self.tokenizer.decode(tokens)
+
+
+class Turns:
+    """Answers in a conversation, which end where the assistant's turn does."""
+
+    def __init__(self, tokenizer: AnyTokenizer, name: str):
+        """Read the format of the conversations; `name` is a value of data.tokenizer."""
+        self.tokenizer = tokenizer
+        self._ends = answer_ends(tokenizer, format_of_tokenizer(tokenizer, name))
+
+    def is_complete(self, tokens: Sequence[int]) -> bool:
+        """Return whether an answer ends with its last token."""
+        return tokens[-1] in self._ends
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of an answer, without the token that ends it."""
+        return self.tokenizer.decode(tokens[:-1] if tokens and self.is_complete(tokens) else tokens)
+
+
+def answers_of(source: str, tokenizer: AnyTokenizer, name: str) -> Lines | Turns:
+    """Return the answers to the prompts of a data source; `name` is the value of data.tokenizer."""
+    return Lines(tokenizer, TASKS[source]()) if source in TASKS else Turns(tokenizer, name)
+
+
+def registered(name: str) -> Reward:
+    """Return the function of `grpo.reward`; ConfigError if no recipe registered it."""
+    if name not in REWARDS:
+        raise ConfigError(
+            f"grpo.reward={name} is not task, random, or a function that the recipe registers "
+            f"({', '.join(REWARDS) or 'it registers none'}); see docs/reasoning.md"
+        )
+    return REWARDS[name]
