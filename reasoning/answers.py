@@ -64,7 +64,7 @@ def registered(name: str) -> Reward:
     """Return the function of `grpo.reward`; ConfigError if no recipe registered it."""
     if name not in REWARDS:
         raise ConfigError(
-            f"grpo.reward={name} is not task, random, or a function that the recipe registers "
+            f"grpo.reward={name} is not task, reference, random, or a function that the recipe registers "
             f"({', '.join(REWARDS) or 'it registers none'}); see docs/reasoning.md"
         )
     return REWARDS[name]

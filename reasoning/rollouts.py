@@ -18,7 +18,7 @@ from inference.engine import Engine
 from input_pipeline.errors import DataError
 from input_pipeline.packing import IGNORED, empty_rows, put_sequence
 from input_pipeline.tokenization import open_tokenizer
-from reasoning.answers import Lines, Reward, Turns, answers_of, registered
+from reasoning.answers import Lines, Turns, answers_of, registered
 from reasoning.tasks import TASKS
 
 MOST_ROWS = 128  # of the cache; more answers wait
@@ -35,7 +35,8 @@ class Sampler:
       group_size: answers to a prompt; it divides the rows of a batch.
       temperature: of the draws.
       divides: whether advantages are divided by the deviation of the group.
-      reward: "task" (1 if the answer is right, else 0), "random" (a control: 0 or 1 by chance), or a name of REWARDS.
+      reward: "task" (1 if the answer is right, else 0), "reference" (1 if its last line is that of the answer in the
+        data), "random" (a control: 0 or 1 by chance), or a name of REWARDS.
       vocab_size: ids from here on are never drawn.
     """
 
@@ -58,15 +59,23 @@ class Sampler:
             process_allgather(batch[name], tiled=True) for name in ("tokens", "targets", "segments")
         )
         rows, length = tokens_BT.shape
-        prompts = prompts_of(tokens_BT, (targets_BT != IGNORED) & (segments_BT == 1), rows // self.group_size)
-        asked = [prompt for prompt in prompts for _ in range(self.group_size)]
-        seeds = np.asarray(jax.random.bits(key, (rows,)))
+        learned_BT = (targets_BT != IGNORED) & (segments_BT == 1)
+        pairs = [pair for pair in prompts_of(tokens_BT, targets_BT, learned_BT, rows // self.group_size)
+                 for _ in range(self.group_size)]  # fmt: skip
+        asked, seeds = [prompt for prompt, _ in pairs], np.asarray(jax.random.bits(key, (rows,)))
         tokenizer = open_tokenizer(self.tokenizer)
         form = answers_of(self.source, tokenizer, self.tokenizer)
-        drawn, reward = self._drawn(engine, asked, seeds, form, length), self._reward(seeds)
-        texts = [(tokenizer.decode(prompt), form.text(of)) for prompt, (of, _) in zip(asked, drawn, strict=True)]
-        records = [{"prompt": prompt, "answer": answer, "reward": reward(prompt, answer)} for prompt, answer in texts]
-        rewards_B = np.array([record["reward"] for record in records], np.float32)
+        drawn = self._drawn(engine, asked, seeds, form, length)
+        texts = [
+            (tokenizer.decode(prompt), form.text(answer), form.text(reference))
+            for (prompt, reference), (answer, _) in zip(pairs, drawn, strict=True)
+        ]
+        rewards = self._rewards(texts, seeds)
+        records = [
+            {"prompt": prompt, "answer": answer, "reward": reward}
+            for (prompt, answer, _), reward in zip(texts, rewards, strict=True)
+        ]
+        rewards_B = np.array(rewards, np.float32)
         return _arrays(asked, drawn, rewards_B, self._advantages(rewards_B), length), records
 
     def _drawn(
@@ -87,13 +96,17 @@ class Sampler:
             running = [one for one in running if not one.reason]
         return [(one.tokens, one.log_probs) for one in added]
 
-    def _reward(self, seeds: np.ndarray) -> Reward:
+    def _rewards(self, texts: Sequence[tuple[str, str, str]], seeds: np.ndarray) -> list[float]:
+        """Return the reward of each (prompt, answer, answer in the data)."""
         if self.reward == "random":
-            draws = iter((seeds & 1).tolist())
-            return lambda prompt, answer: next(draws)
+            return [float(seed & 1) for seed in seeds]
+        if self.reward == "reference":
+            return [float(last_line(answer) == last_line(reference)) for _, answer, reference in texts]
         if self.reward == "task":
-            return lambda prompt, answer: float(TASKS[self.source]().is_correct(prompt, answer))
-        return registered(self.reward)
+            task = TASKS[self.source]()
+            return [float(task.is_correct(prompt, answer)) for prompt, answer, _ in texts]
+        function = registered(self.reward)
+        return [float(function(prompt, answer)) for prompt, answer, _ in texts]
 
     def _advantages(self, rewards_B: np.ndarray) -> np.ndarray:
         """Return rewards minus the mean of their group, and divided by its deviation if `divides`: float32 [B]."""
@@ -104,16 +117,27 @@ class Sampler:
         return centered.reshape(-1).astype(np.float32)
 
 
-def prompts_of(tokens_BT: np.ndarray, learned_BT: np.ndarray, count: int) -> list[list[int]]:
-    """Return the tokens up to the first target that is learned, of `count` rows; rows without any are left out.
+def prompts_of(
+    tokens_BT: np.ndarray, targets_BT: np.ndarray, learned_BT: np.ndarray, count: int
+) -> list[tuple[list[int], list[int]]]:
+    """Return (tokens up to the first target that is learned, targets of that answer) of `count` rows.
 
-    Raises DataError if no row has one. If there are too few, they are used again.
+    Rows without such a target are left out. If there are too few others, they are used again. Raises DataError if there
+    is none.
     """
-    rows = np.flatnonzero(learned_BT.any(axis=1))
-    found = [tokens_BT[row, : learned_BT[row].argmax() + 1].tolist() for row in rows]
+    found = []
+    for row in np.flatnonzero(learned_BT.any(axis=1)):
+        first = learned_BT[row].argmax()
+        count_of_answer = np.append(learned_BT[row, first:], False).argmin()
+        found.append((tokens_BT[row, : first + 1].tolist(), targets_BT[row, first:][:count_of_answer].tolist()))
     if not found:
         raise DataError("no row of a batch has an answer, so there is no prompt; train.sequence_length is too short")
     return list(itertools.islice(itertools.cycle(found), count))
+
+
+def last_line(answer: str) -> str:
+    """Return the last line of an answer, without spaces around it."""
+    return answer.strip().rpartition("\n")[2].strip()
 
 
 def _arrays(

@@ -21,5 +21,5 @@ def check(config: ConfigDict) -> None:
     if grpo.reward == "task" and config.data.source not in COUNTDOWN:
         raise ConfigError(
             f"grpo.reward=task knows the right answers of data.source=countdown_rollouts alone, not of "
-            f"{config.data.source}; register a function in your recipe, see docs/reasoning.md"
+            f"{config.data.source}; use reference, or a function of your recipe, see docs/reasoning.md"
         )

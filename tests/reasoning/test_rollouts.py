@@ -11,7 +11,8 @@ import pytest
 
 import train
 from configs.errors import ConfigError
-from input_pipeline.countdown import CountdownRollouts
+from input_pipeline.countdown import CountdownRollouts, is_correct
+from input_pipeline.errors import DataError
 from input_pipeline.packing import IGNORED
 from reasoning import rollouts
 from settings import loading, validation
@@ -114,8 +115,9 @@ def test_rows_are_prompts_with_answers_and_their_log_probabilities():
 def test_prompts_are_the_problems_of_the_data():
     rows = CountdownRollouts(0, "train").read(np.arange(20), 80)
     for tokens, targets in zip(rows["tokens"], rows["targets"], strict=True):
-        (prompt,) = rollouts.prompts_of(tokens[None], (targets > 0)[None], 1)
+        ((prompt, reference),) = rollouts.prompts_of(tokens[None], targets[None], (targets > 0)[None], 1)
         text = bytes(prompt).decode()
+        assert is_correct(text, bytes(reference).decode())
         assert text.endswith(":") and text.count("=") == 1
 
 
@@ -178,9 +180,23 @@ def test_a_function_of_the_recipe_rewards_answers_to_conversations_also_with_ada
         assert line["mismatch"] < 1e-5 and line["gradient_norm"] > 0
 
 
+def test_an_answer_may_be_rewarded_for_the_last_line_of_that_in_the_data():
+    sampler = dataclasses.replace(SAMPLER, reward="reference")
+    texts = [("1+2?", "Easy.\n 3\n", "It is\n3"), ("1+2?", "3\n4", "3"), ("1+2?", "", "3")]
+    assert sampler._rewards(texts, np.zeros(3, int)) == [1, 0, 0]
+
+
+def test_a_prompt_is_that_of_the_first_answer_of_a_row():
+    tokens = np.array([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6]])
+    learned = np.array([[0, 1, 1, 0, 1, 0], [0, 0, 0, 0, 0, 0]], bool)
+    assert rollouts.prompts_of(tokens, tokens + 1, learned, 2) == [([1, 2], [3, 4])] * 2
+    with pytest.raises(DataError, match="no row of a batch has an answer"):
+        rollouts.prompts_of(tokens, tokens, learned[1:], 1)
+
+
 def test_a_reward_that_no_recipe_registers_is_refused(chatting):
     folder, trained = chatting
-    with pytest.raises(ConfigError, match=r"^grpo\.reward=lenght is not task, random, or a function"):
+    with pytest.raises(ConfigError, match=r"^grpo\.reward=lenght is not task, reference, random, or a function"):
         trained(folder / "recipe.py", "typo", grpo__reward="lenght")
 
 
