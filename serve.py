@@ -142,7 +142,7 @@ def texts_of(address, config) -> Texts:
 def make_batch(kind: type[Batch], trained: TrainedRun, tokenizer: AnyTokenizer, flags) -> Batch:
     """Return an empty batch."""
     length = flags.max_length or trained.config.model.max_length
-    trained.params = decoding.place(trained.run, trained.params)  # and forget the weights as they were trained
+    trained.params = decoding.placer(trained.run)(trained.params)  # and forget the weights as they were trained
     engine = Engine(trained.run.graph, trained.params, length, trained.config.inference.cache_dtype)
     return kind(engine, num_rows=flags.rows, vocab_size=tokenizer.vocab_size)
 

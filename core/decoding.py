@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The weights of a run as a TPU that decodes reads them fastest: their types, arrays and layouts in memory."""
 
+from collections.abc import Callable
+
 import jax
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -23,16 +25,21 @@ def weights(run: Run) -> dict:
     has a matrix [embed, head_dim] for each head. In the usual layout, the compiler would copy it to this one in every
     step.
     """
-    declared = nnx.merge_state(run.models.trained, run.models.base)
-    params = flatten_dict(in_compute_type(declared, platform_defaults.dtype(run.config, run.mesh), run.mesh))
+    declared, params = nnx.merge_state(run.models.trained, run.models.base), flatten_dict(stacked_weights(run))
     for path, (_, names) in declared_axes(declared).items():
         if names[0] == "layers":
             params[path] = (_of_layer(params[path], names[1:]),) * params[path].shape[0]
     return unflatten_dict(params)
 
 
-def place(run: Run, params: dict) -> dict:
-    """Return a copy of parameters as `weights` says; the mesh of the run is in context."""
+def stacked_weights(run: Run) -> dict:
+    """Return the parameters of a run's model as shapes with the types for decoding; layers are stacked, as trained."""
+    declared = nnx.merge_state(run.models.trained, run.models.base)
+    return in_compute_type(declared, platform_defaults.dtype(run.config, run.mesh), run.mesh)
+
+
+def placer(run: Run) -> Callable[[dict], dict]:
+    """Return a function that copies parameters of a run as `weights` says; the mesh of the run is in context."""
     wanted = flatten_dict(weights(run))
 
     def placed(params):
@@ -43,7 +50,8 @@ def place(run: Run, params: dict) -> dict:
             for path, of_layers in wanted.items()
         }  # fmt: skip
 
-    return unflatten_dict(jax.jit(placed, out_shardings=jax.tree.map(lambda one: one.sharding, wanted))(params))
+    jitted = jax.jit(placed, out_shardings=jax.tree.map(lambda one: one.sharding, wanted))
+    return lambda params: unflatten_dict(jitted(params))
 
 
 def _of_layer(stacked: jax.ShapeDtypeStruct, names: tuple) -> jax.ShapeDtypeStruct:

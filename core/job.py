@@ -62,6 +62,7 @@ class Job:
     context: contextlib.ExitStack  # holds the context of the present mesh
     roll_backs: int  # number of them so far
     run: assembly.Run | None = None  # of the full batch, on the present mesh
+    batch_sampler: sampling.BatchSampler = dataclasses.field(default_factory=sampling.BatchSampler)
     train_step: Callable | None = None  # `compiled_steps`, wrapped by the callbacks
     suspect: int | None = None  # step of a restored checkpoint after which no update was finite
     begun: list[Stage] = dataclasses.field(default_factory=list)  # stages since the start or the last roll back
@@ -138,7 +139,7 @@ class Job:
             return batch
         self.log.flush()  # the previous step is no part of the rollout
         with self.clock.within("rollout"):
-            sampled = sampling.sample(self.run, state.params, self.compiled_steps.frozen, batch, step)
+            sampled = self.batch_sampler.sample(self.run, state.params, self.compiled_steps.frozen, batch, step)
         for record in sampled.records:
             self.rollouts.write("rollout", step=step, **record)
         return sampled.batch

@@ -1,54 +1,82 @@
 # SPDX-License-Identifier: Apache-2.0
 """The batch that an objective samples in place of that of the data."""
 
-import types
+import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
-from configs import base
-from core import sampling
+from core import assembly
+from core.sampling import BatchSampler
 from objectives.objective import Objective, Sampled
-
-BATCH = {"tokens": jnp.ones((8, 4), jnp.int32), "targets": jnp.ones((8, 4), jnp.int32)}
+from parallelism.mesh import mesh_context
+from tests import one_step
 
 
 class Samples(Objective):
+    """Returns a given batch, and keeps the engine that it was asked with."""
+
     def __init__(self, batch):
         self.sampled = batch and Sampled(batch)
 
     def sample_batch(self, engine, batch, key):
+        self.engine = engine
         return self.sampled
 
 
-def sampled(batch):
-    config = base.get_config()
-    config.model.max_length = 4
-    run = types.SimpleNamespace(
-        config=config, graph=None, models=types.SimpleNamespace(merge_base=lambda params, frozen: params),
-        objective=Samples(batch), abstract_batch=BATCH,
-    )  # fmt: skip
-    return sampling.sample(run, {}, {}, BATCH, 1).batch
+@pytest.fixture(scope="module")
+def run():
+    return assembly.assemble(one_step.small_config(fsdp=4), devices=jax.devices()[:4])
 
 
-def test_a_sampled_batch_takes_the_place_of_that_of_the_data():
-    assert sampled(None) is BATCH
-    host = {name: np.full((8, 4), 2, np.int32) for name in BATCH}
-    jax.tree.map(np.testing.assert_array_equal, sampled(host), host)
+def batch_of(run):
+    return one_step.placed(one_step.batch(), run.abstract_batch)
+
+
+def sampled(run, batch):
+    """Return what a run with an objective that samples `batch` trains on, and the engine that it got."""
+    objective = Samples(batch)
+    with mesh_context(run.mesh):
+        params = one_step.initial_state(run).params
+        run = dataclasses.replace(run, objective=objective)
+        found = BatchSampler().sample(run, params, {}, batch_of(run), 1).batch
+        one_step.placed(jax.tree.map(np.asarray, params), run.abstract_state.params)  # they were not donated
+    return found, objective.engine
+
+
+def test_a_sampled_batch_takes_the_place_of_that_of_the_data(run):
+    host = {name: np.full(array.shape, 2, np.int32) for name, array in run.abstract_batch.items()}
+    found, _ = sampled(run, host)
+    jax.tree.map(np.testing.assert_array_equal, found, host)
+    assert all(found[name].sharding == array.sharding for name, array in run.abstract_batch.items())
+    found, _ = sampled(run, None)
+    jax.tree.map(np.testing.assert_array_equal, found, batch_of(run))
+
+
+def test_an_engine_decodes_on_the_mesh_on_which_a_token_reads_the_fewest_bytes(run):
+    """The step shards weights over `fsdp`; if tokens were decoded so, each of them would all-gather all weights."""
+    _, engine = sampled(run, None)
+    gates = [weight for path, weight in flatten_dict(engine.params).items() if path[-2:] == ("mlp", "gate")]
+    assert dict(gates[0][0].sharding.mesh.shape) == dict.fromkeys(run.mesh.shape, 1) | {"model": 4}
+    assert gates[0][0].sharding.shard_shape(gates[0][0].shape) == (40, 14), "56 hidden units on 4 devices"
 
 
 @pytest.mark.parametrize(
-    ("batch", "message"),
+    ("change", "message"),
     [
-        ({name: array[:4] for name, array in BATCH.items()}, r"targets is int32\[4, 4\] and should be int32\[8, 4\]"),
-        ({"tokens": BATCH["tokens"]}, "targets is missing"),
-        (BATCH | {"reward": jnp.ones(8)}, r"reward is float32\[8\] and should be missing"),
-        (BATCH | {"tokens": jnp.ones((8, 4))}, "tokens is float32.* should be int32"),
+        (
+            lambda batch: {name: array[:4] for name, array in batch.items()},
+            r"int32\[4, 24\] and should be int32\[16, 24\]",
+        ),
+        (lambda batch: {"tokens": batch["tokens"]}, "positions is missing"),
+        (lambda batch: batch | {"reward": np.ones(16, np.float32)}, r"reward is float32\[16\] and should be missing"),
+        (lambda batch: batch | {"tokens": batch["tokens"].astype(np.float32)}, "tokens is float32.* should be int32"),
     ],
 )
-def test_a_sampled_batch_of_another_shape_is_refused(batch, message):
+def test_a_sampled_batch_of_another_shape_is_refused(run, change, message):
     """With other rows, a step would be compiled for them, and the run would lose count of its examples."""
-    with pytest.raises(ValueError, match=f"^the batch that train.objective=language_modeling sampled: {message}"):
-        sampled(batch)
+    host = {name: np.ones(array.shape, np.int32) for name, array in run.abstract_batch.items()}
+    with pytest.raises(ValueError, match=f"^the batch that train.objective=language_modeling sampled: .*{message}"):
+        sampled(run, change(host))
