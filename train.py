@@ -53,6 +53,7 @@ from core.callbacks import Callback, Recheck, Reshard, Save, StepsInAThread, Sto
 from core.evaluators import Evaluator, check_names, check_without_corpus, evaluate_newest, of_corpus, task_items
 from core.faults import Fault, Faults, NaNGradients, parse_faults
 from core.job import Job, digest, losses_of
+from core.sampling import BatchSampler
 from core.stages import Stages, position_of
 from core.start import announce, check_tokenizers, initial_state, may_change, other_models, prepare_corpus, set_steps
 from input_pipeline import batches as pipeline
@@ -222,6 +223,7 @@ def run_training(
             evaluators=[*(of_corpus(config, corpus) if corpus else []), *evaluators], checkpoints=checkpoints,
             checkpoint_refs=checkpoint_refs, corpus=corpus, batches=batches, topology=topology, clock=clock, log=log,
             rollouts=rollouts, signals=signals, lost=LostData(signals), context=context,
+            batch_sampler=BatchSampler(workdir),
             roll_backs=processes.shared("roll backs", lambda: ledger.roll_backs(workdir)),
         )  # fmt: skip
         reason = run_job(job, record)

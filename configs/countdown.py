@@ -21,7 +21,7 @@ def get_config():
     config.data.source = "countdown"
     config.data.tokenizer = "byte"
     config.optimizer.learning_rate = 3e-3
-    config.train.steps = 3000
+    config.train.steps = 1500
     config.train.global_batch = 96
     config.train.sequence_length = 128
     config.train.log_every = 50

@@ -59,10 +59,10 @@ class Job:
     rollouts: MetricsWriter  # of rollouts.jsonl
     signals: Interruption
     lost: LostData
+    batch_sampler: sampling.BatchSampler
     context: contextlib.ExitStack  # holds the context of the present mesh
     roll_backs: int  # number of them so far
     run: assembly.Run | None = None  # of the full batch, on the present mesh
-    batch_sampler: sampling.BatchSampler = dataclasses.field(default_factory=sampling.BatchSampler)
     train_step: Callable | None = None  # `compiled_steps`, wrapped by the callbacks
     suspect: int | None = None  # step of a restored checkpoint after which no update was finite
     begun: list[Stage] = dataclasses.field(default_factory=list)  # stages since the start or the last roll back
@@ -221,6 +221,7 @@ class Job:
                 "topology": self.topology.name if self.topology else None,
             }
             self.rewrite_missing_files()
+            self.batch_sampler.save(step, self.run)
             write = self.checkpoints.save_and_wait if ends else self.checkpoints.save
             write(step, state, record)
 

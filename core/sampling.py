@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches that an objective samples from the live parameters before each step."""
 
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cluster import processes
 from core import assembly, decoding
 from core.assembly import Run
 from core.evaluators import engine_of
+from files.atomic import writing
+from input_pipeline.errors import DataError
 from objectives.objective import Objective, Sampled
 from parallelism import resharding
 from parallelism.mesh import mesh_context
@@ -21,23 +26,65 @@ def samples(objective: Objective) -> bool:
 
 
 class BatchSampler:
-    """Samples batches. Weights are copied to the mesh and the layout in which a token is decoded fastest."""
+    """Samples batches. Weights are copied to the mesh and the layout in which a token is decoded fastest.
 
-    def __init__(self):
-        self._run = None
+    An objective may train on a batch for several steps. If a checkpoint is saved between them, the batch is saved in
+    the run's folder, as rollouts/STEP.npz, so that a run that resumes there trains on it too.
+    """
+
+    def __init__(self, workdir: pathlib.Path):
+        self._folder, self._run = workdir / "rollouts", None
+        self._step, self._kept = 0, {}  # the last step, and the batch that it trained on
 
     def sample(self, run: Run, params: dict, frozen: dict, batch: dict[str, jax.Array], step: int) -> Sampled:
         """Return what the objective of `run` samples in place of `batch`, with its arrays on the devices.
 
-        Raises ValueError if the sampled batch has other names, shapes or types than `objective.batch()`.
+        Raises ValueError if the sampled batch has other names, shapes or types than `objective.batch()`, and DataError
+        if the run resumes between steps on the same batch, and its file cannot be read.
         """
+        if self._is_first(run, step):
+            sampled = self._sampled(run, params, frozen, batch, step)
+        else:
+            sampled = Sampled(self._kept if self._step == step - 1 else self._read(step - 1))
+        self._step, self._kept = step, sampled.batch
+        what = f"the batch that train.objective={run.config.train.objective} sampled"
+        check_batch(sampled.batch, of_rows(run.abstract_batch, len(batch["tokens"])), what)
+        return sampled._replace(batch=_placed(sampled.batch, run))
+
+    def save(self, step: int, run: Run) -> None:
+        """Write the batch of a step if the next step trains on it too."""
+        if samples(run.objective) and processes.index() == 0 and not self._is_first(run, step + 1):
+            self._folder.mkdir(exist_ok=True)
+            with writing(self._folder / f"{step}.npz") as file:
+                np.savez(file, **(self._kept if self._step == step else self._read(step)))
+
+    def _is_first(self, run: Run, step: int) -> bool:
+        """Return whether a step is the first one on its batch."""
+        return (step - 1) % run.objective.steps_of_batch == 0
+
+    def _read(self, step: int) -> dict[str, np.ndarray]:
+        """Return the batch that `save` wrote."""
+        file = self._folder / f"{step}.npz"
+        try:
+            with np.load(file) as arrays:
+                return dict(arrays)
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{file} cannot be read, and step {step + 1} trains on the answers in it; copy it back, or remove "
+                f"checkpoints/{step} to resume at an earlier step ({error})"
+            ) from error
+
+    def _sampled(self, run: Run, params: dict, frozen: dict, batch: dict, step: int) -> Sampled:
+        """Return what the objective samples, or `batch` itself, on the host."""
         if run is not self._run:
             self._begin(run)
         moved = resharding.reshard(self._copy(run.models.merge_base(params, frozen)), self._weights)
         with mesh_context(self._decoding.mesh):
             key = jax.random.fold_in(jax.random.key(run.config.train.seed), step)
             sampled = run.objective.sample_batch(engine_of(self._decoding, self._place(moved)), batch, key)
-        return Sampled(batch) if sampled is None else sampled._replace(batch=_checked(run, sampled.batch, batch))
+        if sampled is None:
+            return Sampled(batch)
+        return sampled._replace(batch={name: np.asarray(array) for name, array in sampled.batch.items()})
 
     def _begin(self, run: Run) -> None:
         """Prepare to decode with the parameters of a run."""
@@ -49,14 +96,13 @@ class BatchSampler:
         self._copy = jax.jit(lambda params: jax.tree.map(lambda one, of: jnp.copy(one.astype(of)), params, types))
 
 
-def _checked(run: Run, sampled: dict, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Return a sampled batch on the devices, sharded as the step wants it."""
-    wanted, what = of_rows(run.abstract_batch, len(batch["tokens"])), f"train.objective={run.config.train.objective}"
-    check_batch(sampled, wanted, f"the batch that {what} sampled")
-    return {name: _placed(sampled[name], array.sharding) for name, array in run.abstract_batch.items()}
+def _placed(batch: dict, run: Run) -> dict[str, jax.Array]:
+    """Return a batch that all processes have as arrays on all devices, sharded as the step wants it."""
+    return {name: _on_devices(batch[name], array.sharding) for name, array in run.abstract_batch.items()}
 
 
-def _placed(values, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Return values that all processes have as an array on all devices."""
+def _on_devices(values, sharding: jax.sharding.Sharding) -> jax.Array:
+    if isinstance(values, jax.Array) and values.sharding == sharding:
+        return values
     host = np.asarray(values)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])

@@ -7,9 +7,10 @@ group unless `advantage` is "mean" (Dr. GRPO, arXiv:2503.20783). The loss of a t
 
     -min(r A, clip(r, 1 - clip, 1 + clip_high) A) + kl (exp(q - p) - (q - p) - 1)
 
-with r = p(token) / p(token when it was drawn), and the log-probabilities p of the model and q of the reference. A
-larger `clip_high` leaves room to unlikely tokens (DAPO, arXiv:2503.14476). `average` is "token", the mean over all
-tokens, or "sequence", the mean over answers of the mean over their tokens.
+with r = p(token) / p(token when it was drawn), and the log-probabilities p of the model and q of the reference. The
+ratio r corrects for earlier updates on the same answers, if there are several (`steps_of_batch`). A larger `clip_high`
+leaves room to unlikely tokens (DAPO, arXiv:2503.14476). `average` is "token", the mean over all tokens, or "sequence",
+the mean over answers of the mean over their tokens.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ def make(config) -> "GRPO":
     grpo = config.grpo
     return GRPO(
         **vars(language_modeling.make(config)), clip=grpo.clip, clip_high=grpo.clip_high or grpo.clip, kl=grpo.kl,
-        average=grpo.average, sampler=rollouts.Sampler(
+        average=grpo.average, steps_of_batch=grpo.updates, sampler=rollouts.Sampler(
             source=config.data.source, tokenizer=config.data.tokenizer, group_size=grpo.group_size,
             temperature=grpo.temperature, divides=grpo.advantage == "deviation", reward=grpo.reward,
             vocab_size=config.model.vocab_size,
@@ -46,6 +47,7 @@ class GRPO(LanguageModeling):
     clip_high: float = 0.2
     kl: float = 0.0
     average: str = "token"
+    steps_of_batch: int = 1
     sampler: rollouts.Sampler | None = None
 
     def frozen_models(self) -> tuple[FrozenModel, ...]:

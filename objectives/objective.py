@@ -48,10 +48,12 @@ class Objective:
         from the run that `train.init_from` names.
       adapts_params: whether `loss` takes gradient steps of its own. Each device then needs all parameters, not its
         shards: a gradient of one task must not be reduced over the tasks of other devices.
+      steps_of_batch: number of steps on each batch that `sample_batch` returns.
     """
 
     trainable: nnx.filterlib.Filter = nnx.Param
     adapts_params = False
+    steps_of_batch = 1
 
     def frozen_models(self) -> tuple[FrozenModel, ...]:
         """Return the other models that the loss needs."""
@@ -79,9 +81,9 @@ class Objective:
     def sample_batch(self, engine, batch: dict[str, jax.Array], key: jax.Array) -> Sampled | None:
         """Return the batch to train on, sampled from the model that is trained; None: train on `batch` itself.
 
-        It is called on the host before each step, in each process. `engine` decodes with the live parameters, see
-        inference/engine.py. `batch` is the next one of the data, and `key` depends on the step. All processes must
-        return the same.
+        It is called on the host, in each process, before every step or, of `steps_of_batch` steps, before the first.
+        `engine` decodes with the live parameters, see inference/engine.py. `batch` is the next one of the data, and
+        `key` depends on the step. All processes must return the same.
         """
         return None
 

@@ -2,6 +2,7 @@
 """The batch that an objective samples in place of that of the data."""
 
 import dataclasses
+import pathlib
 
 import jax
 import numpy as np
@@ -41,7 +42,7 @@ def sampled(run, batch):
     with mesh_context(run.mesh):
         params = one_step.initial_state(run).params
         run = dataclasses.replace(run, objective=objective)
-        found = BatchSampler().sample(run, params, {}, batch_of(run), 1).batch
+        found = BatchSampler(pathlib.Path()).sample(run, params, {}, batch_of(run), 1).batch
         one_step.placed(jax.tree.map(np.asarray, params), run.abstract_state.params)  # they were not donated
     return found, objective.engine
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import train
+from cluster.hub import RunError
 from configs.errors import ConfigError
 from input_pipeline.countdown import CountdownRollouts, is_correct
 from input_pipeline.errors import DataError
@@ -81,6 +82,26 @@ def test_a_file_has_each_answer_and_a_restart_repeats_its_lines(runs):
         assert np.mean([one["reward"] for one in mine]) == pytest.approx(line["reward"])
         assert len({one["prompt"] for one in mine}) == 2, "two groups of four answers"
         assert all(one["prompt"].endswith(":") and one["answer"] for one in mine)
+
+
+def test_several_updates_train_on_the_same_answers_also_after_a_resume_between_them(tmp_path):
+    """The second update is corrected by the ratio of probabilities. An interrupted run has its answers in a file."""
+    config, devices = small(
+        grpo__updates="2", train__save_every="3", grpo__reward="random", optimizer__warmup_steps="0"
+    ), jax.devices()[:1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda: devices)
+        whole = train.train(config, tmp_path / "whole")
+        shutil.copytree(tmp_path / "whole", tmp_path / "lost")
+        shutil.rmtree(tmp_path / "lost" / "checkpoints" / "4")
+        shutil.copytree(tmp_path / "lost", tmp_path / "resumed")
+        assert train.train(config.copy_and_resolve_references(), tmp_path / "resumed").metrics == whole.metrics
+        (tmp_path / "lost" / "rollouts" / "3.npz").unlink()
+        with pytest.raises(RunError, match=r"rollouts/3\.npz cannot be read, and step 4 trains on the answers"):
+            train.train(config.copy_and_resolve_references(), tmp_path / "lost")
+    assert [one["step"] for one in records(tmp_path / "whole")] == [1] * 8 + [3] * 8
+    first, second, *_ = trained_lines(tmp_path / "whole")
+    assert first["reward"] == second["reward"] and first["mismatch"] < 1e-5 < second["mismatch"]
 
 
 def test_two_processes_draw_the_same_answers_on_the_mesh_of_both(tmp_path):
