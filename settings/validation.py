@@ -10,7 +10,16 @@ from configs import topologies
 from configs.base import BATCH_AXES, MESH_AXES, batch_shards, supports_shard_map
 from configs.errors import ConfigError
 from settings import (
-    architecture, cycles, error_correction, fine_tuning, layouts, meta_learning, ramp, ranges, reinforcement, together,
+    architecture,
+    cycles,
+    error_correction,
+    fine_tuning,
+    layouts,
+    meta_learning,
+    ramp,
+    ranges,
+    reinforcement,
+    together,
 )  # fmt: skip
 from settings.architecture import divisible, divisors, multiples_text
 from settings.keys import LENGTHS, flat
