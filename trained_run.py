@@ -70,7 +70,7 @@ class TrainedRun:
         self.run = assembly.assemble(dropless(config), devices=devices or jax.devices()[:1])
         with mesh_context(self.run.mesh), Checkpoints(address) as checkpoints:
             self.step = newest_checkpoint(checkpoints, config)
-            self.params = restore_eval_params(checkpoints, self.step, self.run.abstract_state.params)
+            self.params = restore_eval_params(checkpoints, self.step, self.run.abstract_params)
 
     @functools.cached_property
     def tokenizer(self) -> tokenization.AnyTokenizer:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapters in a checkpoint, and merging them with their base weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,11 @@ from layers.adapters import INPUTS
 from settings import fine_tuning
 
 PARTS = ("a", "b")
+
+
+def among(names: Collection[str]) -> bool:
+    """Return whether arrays of a checkpoint with these dotted names are adapters."""
+    return any(".adapters." in name for name in names)
 
 
 def scale(stored: dict) -> float:

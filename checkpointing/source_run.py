@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights of another run, such as a base, a reference or a teacher; and the weights of any run's checkpoint.
 
-A run with adapters saves only these. Each of its records has a reference to the checkpoint of the base weights.
-Evaluation, sampling and export load the base weights and the adapters and merge them, by the functions here. The base
-run must still exist at its recorded path, with an unchanged digest.
+A run with a frozen base saves only what it trains: adapters, or a module that is added to the model. Each of its
+records has a reference to the checkpoint of the base weights. Evaluation, sampling and export load both parts, and
+merge adapters with their weights, by the functions here. The base run must still exist at its recorded path, with an
+unchanged digest.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ import json
 from collections.abc import Callable
 
 import jax
+from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
 from checkpointing import adapters, state_names
@@ -164,13 +166,21 @@ def check_model(checkpoints: Checkpoints, step: int, config: ConfigDict) -> None
 def restore_eval_params(checkpoints: Checkpoints, step: int, abstract_params: dict) -> dict:
     """Restore the evaluated parameters of a checkpoint in the shapes and shardings of `abstract_params`.
 
-    Adapters are merged with their base weights. Raises CheckpointError if the base weights are missing.
+    Parameters that the run did not train come from its base. Adapters are merged with their base weights. Raises
+    CheckpointError if the base weights are missing.
     """
-    record = checkpoints.record(step)
-    base = frozen_refs(record).get("base")
-    if not base:
+    record, names = checkpoints.record(step), checkpoints.store.arrays(step).keys()
+    ref = frozen_refs(record).get("base")
+    if not ref:
         return checkpoints.restore_eval_params(step, abstract_params)
-    weights = _base(checkpoints, record).restore(abstract_params, base)
+    base, wanted = _base(checkpoints, step), flatten_dict(abstract_params)
+    if not adapters.among(names):
+        root = state_names.eval_part(names)
+        own = {path: leaf for path, leaf in wanted.items() if ".".join((root, *path)) in names}
+        others = unflatten_dict({path: leaf for path, leaf in wanted.items() if path not in own})
+        found = checkpoints.restore_eval_params(step, unflatten_dict(own)) if own else {}
+        return unflatten_dict(flatten_dict(found) | flatten_dict(base.restore(others, ref)))
+    weights = base.restore(abstract_params, ref)
     parts = checkpoints.restore_eval_params(step, adapters.abstract(abstract_params, record["config"]))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_params)
     merge = jax.jit(adapters.merge, static_argnums=2, donate_argnums=0, out_shardings=shardings)
@@ -181,7 +191,7 @@ def reader(checkpoints: Checkpoints, step: int) -> Callable[[str], Callable]:
     """Return dotted name of a parameter -> (index -> float32 array): `restore_eval_params`, in parts.
 
     Raises:
-      ConfigError: the base weights of adapters are in a bucket.
+      ConfigError: the base weights are in a bucket.
       CheckpointError: the base weights are missing or have changed.
     """
     record, names = checkpoints.record(step), checkpoints.store.arrays(step).keys()
@@ -193,13 +203,13 @@ def reader(checkpoints: Checkpoints, step: int) -> Callable[[str], Callable]:
 
     if "base" not in frozen_refs(record):
         return own
-    base = _base(checkpoints, record)
+    base = _base(checkpoints, step)
     if "://" in base.name:
         raise ConfigError(f"{base.key}={base.name}: copy it from the bucket, and name the copy in train.init_from")
-    of_base, factor = (
-        reader(Checkpoints(base.folder()), frozen_refs(record)["base"]["step"]),
-        adapters.scale(record["config"]),
-    )
+    of_base = reader(Checkpoints(base.folder()), frozen_refs(record)["base"]["step"])
+    if not adapters.among(names):
+        return lambda name: own(name) if f"{root}.{name}" in names else of_base(name)
+    factor = adapters.scale(record["config"])
 
     def both(name: str) -> Callable:
         path = adapters.adapter_path(tuple(name.split(".")))
@@ -211,14 +221,17 @@ def reader(checkpoints: Checkpoints, step: int) -> Callable[[str], Callable]:
     return both
 
 
-def _base(checkpoints: Checkpoints, record: dict) -> SourceRun:
-    """Return the base run of adapters; its checkpoint exists and is unchanged.
+def _base(checkpoints: Checkpoints, step: int) -> SourceRun:
+    """Return the base run of a checkpoint; its own checkpoint exists and is unchanged.
 
     Raises:
       CheckpointError: the checkpoint is missing or has changed, or the record does not describe the adapters.
     """
+    record = checkpoints.record(step)
     stored = record.get("config", {})
-    if not (stored.get("lora.rank", 0) > 0 and stored.get("lora.alpha", 0) > 0 and stored.get("lora.targets")):
+    of_lora = stored.get("lora.rank", 0) > 0 and stored.get("lora.alpha", 0) > 0 and stored.get("lora.targets")
+    saved = "adapters" if adapters.among(checkpoints.store.arrays(step)) else "what it trained"
+    if saved == "adapters" and not of_lora:
         raise CheckpointError(f"{checkpoints.address}: the record of its adapters has no lora.rank, alpha and targets")
     ref = frozen_refs(record)["base"]
     base = SourceRun("train.init_from", ref["folder"])
@@ -227,7 +240,7 @@ def _base(checkpoints: Checkpoints, record: dict) -> SourceRun:
     except (ConfigError, CheckpointError) as error:
         cause = str(error).partition(";")[0]
         raise CheckpointError(
-            f"{checkpoints.address} has only adapters, and their base weights cannot be loaded: {cause}; restore them"
+            f"{checkpoints.address} has only {saved}, and the base weights cannot be loaded: {cause}; restore them"
         ) from None
     return base
 

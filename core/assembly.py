@@ -81,6 +81,11 @@ class Run:
         """The abstract frozen parameters by role."""
         return self.models.frozen
 
+    @property
+    def abstract_params(self) -> dict:
+        """All abstract parameters of the trained model, including a frozen base."""
+        return self.models.merge_base(self.abstract_state.params, self.abstract_frozen)
+
     def model(self, params: dict) -> nnx.Module:
         """Return the model with these parameters."""
         return nnx.merge(self.graph, params)

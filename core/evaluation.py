@@ -33,9 +33,9 @@ def evaluate_heldout(
     run: assembly.Run, params: dict, corpus: corpora.Corpus, stop: Callable[[], bool] = lambda: False,
     num_batches: int | None = None, frozen: dict | None = None, on_lost: pipeline.OnLost | None = None,
 ) -> tuple[dict, int] | None:  # fmt: skip
-    """Return ({name: mean}, weight of the loss in tokens or puzzles) of the held-out data; None if it was stopped.
+    """Return (figures by name, weight of the loss in tokens or puzzles) of the held-out data; None if it was stopped.
 
-    A mean of weight 0 is NaN.
+    A figure is a mean, NaN if its weight is 0, or what the objective's `summary` computes of the means.
 
     Args:
       stop: called before each batch; returns whether to stop, the same in all processes.
@@ -51,7 +51,7 @@ def evaluate_heldout(
             sums[name] = sums.get(name, 0.0) + float(total)
             weights[name] = weights.get(name, 0) + int(weight)
     means = {name: total / weights[name] if weights[name] else math.nan for name, total in sums.items()}
-    return means, weights["loss"]
+    return run.objective.summary(means), weights["loss"]
 
 
 def heldout_batches(
@@ -128,7 +128,7 @@ def heldout_lines(run: assembly.Run, figures: dict, weight: int, corpus: corpora
     lines = [f"held-out {name}: {values}, over {weight:,} {unit}{documents}"]
     if line := corpus.heldout.packing_summary(run.config.train.sequence_length):
         lines.append(f"held out: {line}")
-    if corpus.heldout.num_bytes and not corpus.is_of_conversations:
+    if corpus.heldout.num_bytes and run.objective.reports_likelihood and not corpus.is_of_conversations:
         bits = figures["loss"] * weight / math.log(2) / corpus.heldout.num_bytes
         unigram = corpus.unigram_bits_per_byte
         compared = "" if unigram is None else f"   unigram model: {unigram:.2f}"

@@ -244,7 +244,7 @@ def evaluate_newest(config, workdir: pathlib.Path, address, corpus: Corpus) -> N
     run, lines = assemble(config), []
     with Checkpoints(address) as checkpoints, mesh_context(run.mesh):
         step = newest_checkpoint(checkpoints, config)
-        params = restore_eval_params(checkpoints, step, run.abstract_state.params)
+        params = restore_eval_params(checkpoints, step, run.abstract_params)
         frozen, _ = frozen_models.weights(run, checkpoints.record(step))
         context = EvaluationContext(run, params, frozen, corpus, workdir, step)
         for evaluator in of_corpus(config, corpus):

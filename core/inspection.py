@@ -56,7 +56,7 @@ def explain_step(config, workdir: pathlib.Path, address, step: int) -> list[str]
         check_model(checkpoints, newest, config)
         run = assembly.assemble(config)
         with mesh_context(run.mesh):
-            params = restore_eval_params(checkpoints, newest, run.abstract_state.params)
+            params = restore_eval_params(checkpoints, newest, run.abstract_params)
             losses = document_losses(run, params, corpus, section, step, examples)
     return [f"loss in nats per token, under checkpoint {newest}", *ledger.table(examples, losses)]
 

@@ -33,7 +33,7 @@ def restored_model(config, address, tokenizer, on_batch: Callable) -> tuple[Lang
     run = assemble(dropless(config))
     with mesh_context(run.mesh), Checkpoints(address) as checkpoints:
         step = newest_checkpoint(checkpoints, config)
-        params = restore_eval_params(checkpoints, step, run.abstract_state.params)
+        params = restore_eval_params(checkpoints, step, run.abstract_params)
     return scored_model(run, params, tokenizer, on_batch, is_trained=step > 0), step  # an import is step 0
 
 

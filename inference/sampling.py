@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from configs.errors import ConfigError
-from inference import decoding
+from inference import decoding, revision
 from inference.prompts import Prompt, can_chat, chat_prompt, text_prompt
 from inference.text_stream import TextStream
 from input_pipeline.chat.encoding import format_of_tokenizer
@@ -69,9 +69,14 @@ def stream(run, params: dict, tokenizer, prompt: Prompt, *, max_tokens: int, **s
     """Yield parts of the text that `continue_texts` or `answers` returns for a prompt, while it is decoded.
 
     Raises:
-      ConfigError: prompt and continuation are longer than `model.max_length`.
+      ConfigError: prompt and continuation are longer than `model.max_length`, or would be revised.
     """
     _check_fits(run, len(prompt.tokens), max_tokens)
+    if run.config.error_correction.use_error_correction:
+        raise ConfigError(
+            "a text that is streamed cannot be revised; leave out --stream, or give "
+            "--config.error_correction.use_error_correction=false"
+        )
     text = TextStream(tokenizer.decode, before=prompt.before)
     tokens = decoding.stream(
         run.graph, params, prompt.tokens, max_tokens=max_tokens, ends=prompt.ends, vocab_size=tokenizer.vocab_size,
@@ -81,12 +86,19 @@ def stream(run, params: dict, tokenizer, prompt: Prompt, *, max_tokens: int, **s
     yield text.end()
 
 
-def _continued(run, params: dict, tokenizer, rows: list[list[int]], *, max_tokens: int, **how) -> list[list[int]]:
+def _continued(run, params: dict, tokenizer, rows: list[list[int]], *, max_tokens: int, ends, **how) -> list[list[int]]:
+    """Return the tokens after each row, revised if the run's configuration says so."""
     _check_fits(run, max(map(len, rows)), max_tokens)
-    return decoding.generate(
-        run.graph, params, rows, max_tokens=max_tokens, vocab_size=tokenizer.vocab_size,
+    drafts = decoding.generate(
+        run.graph, params, rows, max_tokens=max_tokens, ends=ends, vocab_size=tokenizer.vocab_size,
         cache_dtype=run.config.inference.cache_dtype, **how,
     )  # fmt: skip
+    keys = run.config.error_correction
+    if not keys.use_error_correction:
+        return drafts
+    return revision.revise(
+        run.graph, params, rows, drafts, threshold=keys.threshold, vocab_size=tokenizer.vocab_size, ends=ends
+    )
 
 
 def _check_fits(run, longest: int, max_tokens: int) -> None:

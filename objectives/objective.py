@@ -49,11 +49,13 @@ class Objective:
       adapts_params: whether `loss` takes gradient steps of its own. Each device then needs all parameters, not its
         shards: a gradient of one task must not be reduced over the tasks of other devices.
       steps_of_batch: number of steps on each batch that `sample_batch` returns.
+      reports_likelihood: whether `loss` of `evaluate` is -log p of the targets, which may be given in bits per byte.
     """
 
     trainable: nnx.filterlib.Filter = nnx.Param
     adapts_params = False
     steps_of_batch = 1
+    reports_likelihood = True
 
     def frozen_models(self) -> tuple[FrozenModel, ...]:
         """Return the other models that the loss needs."""
@@ -107,8 +109,12 @@ class Objective:
         """Return the scalars of held-out rows, (sum, weight) pairs with `loss` among them."""
         raise NotImplementedError
 
+    def summary(self, figures: dict[str, float]) -> dict[str, float]:
+        """Return the figures to report, computed of the means of `evaluate` over all held-out rows."""
+        return figures
+
     def format_metrics(self, figures: dict[str, float]) -> tuple[str, str, str]:
-        """Return the texts for the means of `evaluate`: (name, values, unit of the weight of the loss)."""
+        """Return the texts for the figures of `summary`: (name, values, unit of the weight of the loss)."""
         raise NotImplementedError
 
 

@@ -118,7 +118,7 @@ def _predicted_seconds(config, topology) -> float:
     """Return predicted seconds for a token: products, passes over the optimizer state, exposed communication."""
     given, mesh, train, model = assumptions.of_topology(topology), config.mesh, config.train, config.model
     tokens = train.global_batch * train.sequence_length / topology.chips
-    number, microbatches = sizing.num_parameters(model), train.gradient_accumulation
+    number, microbatches = sizing.num_parameters(config), train.gradient_accumulation
     heads = model.num_heads * (model.head_dim or model.embed_dim // model.num_heads)
     flops = tokens * (6 * number + 6 * model.num_layers * heads * train.sequence_length)
     products = flops * (1 + RECOMPUTED[model.remat]) / (given.peak_flops * USUAL_EFFICIENCY)

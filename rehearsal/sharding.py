@@ -256,7 +256,7 @@ def _bytes_like_it(config, tensor: Tensor) -> float:
         return config.model.num_layers * math.prod(tensor.shape) * BFLOAT16
     moments = sizing.moments(config)
     numbers = {"weights": 2 + moments, "gradients": 1, "optimizer": moments}[tensor.role]
-    return max(sizing.num_parameters(config.model), math.prod(tensor.shape)) * numbers * FLOAT32
+    return max(sizing.num_parameters(config), math.prod(tensor.shape)) * numbers * FLOAT32
 
 
 def _verdict(best: Option | None, found: list[Option], times: float, topology) -> list[str]:

@@ -24,6 +24,7 @@ WORKING = {  # how many copies are held at peak memory, in addition to saved act
     "head": 3.1,  # the all-gathered head in float32
     "accumulated": 2.0,  # float32 gradients, if there are microbatches
 }
+MIXTURE_OUTPUTS = 5 * (1 + 2 * 8)  # of the mixture density: components, each with a weight, 8 means and 8 scales
 WITHOUT_REMAT = {"stream": 8.7, "wide": 2.9}  # saved for each layer, in addition to "dots"
 
 
@@ -43,13 +44,28 @@ class Sizes:
         return sum(dataclasses.astuple(self))
 
 
-def num_parameters(model) -> int:
-    """Return the number of parameters of models/decoder_lm.py without its small biases."""
+def num_parameters(config) -> int:
+    """Return the number of parameters of models/decoder_lm.py without its small biases, and of what is added to it."""
+    model = config.model
     D, F, V = model.embed_dim, model.mlp_dim, model.vocab_size
+    mlps = 3 * D * F * max(1, model.num_experts + model.shared_experts) + (D + 1) * model.num_experts
+    number = model.num_layers * (_attention(model) + mlps) + V * D * (1 if model.tie_embeddings else 2) + D
+    return number + (_corrector(config) if config.train.objective == "error_correction" else 0)
+
+
+def _attention(model) -> int:
+    """Return the parameters of a layer's attention and norms."""
+    D = model.embed_dim
     head_dim = model.head_dim or D // model.num_heads
-    layer = D * head_dim * (2 * model.num_heads + 2 * model.num_kv_heads) + 2 * D
-    layer += 3 * D * F * max(1, model.num_experts + model.shared_experts) + (D + 1) * model.num_experts
-    return model.num_layers * layer + V * D * (1 if model.tie_embeddings else 2) + D
+    return D * head_dim * (2 * model.num_heads + 2 * model.num_kv_heads) + 2 * D
+
+
+def _corrector(config) -> int:
+    """Return the parameters of layers/error_corrector.py."""
+    model, keys = config.model, config.error_correction
+    D = model.embed_dim
+    mixture = (D + 1) * MIXTURE_OUTPUTS + 1 if keys.use_mixture_density else 0
+    return keys.num_layers * (_attention(model) + 3 * D * model.mlp_dim) + 3 * D * D + 6 * D + 1 + mixture
 
 
 def moments(config) -> float:
@@ -61,7 +77,7 @@ def predict(config) -> Sizes:
     """Return the predicted memory of one device; the mesh has to be resolved."""
     model, mesh, train = config.model, config.mesh, config.train
     D, F, V = model.embed_dim, model.mlp_dim, model.vocab_size
-    number, microbatches = num_parameters(model), train.gradient_accumulation or 1
+    number, microbatches = num_parameters(config), train.gradient_accumulation or 1
     weights = number * FLOAT32 / (mesh.fsdp * mesh.context * mesh.expert * mesh.model)
     rows = train.global_batch / (batch_shards(mesh) * microbatches)
     tokens = rows * train.sequence_length / mesh.context
@@ -69,11 +85,12 @@ def predict(config) -> Sizes:
     a_head = tokens * padded * BFLOAT16 / mesh.model
     mlps = model.experts_per_token + model.shared_experts if model.num_experts else 1
     owners = mesh.model * (mesh.expert if model.num_experts else 1)  # devices that share an all-gathered layer
+    layers = model.num_layers + (config.error_correction.num_layers if train.objective == "error_correction" else 0)
     held = {
         "stream": tokens * D * BFLOAT16,
         "wide": tokens * F * mlps * BFLOAT16 / mesh.model,
         "heads": (model.num_heads + 2 * model.num_kv_heads) * a_head,
-        "layer": (number - 2 * V * D) / model.num_layers * BFLOAT16 / owners,
+        "layer": (number - 2 * V * D) / layers * BFLOAT16 / owners,
         "copies": weights * BFLOAT16 / FLOAT32,
         "head": V * D * FLOAT32 / mesh.model,
         "accumulated": weights if microbatches > 1 else 0,
@@ -85,7 +102,7 @@ def predict(config) -> Sizes:
     kept["mlp"] = kept["query"] + model.num_kv_heads * a_head + 2 * held["wide"]
     kept["dots"] = kept["attention"] + 2 * held["wide"]
     kept["none"] = kept["dots"] + sum(often * held[name] for name, often in WITHOUT_REMAT.items())
-    saved = model.num_layers * (held["stream"] + kept[model.remat])
+    saved = layers * (held["stream"] + kept[model.remat])
     moment_bytes = weights * moments(config)
     if train.offload == "optimizer":  # moments arrive when the activations are freed
         moment_bytes = max(0.0, moment_bytes - saved)

@@ -70,6 +70,11 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("train.objective", ("grpo",), "train.balance_loss", NONE, "a part of another loss"),
     ("train.objective", ("grpo",), "train.router_z_loss", NONE, "a part of another loss"),
     ("grpo.kl", ANY, "train.init_from", ANY, "the folder of a run: it begins there, held to it"),
+    ("train.objective", ("error_correction",), "model.name", ("decoder_lm",), ""),
+    ("train.objective", ("error_correction",), "mesh.model", (1,), "a token is judged by the tokens beside it"),
+    ("train.objective", ("error_correction",), "lora.rank", NONE, "the module is trained instead of adapters"),
+    ("train.objective", ("error_correction",), "evaluation.chunk_tokens", NONE, "it sees both sides of a token"),
+    ("error_correction.use_error_correction", (True,), "train.objective", ("error_correction",), "which trains it"),
     (
         "tot.use_tot",
         (True,),
@@ -140,7 +145,7 @@ OUT_OF_FORCE = (  # a key, its value with which other keys are not read, and tho
     )),
     ("distillation.soft_weight", 0.0, ("distillation.divergence", "distillation.temperature")),
     ("train.objective", "language_modeling", (
-        "preference.beta", *(key for key in KEYS if key.startswith(("meta.", "grpo."))),
+        "preference.beta", *(key for key in KEYS if key.startswith(("meta.", "grpo.", "error_correction."))),
     )),
     ("train.objective", "meta_learning", ("meta.share",)),
     ("train.objective", "meta_language_modeling", ("meta.support", "meta.loss")),

@@ -9,7 +9,18 @@ from ml_collections import ConfigDict
 from configs import topologies
 from configs.base import BATCH_AXES, MESH_AXES, batch_shards, supports_shard_map
 from configs.errors import ConfigError
-from settings import architecture, cycles, fine_tuning, layouts, meta_learning, ramp, ranges, reinforcement, together
+from settings import (
+    architecture,
+    cycles,
+    error_correction,
+    fine_tuning,
+    layouts,
+    meta_learning,
+    ramp,
+    ranges,
+    reinforcement,
+    together,
+)  # fmt: skip
 from settings.architecture import divisible, divisors, multiples_text
 from settings.keys import LENGTHS, flat
 from settings.resolving import Loaded
@@ -48,6 +59,7 @@ def check_keys(config: ConfigDict) -> None:
     cycles.check(config)
     meta_learning.check(config)
     reinforcement.check(config)
+    error_correction.check(config)
     batch, most, keys = config.batch, config.train.global_batch, config.distillation
     if batch.ramp != "none" and not 1 <= batch.first <= most:
         raise ConfigError(f"batch.first={batch.first} must lie between 1 and train.global_batch={most}, its largest")

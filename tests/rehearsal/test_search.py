@@ -186,7 +186,7 @@ def test_parameters_are_counted_by_arithmetic(recipe):
     config = loading.load(f"configs/{recipe}.py", "", {}).config
     validation.resolve_mesh(config, 1)
     run = assembly.assemble(config, devices=jax.devices()[:1])
-    assert sizing.num_parameters(config.model) == run.models.num_parameters
+    assert sizing.num_parameters(config) == run.models.num_parameters
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Can a small module find and repair the wrong tokens of a text? On the frozen model of configs/tiny.py.
+
+A tenth of the tokens is replaced. See docs/reasoning.md; benchmarks/error_correction.py measures it.
+Command: python train.py --config=configs/error_correction.py --config.train.init_from=runs/tiny
+"""
+
+from configs import tiny
+
+
+def get_config():
+    """Return the recipe."""
+    config = tiny.get_config()
+    config.train.objective = "error_correction"
+    config.train.init_from = "runs/tiny"
+    config.error_correction.use_error_correction = True
+    config.error_correction.use_mixture_density = True
+    config.error_correction.num_layers = 4
+    config.optimizer.learning_rate = 3e-3
+    config.train.steps = 300
+    config.train.save_every = 100
+    return config

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is corrupted, the loss as -log p(right text | draft), what the module sees, and what is revised."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from inference.revision import revise
+from layers.error_corrector import Findings, Sizes, points_of
+from models import decoder_lm
+from objectives.error_correction import BINS, MIXTURE_WEIGHT, ErrorCorrection, corrupt
+from objectives.language_modeling import weights
+from parallelism.mesh import mesh_context
+from tests.support import assert_close, model_config, one_device_mesh, packed_batch, random_weights
+
+VOCAB, LENGTH = 37, 32
+ROWS = [[12, 9, 6], [30], [5, 5, 20]]
+OBJECTIVE = ErrorCorrection(
+    3, LENGTH, num_chunks=4, vocab_size=VOCAB, sizes=Sizes(2, 20, 6, 2, 8, 28, 1e-5, 10_000.0), use_mixture=True,
+    rate=0.25,
+)  # fmt: skip
+
+
+def batch() -> dict:
+    """Return packed documents whose last targets are masked in one row."""
+    found = packed_batch(ROWS, LENGTH, VOCAB)
+    found["targets"][1, 25:] = -1
+    return found
+
+
+@functools.cache
+def model_and_params(objective=OBJECTIVE) -> tuple[nnx.GraphDef, dict]:
+    with mesh_context(one_device_mesh()):
+        plain = functools.partial(decoder_lm.make, model_config(logit_soft_cap=5.0), dtype=jnp.float32, scan=True)
+        model = nnx.eval_shape(lambda: objective.transform(plain(rngs=nnx.Rngs(0)), nnx.Rngs(0)))
+        graph, state = nnx.split(model)
+    return graph, random_weights(nnx.to_pure_dict(state))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def loss_and_gradients(objective, params, rows, key):
+    graph = model_and_params(objective)[0]
+
+    def loss(params):
+        (total, weight), (_, scalars) = objective.loss(nnx.merge(graph, params), {}, rows, key)
+        return total, (weight, scalars)
+
+    return jax.value_and_grad(loss, has_aux=True)(params)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def examined(objective, params, draft, rows):
+    """Return (what the module finds, log c of all positions, the mixture's log-density of each right token)."""
+    model = nnx.merge(model_and_params(objective)[0], params)
+    found, head_DV = objective._examine(model, draft, rows)
+    log_c_BTV, mixture = model.corrector.log_corrections(
+        found.states_BTD, found.hidden_BTD, head_DV, draft.draft_BT, model.logit_cap
+    )
+    return found, log_c_BTV, mixture.log_density(points_of(head_DV)[jnp.maximum(rows["targets"], 0)])
+
+
+def test_a_share_of_the_targets_is_replaced_and_the_model_reads_the_draft():
+    rows = batch()
+    draft = jax.device_get(corrupt(rows, jax.random.key(1), 0.25))
+    counts = np.asarray(weights(rows)).sum(axis=1)
+    assert (draft.wrong_BT.sum(axis=1) <= np.round(0.25 * counts)).all() and draft.wrong_BT.sum() > 0.2 * counts.sum()
+    assert not draft.wrong_BT[np.asarray(weights(rows)) == 0].any()  # padding and masked targets stay
+    changed = draft.draft_BT != rows["targets"]
+    np.testing.assert_array_equal(changed, draft.wrong_BT > 0)
+    np.testing.assert_array_equal(np.take_along_axis(draft.wrong_BT, draft.places_BS, 1), draft.chosen_BS)
+    assert set(draft.draft_BT[changed]) <= set(rows["targets"][np.asarray(weights(rows)) > 0])
+    for row, column in np.ndindex(rows["tokens"].shape):
+        begins = column == 0 or rows["positions"][row, column] == 0
+        was = rows["tokens"][row, column] if begins else draft.draft_BT[row, column - 1]
+        if rows["segments"][row, column] and (begins or rows["targets"][row, column - 1] >= 0):
+            assert draft.tokens_BT[row, column] == was
+    unmasked = np.asarray(weights(rows))[1]
+    assert (draft.tokens_BT[1, 26:] == rows["tokens"][1, 26:]).all() and unmasked[25:].sum() == 0
+
+
+def test_the_loss_is_that_of_the_right_text_given_the_draft():
+    _, params = model_and_params()
+    rows, key = batch(), jax.random.key(2)
+    (total, (weight, scalars)), _ = loss_and_gradients(OBJECTIVE, params, rows, key)
+    draft = corrupt(rows, jax.random.split(key)[0], OBJECTIVE.rate)
+    found, log_c, log_density = jax.device_get(examined(OBJECTIVE, params, draft, rows))
+    wrong, unmasked = np.asarray(draft.wrong_BT), np.asarray(weights(rows))
+    p = 1 / (1 + np.exp(-np.float64(found.wrong_BT)))
+    log_c_of_target = np.take_along_axis(np.float64(log_c), np.maximum(rows["targets"], 0)[..., None], -1)[..., 0]
+    surprise = -np.where(wrong > 0, np.log(p) + log_c_of_target, np.log(1 - p)) * unmasked
+    assert weight == unmasked.sum() and 10 < wrong.sum() < 25
+    assert_close(scalars["loss"], (surprise.sum(), unmasked.sum()))
+    assert_close(scalars["mixture_nll"], (-(log_density * wrong).sum(), wrong.sum()))
+    assert_close(total, surprise.sum() - MIXTURE_WEIGHT * (log_density * wrong).sum())
+    np.testing.assert_allclose(np.exp(log_c).sum(-1), 1, rtol=1e-5)
+    drafted = np.take_along_axis(log_c, np.maximum(draft.draft_BT, 0)[..., None], -1)[..., 0]
+    assert np.exp(drafted)[unmasked > 0].max() == 0, "the draft's token cannot replace itself"
+
+
+def test_the_module_alone_is_trained_unless_the_loss_is_joint():
+    _, params = model_and_params()
+    rows, key = batch(), jax.random.key(2)
+    joint = dataclasses.replace(OBJECTIVE, joint_weight=0.5)
+    for objective, wanted in ((OBJECTIVE, {"corrector"}), (joint, {"corrector", "embed", "stack", "norm", "head"})):
+        graph, _ = model_and_params(objective)
+        model = nnx.merge(graph, params)
+        assert nnx.to_pure_dict(nnx.state(model, objective.trainable)).keys() == wanted
+    (total, (_, scalars)), gradients = loss_and_gradients(joint, params, rows, key)
+    (alone, _), of_module = loss_and_gradients(OBJECTIVE, params, rows, key)
+    assert_close(total, scalars["language_modeling"][0] + 0.5 * alone)
+    assert_close(gradients["corrector"], jax.tree.map(lambda one: 0.5 * one, of_module["corrector"]))
+    norms = jax.tree.map(lambda one: float(np.abs(one).max()), of_module["corrector"])
+    assert all(norm > 0 for norm in jax.tree.leaves(norms)), norms  # each of its weights learns
+
+
+def test_a_token_is_judged_by_both_sides_of_its_document_and_by_no_other():
+    _, params = model_and_params()
+    rows = batch()
+    clean = corrupt(rows, jax.random.key(0), 0.0)
+    other = np.array(clean.draft_BT)
+    other[0, 15] = (other[0, 15] + 1) % VOCAB  # in the second document, places 12 to 20
+    found, _, _ = examined(OBJECTIVE, params, clean, rows)
+    changed, _, _ = examined(OBJECTIVE, params, clean._replace(draft_BT=other), rows)
+    differs = np.asarray(found.wrong_BT != changed.wrong_BT)[0]
+    assert differs[12:21].all() and not differs[:12].any() and not differs[21:].any()
+
+
+def test_memory_is_saved_without_another_loss():
+    _, params = model_and_params()
+    arguments = params, batch(), jax.random.key(2)
+    deep = dataclasses.replace(OBJECTIVE.sizes, num_layers=4)
+    results, sizes = [], []
+    for saves in (False, True):
+        objective = dataclasses.replace(OBJECTIVE, saves_memory=saves)
+        results.append(loss_and_gradients(objective, *arguments))
+        deeper = dataclasses.replace(objective, sizes=deep)
+        abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model_and_params(deeper)[1])
+        compiled = loss_and_gradients.lower(deeper, abstract, *arguments[1:]).compile()
+        sizes.append(compiled.memory_analysis().temp_size_in_bytes)
+    assert_close(results[1], results[0])
+    assert sizes[1] < 0.75 * sizes[0], sizes
+
+
+def test_calibration_is_the_mean_gap_of_each_bin():
+    figures = {f"calibration_bin_{n}": 0.0 for n in range(BINS)} | {"loss": 1.0}
+    figures |= {"calibration_bin_0": 0.02, "calibration_bin_9": -0.03}
+    assert OBJECTIVE.summary(figures) == {"loss": 1.0, "calibration_error": pytest.approx(0.05)}
+
+
+def test_evaluation_counts_what_is_restored_and_damaged():
+    graph, params = model_and_params()
+    rows = batch()
+    objective = dataclasses.replace(OBJECTIVE, threshold=1e-9)
+    sums = jax.jit(lambda params: objective.evaluate(nnx.merge(graph, params), rows))(params)
+    again = jax.jit(lambda params: objective.evaluate(nnx.merge(graph, params), rows))(params)
+    jax.tree.map(np.testing.assert_array_equal, sums, again)
+    assert sums["damaged"][0] == sums["damaged"][1], "with no threshold every right token is lost"
+    means = objective.summary({name: float(total / weight) for name, (total, weight) in sums.items()})
+    assert set(means) == {
+        "loss", "detection", "correction", "mixture_nll", "restored", "damaged", "calibration_error"
+    }  # fmt: skip
+    assert "damaged 100.00%" in objective.format_metrics(means)[1]
+
+
+def test_a_confidence_is_the_share_of_repairs():
+    graph, params = model_and_params()
+    rng = np.random.default_rng(0)
+    found = Findings(*(jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, 8), (2, 8, 20), (2, 8, 20))))
+    draft_BT, head_DV = rng.integers(0, VOCAB, (2, 8)), rng.normal(size=(20, VOCAB)).astype(np.float32)
+
+    @jax.jit
+    def run(params):
+        corrector = nnx.merge(graph, params).corrector
+        log_c, _ = corrector.log_corrections(found.states_BTD, found.hidden_BTD, head_DV, draft_BT)
+        return log_c, corrector.revisions(found, head_DV, draft_BT, num_chunks=2)
+
+    log_c, (best, confidence) = jax.device_get(run(params))
+    p, c = 1 / (1 + np.exp(-np.float64(found.wrong_BT))), np.exp(log_c.max(-1))
+    np.testing.assert_array_equal(best, log_c.argmax(-1))
+    assert_close(confidence, p * c / (p * c + 1 - p))
+
+
+def test_a_draft_is_revised_where_confidence_suffices_and_nowhere_else():
+    graph, params = model_and_params()
+    prompts, drafts = [[1, 2, 3], [4]], [[5, 6, 7, 8], [9, 10]]
+    how = dict(vocab_size=30, ends=[0])
+    with mesh_context(one_device_mesh()):
+        same = revise(graph, params, prompts, drafts, threshold=1.0, **how)
+        other = revise(graph, params, prompts, drafts, threshold=1e-12, **how)
+    assert same == drafts
+    for draft, revised in zip(drafts, other, strict=True):
+        assert revised[0] == draft[0] and len(revised) == len(draft)
+        assert all(new != old and 0 < new < 30 for new, old in zip(revised[1:], draft[1:], strict=True))
