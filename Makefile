@@ -19,7 +19,7 @@ typed := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin
 $(if $(filter-out $(variables),$(typed)),$(error \
     $(firstword $(filter-out $(variables),$(typed))) is no variable; they are $(variables). Keys go into ARGS="--config...."))
 
-.PHONY: help setup train runs rehearse dashboard test bench lint style audit format lock clean
+.PHONY: help setup train runs rehearse reasoning dashboard test bench lint style audit format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -79,6 +79,10 @@ runs: setup ## list the runs with state, step, losses and command [ARGS=FOLDER]
 
 rehearse: setup ## compile the step for a slice without having it TOPOLOGY=v4-32 [CONFIG=...] [ARGS="--search"]
 	$(python) rehearse.py --config=$(CONFIG) $(if $(TOPOLOGY),--topology=$(TOPOLOGY)) $(ARGS)
+
+reasoning: setup ## train on arithmetic countdown; compare searches, then reinforcement learning [ARGS=--quick]
+	$(python) benchmarks/countdown.py $(ARGS)
+	$(python) benchmarks/grpo.py $(ARGS)
 
 dashboard: setup ## show the studies in a browser, after make setup EXTRAS=studies [STORAGE=sqlite:///studies.db]
 	.venv/bin/optuna-dashboard $(or $(STORAGE),sqlite:///studies.db)

@@ -7,6 +7,7 @@ same held-out problems of four numbers, and none sees whether an answer is right
 - `greedy`, `best_of_n`, `self_consistency`, `beam`, `tree_of_thoughts` (breadth-first), `best_first`, `mcts`: share of
   the problems that is solved; `_low` and `_high` are the 95 % interval of Wilson. `_tokens`: that the model drew for a
   problem, for lines and values. All but greedy have the same budget of lines.
+- `value_head`: breadth-first search with the trained head of configs/countdown_value_head.py in place of verdicts.
 - `oracle`: breadth-first search whose value knows what is right, an upper bound.
 - `shared`: of the prompt tokens of breadth-first search, the share that other rows had computed.
 - `cache_mib_N`: size of the cache of a search with max_thoughts N.
@@ -39,7 +40,7 @@ METHODS = {
     "greedy": ("greedy", "verdict"), "best_of_n": ("best_of_n", "verdict"),
     "self_consistency": ("self_consistency", "verdict"), "beam": ("beam", "verdict"),
     "tree_of_thoughts": ("bfs", "verdict"), "best_first": ("best_first", "verdict"), "mcts": ("mcts", "verdict"),
-    "oracle": ("bfs", "oracle"),
+    "value_head": ("bfs", "value_head"), "oracle": ("bfs", "oracle"),
 }  # fmt: skip
 
 
@@ -94,8 +95,12 @@ def main() -> None:
     lines = run.metrics()
     problems = CountdownWindows(0, "heldout").problems(PROBLEMS, num_numbers=4)
     figures = {"problems": len(problems), "training_minutes": round((lines[-1]["time"] - lines[0]["time"]) / 60, 1)}
+    of_head = trained(
+        FOLDER.with_name(f"{FOLDER.name}-value"), "configs/countdown_value_head.py", train__init_from=str(FOLDER),
+        tot__use_tot="False", **({"train__steps": "4"} if support.QUICK else {}),
+    )  # fmt: skip
     for name in METHODS:
-        figures |= measured(run, name, problems)
+        figures |= measured(of_head if name == "value_head" else run, name, problems)
     figures |= {f"cache_mib_{count}": cache_mib(run, problems[0], count) for count in (1, 4, 16)}
     support.finish("countdown", figures)
     greedy, tree = figures["greedy"], figures["tree_of_thoughts"]

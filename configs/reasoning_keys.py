@@ -12,8 +12,9 @@ tot.search = Key(
     choices=("greedy", "best_of_n", "self_consistency", "bfs", "beam", "dfs", "best_first", "mcts"),
 )  # fmt: skip
 tot.value = Key(
-    "verdict", "what a search prefers: verdict of the model, likelihood of the lines, oracle (knows right answers)",
-    choices=("verdict", "likelihood", "oracle"),
+    "verdict", "what a search prefers: verdict of the model, value_head (see train.objective=value_head), likelihood "
+    "of the lines, oracle (knows right answers)",
+    choices=("verdict", "value_head", "likelihood", "oracle"),
 )  # fmt: skip
 tot.max_thoughts = Key(5, "partial answers that a search keeps", above=0, most=10_000)
 tot.thoughts_per_step = Key(3, "lines that are drawn after each of them", above=0, most=10_000)

@@ -30,7 +30,12 @@ def solve(engine: Engine, config, problems: list[str], seed: int = 0) -> tuple[l
     tokenizer = open_tokenizer(config.data.tokenizer)
     concurrent = min(CONCURRENT, len(problems))
     batch = Batch(engine, num_rows=num_rows(config, concurrent), vocab_size=config.model.vocab_size)
-    solver = Solver(batch, tokenizer, task, VALUES[tot.value](task, tokenizer), seed)
+    if tot.value == "value_head" and config.train.objective != "value_head":
+        raise ConfigError(
+            "tot.value=value_head needs a run with train.objective=value_head, which trains the head, not "
+            f"{config.train.objective}; see docs/reasoning.md"
+        )
+    solver = Solver(batch, tokenizer, task, VALUES[tot.value](task, tokenizer, engine), seed)
     return solver.solve(problems, tot.search, limits, concurrent), batch
 
 

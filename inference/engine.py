@@ -110,9 +110,13 @@ class Engine:
         """
         model = self._model()
         stream_BTD, cache = self._forward(model, cache, tokens_BT)
-        last_B = jnp.maximum(jnp.sum(tokens_BT != NO_TOKEN, axis=1), 1) - 1
-        last_BTD = jnp.take_along_axis(stream_BTD, last_B[:, None, None], axis=1)
-        return self._logits(model, last_BTD, cache)[:, 0], cache
+        return self._logits(model, _at_last(stream_BTD, tokens_BT), cache)[:, 0], cache
+
+    @jax.jit
+    def states(self, tokens_BT: jax.Array) -> jax.Array:
+        """Return the normalised states [B, D] after the last token of each row, in the compute type; see `prefill`."""
+        stream_BTD, _ = self._forward(self._model(), self.empty(tokens_BT.shape[0]), tokens_BT)
+        return _at_last(stream_BTD, tokens_BT)[:, 0]
 
     def empty(self, num_rows: int) -> Cache:
         """Return a cache of rows without tokens."""
@@ -174,6 +178,12 @@ class Engine:
     def _logits(self, model: nnx.Module, stream_BTD: jax.Array, cache: Cache) -> jax.Array:
         fits_B = cache.num_tokens_B <= self.length
         return jnp.where(fits_B[:, None, None], model.logits(stream_BTD), jnp.nan)
+
+
+def _at_last(stream_BTD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
+    """Return the states [B, 1, D] of the last token of each row."""
+    last_B = jnp.maximum(jnp.sum(tokens_BT != NO_TOKEN, axis=1), 1) - 1
+    return jnp.take_along_axis(stream_BTD, last_B[:, None, None], axis=1)
 
 
 def _is_tuple(leaf) -> bool:

@@ -82,11 +82,17 @@ class Projections(Freezable):
         return y + self.adapters[name](spec, x) if name in self.adapters else y
 
 
-def add_adapters(model: nnx.Module, lora: LoRA, rngs: nnx.Rngs) -> nnx.Module:
-    """Add adapters of the target weights to each layer that has them, and mark all other weights as frozen."""
+def freeze(model: nnx.Module) -> None:
+    """Mark all weights that a model has now as frozen."""
     for _, module in nnx.iter_modules(model):
         if isinstance(module, Freezable):
             module.frozen = True
+
+
+def add_adapters(model: nnx.Module, lora: LoRA, rngs: nnx.Rngs) -> nnx.Module:
+    """Add adapters of the target weights to each layer that has them, and mark all other weights as frozen."""
+    freeze(model)
+    for _, module in nnx.iter_modules(model):
         if isinstance(module, Projections):
             for name in set(lora.targets) & vars(module).keys():
                 weight, how = vars(module)[name], dict(rank=lora.rank, scale=lora.alpha / lora.rank, rngs=rngs)

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from layers.adapters import Freezable
+from layers.adapters import freeze
 from layers.error_corrector import ErrorCorrector, Findings, Sizes, points_of
 from objectives import language_modeling
 from objectives.language_modeling import LanguageModeling, weights
@@ -113,9 +113,8 @@ class ErrorCorrection(LanguageModeling):
 
     def transform(self, model: nnx.Module, rngs: nnx.Rngs, **frozen: nnx.Module) -> nnx.Module:
         """Add the module; mark the weights of the model as frozen unless they are trained too."""
-        for _, module in nnx.iter_modules(model) if not self.joint_weight else ():
-            if isinstance(module, Freezable):
-                module.frozen = True
+        if not self.joint_weight:
+            freeze(model)
         corrector = ErrorCorrector(
             self.sizes, scan=model.stack.scan, saves_memory=self.saves_memory, use_mixture=self.use_mixture, rngs=rngs
         )

@@ -151,9 +151,10 @@ class _Asker:
         value = self.solver.value
         requests = [value.requests(self.problem, thought) for thought in work.thoughts]
         flat = list(itertools.chain.from_iterable(requests))
-        answers = iter((yield flat) if flat else ())
-        for thought, asked in zip(work.thoughts, requests, strict=True):
-            thought.value = value.value(self.problem, thought, list(itertools.islice(answers, len(asked))))
+        found = iter((yield flat) if flat else ())
+        answers = [list(itertools.islice(found, len(asked))) for asked in requests]
+        for thought, number in zip(work.thoughts, value.values(self.problem, work.thoughts, answers), strict=True):
+            thought.value = number
 
 
 def _merged(thoughts: Sequence[Thought], whole_answers: bool) -> list[Thought]:

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How promising a partial answer is: by the model's verdict, its likelihood, a user's function, or what is right.
+"""How promising a partial answer is: by a verdict of the model, a trained head, its likelihood, a function of the user.
 
-A value is a class of VALUES. It asks the model for continuations, and turns them into a number. A search compares these
-numbers; depth-first and best-first search also expect them in [0, 1].
+A value is a class of VALUES, made with a task, a tokenizer and the engine of the model. A search compares the numbers
+that it returns; depth-first and best-first search also expect them in [0, 1].
 """
 
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from inference.batching import Continuation, Request
 from inference.choice import Sampling
+from inference.engine import NO_TOKEN, Engine
 from input_pipeline.tokenization import AnyTokenizer
 from reasoning.tasks import Task
 from reasoning.thoughts import Thought
@@ -17,64 +20,96 @@ from reasoning.thoughts import Thought
 YES, NO = "y", "n"  # the verdicts
 
 
-class Verdict:
+class Value:
+    """The interface of a value. It may ask the model for continuations."""
+
+    def requests(self, problem: str, thought: Thought) -> list[Request]:
+        """Return what to ask about a thought."""
+        return []
+
+    def values(
+        self, problem: str, thoughts: Sequence[Thought], answers: Sequence[Sequence[Continuation]]
+    ) -> list[float]:
+        """Return the value of each thought, given the continuations of its requests."""
+        return [self.value(problem, *one) for one in zip(thoughts, answers, strict=True)]
+
+    def value(self, problem: str, thought: Thought, answers: Sequence[Continuation]) -> float:
+        """Return the value of a thought, given the continuations of its requests."""
+        raise NotImplementedError
+
+
+class Verdict(Value):
     """The probability that the model answers yes rather than no to the task's question about the lines."""
 
-    def __init__(self, task: Task, tokenizer: AnyTokenizer):
+    def __init__(self, task: Task, tokenizer: AnyTokenizer, engine: Engine):
         self.task, self.tokenizer = task, tokenizer
         self.yes, self.no = (tokenizer.encode(word)[0] for word in (YES, NO))
 
-    def requests(self, problem: str, thought: Thought) -> list[Request]:
+    def requests(self, problem, thought):
         """Return the question."""
         asked = self.tokenizer.encode(self.task.verdict_question(problem, thought.answer))
         return [Request(asked, 1, Sampling(temperature=0.0), wants_top=True)]
 
-    def value(self, problem: str, thought: Thought, answers: Sequence[Continuation]) -> float:
+    def value(self, problem, thought, answers):
         """Return yes / (yes + no); 0 where neither is among the likeliest tokens."""
         (top,) = answers[0].tops
         yes, no = (math.exp(top.get(token, -math.inf)) for token in (self.yes, self.no))
         return yes / (yes + no) if yes + no else 0.0
 
 
-class WithoutModel:
-    """The base of values that need no further tokens."""
+class Head(Value):
+    """The expected reward of an answer that begins so, by the head of objectives/value_head.py.
 
-    def requests(self, problem: str, thought: Thought) -> list[Request]:
-        """Return nothing to ask."""
-        return []
+    All thoughts of a level are read in one pass, without the cache.
+    """
+
+    def __init__(self, task: Task, tokenizer: AnyTokenizer, engine: Engine):
+        self.task, self.tokenizer, self.engine = task, tokenizer, engine
+        self.head_D = np.asarray(engine.params["value_head"]["kernel"], np.float32)[:, 0]
+
+    def values(self, problem, thoughts, answers):
+        """Return the values at the last tokens of the lines, without their newlines, as the head was trained."""
+        prompt = self.task.prompt(problem)
+        texts = [self.tokenizer.encode(prompt + thought.answer.removesuffix("\n")) for thought in thoughts]
+        rows, length = (-(-size // 32) * 32 for size in (len(texts), max(map(len, texts))))  # each shape is compiled
+        tokens_BT = np.full((rows, length), NO_TOKEN, np.int32)
+        for row, text in zip(tokens_BT, texts, strict=False):
+            row[: len(text)] = text
+        states_BD = np.asarray(self.engine.states(tokens_BT), np.float32)[: len(texts)]
+        return (1 / (1 + np.exp(-states_BD @ self.head_D))).tolist()
 
 
-class Likelihood(WithoutModel):
+class Likelihood(Value):
     """The probability of the lines, by the model that drew them."""
 
-    def __init__(self, task: Task, tokenizer: AnyTokenizer):
+    def __init__(self, task: Task, tokenizer: AnyTokenizer, engine: Engine):
         pass
 
-    def value(self, problem: str, thought: Thought, answers: Sequence[Continuation]) -> float:
+    def value(self, problem, thought, answers):
         """Return a number in [0, 1]."""
         return math.exp(thought.total_log_prob)
 
 
-class Oracle(WithoutModel):
+class Oracle(Value):
     """1 if a right answer begins with the lines, else 0: an upper bound, not a search."""
 
-    def __init__(self, task: Task, tokenizer: AnyTokenizer):
+    def __init__(self, task: Task, tokenizer: AnyTokenizer, engine: Engine):
         self.task = task
 
-    def value(self, problem: str, thought: Thought, answers: Sequence[Continuation]) -> float:
+    def value(self, problem, thought, answers):
         """Return 0 or 1."""
         return float(self.task.can_succeed(problem, thought.lines))
 
 
-class Function(WithoutModel):
+class Function(Value):
     """A function (problem, answer so far) -> number of the user's."""
 
     def __init__(self, function: Callable[[str, str], float]):
         self.function = function
 
-    def value(self, problem: str, thought: Thought, answers: Sequence[Continuation]) -> float:
+    def value(self, problem, thought, answers):
         """Return what the function returns."""
         return float(self.function(problem, thought.answer))
 
 
-VALUES = {"verdict": Verdict, "likelihood": Likelihood, "oracle": Oracle}
+VALUES = {"verdict": Verdict, "value_head": Head, "likelihood": Likelihood, "oracle": Oracle}

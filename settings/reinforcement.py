@@ -5,12 +5,12 @@ from ml_collections import ConfigDict
 
 from configs.errors import ConfigError
 from settings.architecture import multiples_text
-from settings.together import COUNTDOWN
+from settings.together import COUNTDOWN, OF_ROLLOUTS
 
 
 def check(config: ConfigDict) -> None:
     """Raise ConfigError for groups that do not fill a batch, and for answers that nothing rewards."""
-    if config.train.objective != "grpo":
+    if config.train.objective not in OF_ROLLOUTS:
         return
     grpo, rows = config.grpo, config.train.global_batch
     if rows % grpo.group_size:

@@ -12,6 +12,7 @@ OF_UNITS = ("continual_backprop", "redo", "redraw")  # methods of plasticity tha
 OF_PLASTICITY = (*OF_UNITS, "l2_init", "shrink_perturb")
 OF_ONE_MODEL = ("language_modeling", "meta_language_modeling", "classification", "recursive")
 PUZZLES = ("sudoku", "maze", "arc", "puzzles")
+OF_ROLLOUTS = ("grpo", "value_head")  # objectives that train on answers of the model
 OF_PROMPTS = ("countdown_rollouts", "chat")
 COUNTDOWN = ("countdown", "countdown_rollouts")  # data sources of one task
 TASKS = ("sinusoids", "linear_maps", "glyphs")  # data sources of "meta_learning"
@@ -61,14 +62,17 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("evaluation.tasks_every", ANY, "evaluation.tasks", ANY, "the files of questions"),
     ("train.objective", ("recursive",), "causality.prompt", NONE, "which is a text"),
     ("data.source", ("synthetic",), "causality.prompt", NONE, "which needs a tokenizer"),
-    ("train.objective", ("grpo",), "data.source", OF_PROMPTS, "which has prompts to answer"),
-    ("data.source", ("countdown_rollouts",), "train.objective", ("grpo",), "which draws the answers"),
-    ("train.objective", ("grpo",), "batch.ramp", ("none",), "its rows are groups of answers"),
-    ("train.objective", ("grpo",), "mesh.context", (1,), "answers are drawn whole"),
-    ("train.objective", ("grpo",), "evaluation.chunk_tokens", NONE, "its rows have rewards beside the tokens"),
-    ("train.objective", ("grpo",), "train.z_loss", NONE, "a part of another loss"),
-    ("train.objective", ("grpo",), "train.balance_loss", NONE, "a part of another loss"),
-    ("train.objective", ("grpo",), "train.router_z_loss", NONE, "a part of another loss"),
+    ("train.objective", OF_ROLLOUTS, "data.source", OF_PROMPTS, "which has prompts to answer"),
+    ("data.source", ("countdown_rollouts",), "train.objective", OF_ROLLOUTS, "which draw the answers"),
+    ("train.objective", OF_ROLLOUTS, "batch.ramp", ("none",), "its rows are groups of answers"),
+    ("train.objective", OF_ROLLOUTS, "mesh.context", (1,), "answers are drawn whole"),
+    ("train.objective", OF_ROLLOUTS, "evaluation.chunk_tokens", NONE, "its rows have rewards beside the tokens"),
+    ("train.objective", OF_ROLLOUTS, "train.z_loss", NONE, "a part of another loss"),
+    ("train.objective", OF_ROLLOUTS, "train.balance_loss", NONE, "a part of another loss"),
+    ("train.objective", OF_ROLLOUTS, "train.router_z_loss", NONE, "a part of another loss"),
+    ("train.objective", ("value_head",), "train.init_from", ANY, "the folder of the run that draws the answers"),
+    ("train.objective", ("value_head",), "lora.rank", NONE, "it trains a head alone"),
+    ("train.objective", ("value_head",), "grpo.kl", NONE, "the model does not change"),
     ("grpo.kl", ANY, "train.init_from", ANY, "the folder of a run: it begins there, held to it"),
     ("train.objective", ("error_correction",), "model.name", ("decoder_lm",), ""),
     ("train.objective", ("error_correction",), "mesh.model", (1,), "a token is judged by the tokens beside it"),

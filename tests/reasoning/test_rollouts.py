@@ -11,7 +11,9 @@ import pytest
 
 import train
 from cluster.hub import RunError
+from cluster.interruption import Interrupted
 from configs.errors import ConfigError
+from core.faults import parse_faults
 from input_pipeline.countdown import CountdownRollouts, is_correct
 from input_pipeline.errors import DataError
 from input_pipeline.packing import IGNORED
@@ -86,9 +88,10 @@ def test_a_file_has_each_answer_and_a_restart_repeats_its_lines(runs):
 
 def test_several_updates_train_on_the_same_answers_also_after_a_resume_between_them(tmp_path):
     """The second update is corrected by the ratio of probabilities. An interrupted run has its answers in a file."""
-    config, devices = small(
-        grpo__updates="2", train__save_every="3", grpo__reward="random", optimizer__warmup_steps="0"
-    ), jax.devices()[:1]
+    config, devices = (
+        small(grpo__updates="2", train__save_every="3", grpo__reward="random", optimizer__warmup_steps="0"),
+        jax.devices()[:1],
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "devices", lambda: devices)
         whole = train.train(config, tmp_path / "whole")
@@ -102,6 +105,23 @@ def test_several_updates_train_on_the_same_answers_also_after_a_resume_between_t
     assert [one["step"] for one in records(tmp_path / "whole")] == [1] * 8 + [3] * 8
     first, second, *_ = trained_lines(tmp_path / "whole")
     assert first["reward"] == second["reward"] and first["mismatch"] < 1e-5 < second["mismatch"]
+
+
+def test_a_run_is_guarded_and_survives_a_preemption(tmp_path):
+    """A gradient that is not a number changes nothing, and the answers after a resume are those of the whole run."""
+    devices = jax.devices()[:1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda: devices)
+
+        def trained(name, faults):
+            return train.train(small(grpo__reward="random"), tmp_path / name, faults=parse_faults(faults))
+
+        whole = trained("whole", "nan@2")
+        with pytest.raises(Interrupted):
+            trained("preempted", "nan@2,sigterm@3")
+        assert trained("preempted", "nan@2,sigterm@3").metrics == whole.metrics
+    assert records(tmp_path / "preempted") == records(tmp_path / "whole")
+    assert [line["skipped"] for line in trained_lines(tmp_path / "whole")] == [0, 1, 0, 0]
 
 
 def test_two_processes_draw_the_same_answers_on_the_mesh_of_both(tmp_path):

@@ -6,6 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from core.evaluators import engine_of
 from inference.batching import Batch
@@ -49,7 +50,7 @@ def solver(trained: TrainedRun, limits: Limits, value=None) -> Solver:
     """Return a solver whose cache has the rows of one search."""
     batch = Batch(engine_of(trained.run, trained.params), num_rows=limits.max_thoughts, vocab_size=128)
     tokenizer, task = open_tokenizer("byte"), Countdown()
-    return Solver(batch, tokenizer, task, value or VALUES["verdict"](task, tokenizer))
+    return Solver(batch, tokenizer, task, value or VALUES["verdict"](task, tokenizer, None))
 
 
 def facts(thought: Thought) -> list:
@@ -116,7 +117,7 @@ def test_a_function_of_the_user_is_a_value_and_the_oracle_knows_what_is_right(ru
         longest = Function(lambda problem, answer: len(answer))
         (found,) = solver(run[2], limits, longest).solve(PROBLEMS[:1], "bfs", limits)
     assert all(one.value == len(one.answer) for one in found.root.all()[1:])
-    oracle = VALUES["oracle"](Countdown(), None)
+    oracle = VALUES["oracle"](Countdown(), None, None)
     lines = ["50+25=75;3 4 75", "75+4=79;3 79", "79+3=82;82"]
     for count, wrong in ((1, "50+25=76;3 4 76"), (2, "75-4=71;3 71"), (3, "79-3=76;76")):
         for line, value in ((lines[count - 1], 1.0), (wrong, 0.0)):
@@ -155,3 +156,34 @@ def test_generate_searches_and_says_what_it_cannot_do(run, tmp_path):
     ):
         status, out, err = finish(command(*asked, *words, cache=tmp_path))
         assert (status, out) == (2, "") and said in err
+
+
+def test_a_trained_head_values_what_a_search_draws(run, tmp_path):
+    """The head is trained on rewarded answers of the frozen model, and its values are those of a full forward pass."""
+    of_head = {name: value for name, value in SMALL.items() if name.startswith(("model.", "tot."))} | {
+        "train.global_batch": 16, "grpo.group_size": 8, "train.steps": 3, "train.log_every": 1, "train.eval_every": 0,
+        "logging.tensorboard": False, "evaluation.batches": 1, "train.init_from": str(run[0]),
+    }  # fmt: skip
+    typed = {name: str(value) for name, value in of_head.items()}
+    loaded = loading.load("configs/countdown_value_head.py", "", typed)
+    loaded.config.mesh.fsdp = 1
+    validate(loaded.config, 1, loaded)
+    devices = jax.devices()[:1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda: devices)
+        result = train(loaded.config, tmp_path)
+    assert 0 <= result.evaluations["tot"]["solved"] <= 1
+    trained = TrainedRun(tmp_path, loaded.config)
+    trained_paths = {path for path, _ in jax.tree.leaves_with_path(nnx.to_pure_dict(trained.run.models.trained))}
+    assert len(trained_paths) == 1, "the head alone"
+    base = run[2].params
+    jax.tree.map(np.testing.assert_array_equal, {name: trained.params[name] for name in base}, base)
+    limits = Limits(2, 2, 3)
+    with mesh_context(trained.run.mesh):
+        head = VALUES["value_head"](Countdown(), open_tokenizer("byte"), engine_of(trained.run, trained.params))
+        (found,) = solver(trained, limits, head).solve(PROBLEMS[:1], "bfs", limits)
+        for thought in found.root.all()[1:]:
+            text = np.frombuffer((PROBLEMS[0] + thought.answer[:-1]).encode(), np.uint8).astype(np.int32)[None]
+            stream_BTD, _ = trained.run.model(trained.params)(text, np.arange(text.size)[None], np.ones_like(text))
+            logit = np.asarray(stream_BTD, np.float64)[0, -1] @ np.asarray(trained.params["value_head"]["kernel"])[:, 0]
+            np.testing.assert_allclose(thought.value, 1 / (1 + np.exp(-logit)), rtol=1e-4)
