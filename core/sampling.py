@@ -33,11 +33,17 @@ class BatchSampler:
         """
         if run is not self._run:
             self._begin(run)
-        moved = resharding.reshard(self._copy(run.models.merge_base(params, frozen)), self._weights)
+        weights = self._copied(run.models.merge_base(params, frozen))
         with mesh_context(self._decoding.mesh):
             key = jax.random.fold_in(jax.random.key(run.config.train.seed), step)
-            sampled = run.objective.sample_batch(engine_of(self._decoding, self._place(moved)), batch, key)
+            sampled = run.objective.sample_batch(engine_of(self._decoding, weights), batch, key)
         return Sampled(batch) if sampled is None else sampled._replace(batch=_checked(run, sampled.batch, batch))
+
+    def _copied(self, params: dict) -> dict:
+        """Return a copy of parameters for decoding. A second one, of which it is made, is freed on return."""
+        moved = resharding.reshard(self._copy(params), self._weights)
+        with mesh_context(self._decoding.mesh):
+            return self._place(moved)
 
     def _begin(self, run: Run) -> None:
         """Prepare to decode with the parameters of a run."""

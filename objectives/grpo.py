@@ -69,6 +69,10 @@ class GRPO(LanguageModeling):
         """Return answers of the model to the prompts of `batch`, with their advantages."""
         return Sampled(*self.sampler.sample(engine, batch, key))
 
+    def decoded(self) -> tuple[int, int]:
+        """Return the size of the cache of a rollout."""
+        return min(self.rows, rollouts.MOST_ROWS), self.length + 1
+
     def loss(self, model, carry, batch, key, *, reference=None):
         """Return the loss; `key` is that of the model's dropout."""
         weights_BT = weights(batch)

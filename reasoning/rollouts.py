@@ -82,8 +82,9 @@ class Sampler:
         self, engine: Engine, asked: Sequence[list[int]], seeds: np.ndarray, form: Lines | Turns, length: int
     ) -> list[tuple[list[int], list[float]]]:
         """Return (tokens, log-probability of each) of an answer to each prompt, with the token that ends it."""
-        batch = Batch(engine, num_rows=min(len(asked), MOST_ROWS), vocab_size=self.vocab_size)
         most = min(engine.length, length + 1)
+        short = dataclasses.replace(engine, length=most)  # of the cache
+        batch = Batch(short, num_rows=min(len(asked), MOST_ROWS), vocab_size=self.vocab_size)
         running = added = [
             batch.add(Request(prompt, most - len(prompt), Sampling(self.temperature, seed=int(seed))))
             for prompt, seed in zip(asked, seeds, strict=True)
