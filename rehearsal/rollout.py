@@ -37,9 +37,7 @@ def added(compiled: Compiled, figures: dict, found: dict) -> dict:
     step = None
     if found["decode"]:
         rounds = math.ceil(config.train.global_batch / found["rows"])
-        rollout["seconds"] = rounds * (
-            found["prefill"]["seconds"] + found["length"] * found["decode"]["step_seconds"]
-        )
+        rollout["seconds"] = rounds * (found["prefill"]["seconds"] + found["length"] * found["decode"]["step_seconds"])
         step = figures["step_seconds"] and figures["step_seconds"] + rollout["seconds"]
     whole = {"step_seconds": step, "tokens_per_second": step and figures["tokens_per_step"] / step}
     return {

@@ -5,7 +5,7 @@ from ml_collections import ConfigDict
 
 from configs.errors import ConfigError
 from settings.architecture import multiples_text
-from settings.together import COUNTDOWN
+from settings.together import OF_ROLLOUTS
 
 
 def check(config: ConfigDict) -> None:
@@ -18,8 +18,8 @@ def check(config: ConfigDict) -> None:
             f"train.global_batch={rows} is not a multiple of grpo.group_size={grpo.group_size}; "
             f"use {multiples_text(rows, grpo.group_size)}"
         )
-    if grpo.reward == "task" and config.data.source not in COUNTDOWN:
+    if grpo.reward == "task" and config.data.source not in OF_ROLLOUTS:
         raise ConfigError(
-            f"grpo.reward=task knows the right answers of data.source=countdown_rollouts alone, not of "
+            f"grpo.reward=task knows the right answers of data.source={' and '.join(OF_ROLLOUTS)} alone, not of "
             f"{config.data.source}; use reference, or a function of your recipe, see docs/reasoning.md"
         )

@@ -12,11 +12,13 @@ OF_UNITS = ("continual_backprop", "redo", "redraw")  # methods of plasticity tha
 OF_PLASTICITY = (*OF_UNITS, "l2_init", "shrink_perturb")
 OF_ONE_MODEL = ("language_modeling", "meta_language_modeling", "classification", "recursive")
 PUZZLES = ("sudoku", "maze", "arc", "puzzles")
-OF_PROMPTS = ("countdown_rollouts", "chat")
+OF_ROLLOUTS = ("countdown_rollouts", "reasoning_gym_rollouts")
+OF_PROMPTS = (*OF_ROLLOUTS, "chat")
 COUNTDOWN = ("countdown", "countdown_rollouts")  # data sources of one task
 TASKS = ("sinusoids", "linear_maps", "glyphs")  # data sources of "meta_learning"
 WITHOUT_FILES = ("python", "synthetic", *TASKS)
-WITHOUT_STREAM = (*WITHOUT_FILES, *PUZZLES)
+OF_QUESTIONS = ("reasoning_gym", "reasoning_gym_rollouts")
+WITHOUT_STREAM = (*WITHOUT_FILES, *PUZZLES, *OF_QUESTIONS)
 WITHOUT_MIXTURE = (*WITHOUT_STREAM, "labeled")
 META = ("meta_learning", "meta_language_modeling")
 OF_VECTORS = ("mlp_regressor", "vector_decoder")
@@ -62,7 +64,8 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("train.objective", ("recursive",), "causality.prompt", NONE, "which is a text"),
     ("data.source", ("synthetic",), "causality.prompt", NONE, "which needs a tokenizer"),
     ("train.objective", ("grpo",), "data.source", OF_PROMPTS, "which has prompts to answer"),
-    ("data.source", ("countdown_rollouts",), "train.objective", ("grpo",), "which draws the answers"),
+    ("data.source", OF_ROLLOUTS, "train.objective", ("grpo",), "which draws the answers"),
+    ("data.source", OF_QUESTIONS, "data.path", ANY, "a generator of reasoning-gym, such as leg_counting"),
     ("train.objective", ("grpo",), "batch.ramp", ("none",), "its rows are groups of answers"),
     ("train.objective", ("grpo",), "mesh.context", (1,), "answers are drawn whole"),
     ("train.objective", ("grpo",), "evaluation.chunk_tokens", NONE, "its rows have rewards beside the tokens"),
