@@ -55,7 +55,7 @@ from configs.errors import ConfigError, shown
 from settings.decoding import for_decoding
 from settings.resolving import Loaded
 from input_pipeline.cache import cache_folder
-from rehearsal import advice, compare, decoding, report, search, sections, sharding
+from rehearsal import advice, compare, decoding, report, rollout, search, sections, sharding
 from rehearsal.compiler import GIB, Compiler, check_compiler
 from training import fit
 
@@ -172,10 +172,11 @@ def rehearse(loaded: Loaded, topology: topologies.Topology, display) -> None:
     """Compile one configuration and report on it."""
     compiled = display.compile(loaded.config, topology)
     figures = report.figures(loaded, compiled)
-    display.sections(sections.of_step(figures))
+    both = rollout.rehearse(loaded, compiled, figures, display)
+    display.sections(sections.of_step(figures | both))
     figures |= advice.advise(compiled, figures, display, seconds=FLAGS.advice_seconds)
     display.sections(sections.of_changes(figures))
-    write(figures, compiled)
+    write(figures | both, compiled)
 
 
 def decode(loaded: Loaded, topology: topologies.Topology, display) -> None:

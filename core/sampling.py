@@ -78,13 +78,19 @@ class BatchSampler:
         """Return what the objective samples, or `batch` itself, on the host."""
         if run is not self._run:
             self._begin(run)
-        moved = resharding.reshard(self._copy(run.models.merge_base(params, frozen)), self._weights)
+        weights = self._copied(run.models.merge_base(params, frozen))
         with mesh_context(self._decoding.mesh):
             key = jax.random.fold_in(jax.random.key(run.config.train.seed), step)
-            sampled = run.objective.sample_batch(engine_of(self._decoding, self._place(moved)), batch, key)
+            sampled = run.objective.sample_batch(engine_of(self._decoding, weights), batch, key)
         if sampled is None:
             return Sampled(batch)
         return sampled._replace(batch={name: np.asarray(array) for name, array in sampled.batch.items()})
+
+    def _copied(self, params: dict) -> dict:
+        """Return a copy of parameters for decoding. A second one, of which it is made, is freed on return."""
+        moved = resharding.reshard(self._copy(params), self._weights)
+        with mesh_context(self._decoding.mesh):
+            return self._place(moved)
 
     def _begin(self, run: Run) -> None:
         """Prepare to decode with the parameters of a run."""

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from inference.text_stream import TextStream, num_certain
+from input_pipeline import questions
 from input_pipeline.chat.encoding import ChatTokenizer, format_of_tokenizer
 from input_pipeline.chat.messages import KINDS, Message
 from input_pipeline.chat.template import PlainFormat, Template
@@ -69,4 +70,5 @@ def answer_ends(tokenizer: AnyTokenizer, form: PlainFormat | Template) -> list[i
 
 def can_chat(config, tokenizer: AnyTokenizer) -> bool:
     """Return whether the model of a run was trained on conversations, or its tokenizer has a chat template."""
-    return config.data.source in KINDS or isinstance(format_of_tokenizer(tokenizer, config.data.tokenizer), Template)
+    of_turns = config.data.source in (*KINDS, *questions.SOURCES)
+    return of_turns or isinstance(format_of_tokenizer(tokenizer, config.data.tokenizer), Template)

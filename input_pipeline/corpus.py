@@ -11,6 +11,7 @@ from input_pipeline.chat.encoding import ChatTokenizer
 from input_pipeline.chat.windows import ConversationWindows, PreferenceWindows
 from input_pipeline.errors import DataError
 from input_pipeline.mixture import History, Mixture, parse, parse_stream
+from input_pipeline.questions import QuestionWindows
 from input_pipeline.reading.documents import Document, Span, hold_out, scan
 from input_pipeline.shards import Announce, Splits, Store, TokenWindows, open_windows
 from input_pipeline.sources import read_source
@@ -40,7 +41,7 @@ class Corpus:
     @property
     def is_of_conversations(self) -> bool:
         """Whether the training data are conversations, so that a model should not continue plain text."""
-        return isinstance(self.heldout, ConversationWindows)
+        return isinstance(self.heldout, ConversationWindows | QuestionWindows)
 
     @property
     def is_plain_text(self) -> bool:
@@ -157,7 +158,7 @@ def _of_windows(train: Mixture, heldout: Sequence[Windows], paths: list[str], da
     """Return the corpus of window sources; that of a stream is evaluated on its first task, and on each by name."""
     names = tuple(path or data.source for path in paths)
     if len(heldout) == 1:
-        return Corpus(None, train, heldout[0], heldout[0].digest, names=names)
+        return Corpus(heldout[0].tokenizer, train, heldout[0], heldout[0].digest, names=names)
     digest = digest_of_json([windows.digest for windows in heldout])
     return Corpus(None, train, heldout[0], digest, names=names, tasks=tuple(heldout))
 

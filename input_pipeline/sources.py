@@ -20,6 +20,7 @@ from input_pipeline.countdown import CountdownRollouts, CountdownWindows
 from input_pipeline.errors import DataError
 from input_pipeline.labeled import LabeledWindows, split
 from input_pipeline.puzzles import build
+from input_pipeline.questions import QuestionRollouts, QuestionWindows
 from input_pipeline.reading import formats, hugging_face, remote
 from input_pipeline.reading.documents import Document, TextFile
 from input_pipeline.reading.records import Reader, RecordFile
@@ -68,15 +69,20 @@ def _files(data, path: str, **_) -> Iterable[Document]:
 
 def _conversations(data, path: str, **_) -> Iterable[Document]:
     """Return the conversations or preferences of files, one per line, rendered by the template of data.tokenizer."""
+    _check_exists(data)
+    form = format_of_tokenizer(open_tokenizer(data.tokenizer), data.tokenizer)
+    return _documents(
+        data, find_files(path), lambda file: lambda path, _, most_bytes: Rendered(path, most_bytes, data.source, form)
+    )
+
+
+def _check_exists(data) -> None:
+    """Raise DataError if the tokenizer is one that the documents would train."""
     if data.tokenizer == "sentencepiece":
         raise DataError(
             f"data.source={data.source} needs an existing tokenizer; use that of the run or model to fine-tune, "
             "--config.data.tokenizer=FOLDER/tokenizer.json or tokenizer.model, or byte"
         )
-    form = format_of_tokenizer(open_tokenizer(data.tokenizer), data.tokenizer)
-    return _documents(
-        data, find_files(path), lambda file: lambda path, _, most_bytes: Rendered(path, most_bytes, data.source, form)
-    )
 
 
 SOURCES: dict[str, Callable] = {
@@ -157,6 +163,19 @@ def countdown_rollouts(data, path: str, *, seed: int, **how) -> tuple[CountdownR
     """Return the problems of `countdown` for reinforcement learning."""
     countdown(data, path, seed=seed, **how)
     return CountdownRollouts(seed, "train"), CountdownRollouts(seed, "heldout")
+
+
+@source
+def reasoning_gym(data, path: str, *, seed: int, kind=QuestionWindows, **_) -> tuple[Windows, Windows]:
+    """Return questions and answers of a generator of reasoning-gym, which data.path names."""
+    _check_exists(data)
+    return tuple(kind(path, data.tokenizer, seed, stream) for stream in ("train", "heldout"))
+
+
+@source
+def reasoning_gym_rollouts(data, path: str, **how) -> tuple[Windows, Windows]:
+    """Return the questions of `reasoning_gym` for reinforcement learning."""
+    return reasoning_gym(data, path, kind=QuestionRollouts, **how)
 
 
 @source

@@ -8,6 +8,7 @@ import numpy as np
 
 from input_pipeline.order import example_windows
 from input_pipeline.packing import KEYS, Piece
+from input_pipeline.tokenization import AnyTokenizer
 
 
 class Windows:
@@ -23,6 +24,7 @@ class Windows:
         num_documents, num_tokens, num_bytes (of UTF-8 text): the size of the data.
         vocab_size: number of tokens if the source has its own alphabet; 0 for tokens of a tokenizer or of the model.
         num_identifiers: rows that a table of puzzle embeddings needs.
+        tokenizer: of the texts, if the source encodes them itself.
         input_dim: numbers of an input, if examples are vectors; 0: they are tokens.
         test_puzzles: {name: task}, if the answers to the windows of a task are votes; most sources have none.
     """
@@ -30,6 +32,7 @@ class Windows:
     fills: Mapping[str, int] = dict.fromkeys(KEYS, 0)
     batch_exceeds_pass = False
     num_documents = num_tokens = num_bytes = num_identifiers = vocab_size = input_dim = 0
+    tokenizer: AnyTokenizer | None = None
     test_puzzles: Mapping[str, dict] = MappingProxyType({})
 
     def num_examples(self, sequence_length: int) -> int:

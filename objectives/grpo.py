@@ -32,7 +32,7 @@ def make(config) -> "GRPO":
     return GRPO(
         **vars(language_modeling.make(config)), clip=grpo.clip, clip_high=grpo.clip_high or grpo.clip, kl=grpo.kl,
         average=grpo.average, steps_of_batch=grpo.updates, sampler=rollouts.Sampler(
-            source=config.data.source, tokenizer=config.data.tokenizer, group_size=grpo.group_size,
+            source=config.data.source, path=config.data.path, tokenizer=config.data.tokenizer, group_size=grpo.group_size,
             temperature=grpo.temperature, divides=grpo.advantage == "deviation", reward=grpo.reward,
             vocab_size=config.model.vocab_size,
         ),
@@ -70,6 +70,10 @@ class GRPO(LanguageModeling):
     def sample_batch(self, engine, batch, key) -> Sampled:
         """Return answers of the model to the prompts of `batch`, with their advantages."""
         return Sampled(*self.sampler.sample(engine, batch, key))
+
+    def decoded(self) -> tuple[int, int]:
+        """Return the size of the cache of a rollout."""
+        return min(self.rows, rollouts.MOST_ROWS), self.length + 1
 
     def loss(self, model, carry, batch, key, *, reference=None):
         """Return the loss; `key` is that of the model's dropout."""

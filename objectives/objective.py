@@ -89,6 +89,10 @@ class Objective:
         """
         return None
 
+    def decoded(self) -> tuple[int, int] | None:
+        """Return (rows, tokens of a row) of the cache with which `sample_batch` decodes; None if it decodes nothing."""
+        return None
+
     def init_carry(self, model: nnx.Module, rows: int, key: jax.Array) -> dict:
         """Return the first carry, which a step passes to the next; the first dimension of its arrays is the rows."""
         return {}

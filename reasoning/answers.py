@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from configs.errors import ConfigError
 from inference.prompts import answer_ends
+from input_pipeline import questions
 from input_pipeline.chat.encoding import format_of_tokenizer
 from input_pipeline.tokenization import AnyTokenizer
 from reasoning.tasks import TASKS, Task
@@ -37,6 +38,10 @@ class Lines:
         """Return the text of an answer."""
         return self.tokenizer.decode(tokens)
 
+    def score(self, number: int, prompt: str, answer: str) -> float:
+        """Return 1 if an answer is right, else 0."""
+        return float(self.task.is_correct(prompt, answer))
+
 
 class Turns:
     """Answers in a conversation, which end where the assistant's turn does."""
@@ -55,9 +60,23 @@ class Turns:
         return self.tokenizer.decode(tokens[:-1] if tokens and self.is_complete(tokens) else tokens)
 
 
-def answers_of(source: str, tokenizer: AnyTokenizer, name: str) -> Lines | Turns:
-    """Return the answers to the prompts of a data source; `name` is the value of data.tokenizer."""
-    return Lines(tokenizer, TASKS[source]()) if source in TASKS else Turns(tokenizer, name)
+class Answers(Turns):
+    """Answers to the questions of a generator, see input_pipeline/questions.py."""
+
+    def __init__(self, tokenizer: AnyTokenizer, name: str, generator: str):
+        super().__init__(tokenizer, name)
+        self._generator = questions.generator(generator)
+
+    def score(self, number: int, prompt: str, answer: str) -> float:
+        """Return the generator's score of an answer to its question of this number, from 0 to 1."""
+        return self._generator.score(number, answer)
+
+
+def answers_of(source: str, path: str, tokenizer: AnyTokenizer, name: str) -> Lines | Turns:
+    """Return the answers to the prompts of data.source and data.path; `name` is the value of data.tokenizer."""
+    if source in TASKS:
+        return Lines(tokenizer, TASKS[source]())
+    return Answers(tokenizer, name, path) if source in questions.SOURCES else Turns(tokenizer, name)
 
 
 def registered(name: str) -> Reward:

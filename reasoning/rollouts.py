@@ -7,6 +7,7 @@ Letters: B rows, T tokens.
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -19,10 +20,18 @@ from input_pipeline.errors import DataError
 from input_pipeline.packing import IGNORED, empty_rows, put_sequence
 from input_pipeline.tokenization import open_tokenizer
 from reasoning.answers import Lines, Turns, answers_of, registered
-from reasoning.tasks import TASKS
 
 MOST_ROWS = 128  # of the cache; more answers wait
 EPSILON = 1e-4  # added to the deviation of a group
+
+
+class Texts(NamedTuple):
+    """An answer with the number of its question (0 where the data has none), the prompt, and the data's answer."""
+
+    number: int
+    prompt: str
+    answer: str
+    reference: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,17 +39,18 @@ class Sampler:
     """Draws the batch of a step.
 
     Attributes:
-      source: the value of data.source, whose prompts are answered.
+      source, path: the values of data.source and data.path, whose prompts are answered.
       tokenizer: a value of data.tokenizer.
       group_size: answers to a prompt; it divides the rows of a batch.
       temperature: of the draws.
       divides: whether advantages are divided by the deviation of the group.
-      reward: "task" (1 if the answer is right, else 0), "reference" (1 if its last line is that of the answer in the
-        data), "random" (a control: 0 or 1 by chance), or a name of REWARDS.
+      reward: "task" (the score of the task, such as 1 for a right answer and 0 for others), "reference" (1 if its last
+        line is that of the answer in the data), "random" (a control: 0 or 1 by chance), or a name of REWARDS.
       vocab_size: ids from here on are never drawn.
     """
 
     source: str
+    path: str
     tokenizer: str
     group_size: int
     temperature: float
@@ -60,20 +70,21 @@ class Sampler:
         )
         rows, length = tokens_BT.shape
         learned_BT = (targets_BT != IGNORED) & (segments_BT == 1)
-        pairs = [pair for pair in prompts_of(tokens_BT, targets_BT, learned_BT, rows // self.group_size)
-                 for _ in range(self.group_size)]  # fmt: skip
-        asked, seeds = [prompt for prompt, _ in pairs], np.asarray(jax.random.bits(key, (rows,)))
+        numbers_B = process_allgather(batch["numbers"], tiled=True) if "numbers" in batch else np.zeros(rows, np.int32)
+        prompts = [prompt for prompt in prompts_of(tokens_BT, targets_BT, learned_BT, rows // self.group_size)
+                   for _ in range(self.group_size)]  # fmt: skip
+        asked, seeds = [prompt for _, prompt, _ in prompts], np.asarray(jax.random.bits(key, (rows,)))
         tokenizer = open_tokenizer(self.tokenizer)
-        form = answers_of(self.source, tokenizer, self.tokenizer)
+        form = answers_of(self.source, self.path, tokenizer, self.tokenizer)
         drawn = self._drawn(engine, asked, seeds, form, length)
         texts = [
-            (tokenizer.decode(prompt), form.text(answer), form.text(reference))
-            for (prompt, reference), (answer, _) in zip(pairs, drawn, strict=True)
+            Texts(int(numbers_B[row]), tokenizer.decode(prompt), form.text(answer), form.text(reference))
+            for (row, prompt, reference), (answer, _) in zip(prompts, drawn, strict=True)
         ]
-        rewards = self._rewards(texts, seeds)
+        rewards = self._rewards(form, texts, seeds)
         records = [
-            {"prompt": prompt, "answer": answer, "reward": reward}
-            for (prompt, answer, _), reward in zip(texts, rewards, strict=True)
+            {"prompt": one.prompt, "answer": one.answer, "reward": reward}
+            for one, reward in zip(texts, rewards, strict=True)
         ]
         rewards_B = np.array(rewards, np.float32)
         return _arrays(asked, drawn, rewards_B, self._advantages(rewards_B), length), records
@@ -82,8 +93,9 @@ class Sampler:
         self, engine: Engine, asked: Sequence[list[int]], seeds: np.ndarray, form: Lines | Turns, length: int
     ) -> list[tuple[list[int], list[float]]]:
         """Return (tokens, log-probability of each) of an answer to each prompt, with the token that ends it."""
-        batch = Batch(engine, num_rows=min(len(asked), MOST_ROWS), vocab_size=self.vocab_size)
         most = min(engine.length, length + 1)
+        short = dataclasses.replace(engine, length=most)  # of the cache
+        batch = Batch(short, num_rows=min(len(asked), MOST_ROWS), vocab_size=self.vocab_size)
         running = added = [
             batch.add(Request(prompt, most - len(prompt), Sampling(self.temperature, seed=int(seed))))
             for prompt, seed in zip(asked, seeds, strict=True)
@@ -96,17 +108,16 @@ class Sampler:
             running = [one for one in running if not one.reason]
         return [(one.tokens, one.log_probs) for one in added]
 
-    def _rewards(self, texts: Sequence[tuple[str, str, str]], seeds: np.ndarray) -> list[float]:
-        """Return the reward of each (prompt, answer, answer in the data)."""
+    def _rewards(self, form: Lines | Turns, texts: Sequence[Texts], seeds: np.ndarray) -> list[float]:
+        """Return the reward of each answer."""
         if self.reward == "random":
             return [float(seed & 1) for seed in seeds]
         if self.reward == "reference":
-            return [float(last_line(answer) == last_line(reference)) for _, answer, reference in texts]
+            return [float(last_line(one.answer) == last_line(one.reference)) for one in texts]
         if self.reward == "task":
-            task = TASKS[self.source]()
-            return [float(task.is_correct(prompt, answer)) for prompt, answer, _ in texts]
+            return [form.score(one.number, one.prompt, one.answer) for one in texts]
         function = registered(self.reward)
-        return [float(function(prompt, answer)) for prompt, answer, _ in texts]
+        return [float(function(one.prompt, one.answer)) for one in texts]
 
     def _advantages(self, rewards_B: np.ndarray) -> np.ndarray:
         """Return rewards minus the mean of their group, and divided by its deviation if `divides`: float32 [B]."""
@@ -119,8 +130,8 @@ class Sampler:
 
 def prompts_of(
     tokens_BT: np.ndarray, targets_BT: np.ndarray, learned_BT: np.ndarray, count: int
-) -> list[tuple[list[int], list[int]]]:
-    """Return (tokens up to the first target that is learned, targets of that answer) of `count` rows.
+) -> list[tuple[int, list[int], list[int]]]:
+    """Return (row, tokens up to the first target that is learned, targets of that answer) of `count` rows.
 
     Rows without such a target are left out. If there are too few others, they are used again. Raises DataError if there
     is none.
@@ -129,7 +140,8 @@ def prompts_of(
     for row in np.flatnonzero(learned_BT.any(axis=1)):
         first = learned_BT[row].argmax()
         count_of_answer = np.append(learned_BT[row, first:], False).argmin()
-        found.append((tokens_BT[row, : first + 1].tolist(), targets_BT[row, first:][:count_of_answer].tolist()))
+        answer = targets_BT[row, first:][:count_of_answer]
+        found.append((int(row), tokens_BT[row, : first + 1].tolist(), answer.tolist()))
     if not found:
         raise DataError("no row of a batch has an answer, so there is no prompt; train.sequence_length is too short")
     return list(itertools.islice(itertools.cycle(found), count))

@@ -74,6 +74,8 @@ def compile_step(config, topology) -> tuple[dict, str]:
         "mesh": dict(run.mesh.shape),
         "state": _state_bytes(run),
         "on_host": _bytes(run.abstract_state, on_host=True),
+        "frozen": _bytes(run.abstract_frozen),
+        "decoded": run.objective.decoded(),
         "num_parameters": run.models.num_parameters,
         "num_microbatches": run.num_microbatches,
         "flops_per_step": run.flops_per_step,

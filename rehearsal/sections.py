@@ -8,7 +8,7 @@ from reporting.display import duration
 COLOURS = {  # of bars and plots
     "parameters": "#6ea8dc", "optimizer": "#9a9fe0", "batch": "#b9a58c", "gradients": "#e9b44c",
     "saved activations": "#5fc0b0", "temporaries": "#e28a7c",
-    "weights": "#6ea8dc", "cache": "#5fc0b0", "temporary": "#e28a7c",
+    "training state": "#9a9fe0", "weights": "#6ea8dc", "cache": "#5fc0b0", "temporary": "#e28a7c",
     "matmul": "#6ea8dc", "attention kernel": "#5fc0b0", "kernel": "#93c572", "element-wise": "#e9b44c",
     "collective": "#e28a7c", "copy": "#b39ad6", "loop": "#b8b8b8",
 }  # fmt: skip
@@ -48,7 +48,8 @@ def of_step(report: dict) -> list[Section]:
     assumed = Table(("what the estimate assumes", "value", "source"), report["assumptions"])
     known = [_time(report), _operations(report)] if report["step_seconds"] is not None else []
     cost = _cost(report) if known else Section("TIME AND COST: unknown, as the step does not compile", [], bad=True)
-    return [_head(report), _memory(report), *known, cost._replace(tables=(assumed,))]
+    phases = [_phases(report), _rollout(report["rollout"])] if "rollout" in report else []
+    return [_head(report), *phases, _memory(report), *known, cost._replace(tables=(assumed,))]
 
 
 def of_changes(report: dict) -> list[Section]:
@@ -106,8 +107,40 @@ def _head(report: dict) -> Section:
     return Section(f"{report['recipe']} on {report['topology']}: {slice_}", lines)
 
 
+def _phases(report: dict) -> Section:
+    """Return the verdict on the update and the rollout before it, see rehearsal/rollout.py."""
+    seconds = report["update_and_rollout_seconds"]
+    took = "" if seconds is None else f"; at most {seconds_text(seconds)} a step"
+    rows = [
+        (name, f"{memory['total']:.1f} of {memory['capacity']:.0f}", "fits" if phase["fits"] else "does not fit",
+         "-" if phase["seconds"] is None else seconds_text(phase["seconds"]))
+        for name, phase, memory in (
+            ("update", report["update"], report["hbm_gib"]),
+            ("rollout, at most", report["rollout"], report["rollout"]["hbm_gib"]),
+        )
+    ]  # fmt: skip
+    table = Table(("phase", "GiB a chip", "verdict", "Time"), rows)
+    title = f"{'FITS' if report['fits'] else 'DOES NOT FIT'}: the update and the rollout{took}"
+    return Section(title, [], (table,), bad=not report["fits"])
+
+
+def _rollout(rollout: dict) -> Section:
+    hbm, lines = rollout["hbm_gib"], [f"{rollout['rows']} rows of {rollout['length']:,} tokens, prompt and answer"]
+    lines[0] += f"; mesh {mesh_text(rollout['mesh'])}"
+    if rollout["decode"]:
+        prefill, decode = rollout["prefill"], rollout["decode"]
+        lines.append(
+            f"prefill: {prefill['calls']} calls of {seconds_text(prefill['call_seconds'])}; decode: "
+            f"{seconds_text(decode['step_seconds'])} a token of all rows, without the host's time between tokens"
+        )
+    names = ("training_state", "weights", "cache", "temporary")
+    bars = tuple((name.replace("_", " "), hbm[name], f"{hbm[name]:.2f} GiB") for name in names)
+    title = f"ROLLOUT: {hbm['total']:.1f} of {hbm['capacity']:.0f} GiB a chip"
+    return Section(title, lines, (), bars, max(hbm["capacity"], hbm["total"]), bad=not rollout["fits"])
+
+
 def _memory(report: dict) -> Section:
-    hbm, fits = report["hbm_gib"], report["fits"]
+    hbm, fits = report["hbm_gib"], report.get("update", report)["fits"]
     title = f"FITS: {hbm['total']:.1f} of {hbm['capacity']:.0f} GiB a chip"
     if not fits:
         title = f"DOES NOT FIT: {hbm['total']:.1f} GiB a chip, which has {hbm['capacity']:.0f}"

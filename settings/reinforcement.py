@@ -5,12 +5,12 @@ from ml_collections import ConfigDict
 
 from configs.errors import ConfigError
 from settings.architecture import multiples_text
-from settings.together import COUNTDOWN, OF_ROLLOUTS
+from settings.together import DRAWS, OF_ROLLOUTS
 
 
 def check(config: ConfigDict) -> None:
     """Raise ConfigError for groups that do not fill a batch, and for answers that nothing rewards."""
-    if config.train.objective not in OF_ROLLOUTS:
+    if config.train.objective not in DRAWS:
         return
     grpo, rows = config.grpo, config.train.global_batch
     if rows % grpo.group_size:
@@ -18,8 +18,8 @@ def check(config: ConfigDict) -> None:
             f"train.global_batch={rows} is not a multiple of grpo.group_size={grpo.group_size}; "
             f"use {multiples_text(rows, grpo.group_size)}"
         )
-    if grpo.reward == "task" and config.data.source not in COUNTDOWN:
+    if grpo.reward == "task" and config.data.source not in OF_ROLLOUTS:
         raise ConfigError(
-            f"grpo.reward=task knows the right answers of data.source=countdown_rollouts alone, not of "
+            f"grpo.reward=task knows the right answers of data.source={' and '.join(OF_ROLLOUTS)} alone, not of "
             f"{config.data.source}; use reference, or a function of your recipe, see docs/reasoning.md"
         )

@@ -12,12 +12,14 @@ OF_UNITS = ("continual_backprop", "redo", "redraw")  # methods of plasticity tha
 OF_PLASTICITY = (*OF_UNITS, "l2_init", "shrink_perturb")
 OF_ONE_MODEL = ("language_modeling", "meta_language_modeling", "classification", "recursive")
 PUZZLES = ("sudoku", "maze", "arc", "puzzles")
-OF_ROLLOUTS = ("grpo", "value_head")  # objectives that train on answers of the model
-OF_PROMPTS = ("countdown_rollouts", "chat")
+DRAWS = ("grpo", "value_head")  # objectives that train on answers of the model
+OF_ROLLOUTS = ("countdown_rollouts", "reasoning_gym_rollouts")
+OF_PROMPTS = (*OF_ROLLOUTS, "chat")
 COUNTDOWN = ("countdown", "countdown_rollouts")  # data sources of one task
 TASKS = ("sinusoids", "linear_maps", "glyphs")  # data sources of "meta_learning"
 WITHOUT_FILES = ("python", "synthetic", *TASKS)
-WITHOUT_STREAM = (*WITHOUT_FILES, *PUZZLES)
+OF_QUESTIONS = ("reasoning_gym", "reasoning_gym_rollouts")
+WITHOUT_STREAM = (*WITHOUT_FILES, *PUZZLES, *OF_QUESTIONS)
 WITHOUT_MIXTURE = (*WITHOUT_STREAM, "labeled")
 META = ("meta_learning", "meta_language_modeling")
 OF_VECTORS = ("mlp_regressor", "vector_decoder")
@@ -62,14 +64,15 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("evaluation.tasks_every", ANY, "evaluation.tasks", ANY, "the files of questions"),
     ("train.objective", ("recursive",), "causality.prompt", NONE, "which is a text"),
     ("data.source", ("synthetic",), "causality.prompt", NONE, "which needs a tokenizer"),
-    ("train.objective", OF_ROLLOUTS, "data.source", OF_PROMPTS, "which has prompts to answer"),
-    ("data.source", ("countdown_rollouts",), "train.objective", OF_ROLLOUTS, "which draw the answers"),
-    ("train.objective", OF_ROLLOUTS, "batch.ramp", ("none",), "its rows are groups of answers"),
-    ("train.objective", OF_ROLLOUTS, "mesh.context", (1,), "answers are drawn whole"),
-    ("train.objective", OF_ROLLOUTS, "evaluation.chunk_tokens", NONE, "its rows have rewards beside the tokens"),
-    ("train.objective", OF_ROLLOUTS, "train.z_loss", NONE, "a part of another loss"),
-    ("train.objective", OF_ROLLOUTS, "train.balance_loss", NONE, "a part of another loss"),
-    ("train.objective", OF_ROLLOUTS, "train.router_z_loss", NONE, "a part of another loss"),
+    ("train.objective", DRAWS, "data.source", OF_PROMPTS, "which has prompts to answer"),
+    ("data.source", OF_ROLLOUTS, "train.objective", DRAWS, "which draw the answers"),
+    ("data.source", OF_QUESTIONS, "data.path", ANY, "a generator of reasoning-gym, such as leg_counting"),
+    ("train.objective", DRAWS, "batch.ramp", ("none",), "its rows are groups of answers"),
+    ("train.objective", DRAWS, "mesh.context", (1,), "answers are drawn whole"),
+    ("train.objective", DRAWS, "evaluation.chunk_tokens", NONE, "its rows have rewards beside the tokens"),
+    ("train.objective", DRAWS, "train.z_loss", NONE, "a part of another loss"),
+    ("train.objective", DRAWS, "train.balance_loss", NONE, "a part of another loss"),
+    ("train.objective", DRAWS, "train.router_z_loss", NONE, "a part of another loss"),
     ("train.objective", ("value_head",), "train.init_from", ANY, "the folder of the run that draws the answers"),
     ("train.objective", ("value_head",), "lora.rank", NONE, "it trains a head alone"),
     ("train.objective", ("value_head",), "grpo.kl", NONE, "the model does not change"),

@@ -27,7 +27,7 @@ SMALL = {
     "train.log_every": "1", "train.eval_every": "0", "evaluation.batches": "1", "logging.tensorboard": "false",
     "tot.use_tot": "false",
 }  # fmt: skip
-SAMPLER = rollouts.Sampler("countdown_rollouts", "byte", 4, 1.0, True, "task", 128)
+SAMPLER = rollouts.Sampler("countdown_rollouts", "", "byte", 4, 1.0, True, "task", 128)
 
 
 def small(**changes):
@@ -156,7 +156,7 @@ def test_rows_are_prompts_with_answers_and_their_log_probabilities():
 def test_prompts_are_the_problems_of_the_data():
     rows = CountdownRollouts(0, "train").read(np.arange(20), 80)
     for tokens, targets in zip(rows["tokens"], rows["targets"], strict=True):
-        ((prompt, reference),) = rollouts.prompts_of(tokens[None], targets[None], (targets > 0)[None], 1)
+        ((_, prompt, reference),) = rollouts.prompts_of(tokens[None], targets[None], (targets > 0)[None], 1)
         text = bytes(prompt).decode()
         assert is_correct(text, bytes(reference).decode())
         assert text.endswith(":") and text.count("=") == 1
@@ -223,14 +223,14 @@ def test_a_function_of_the_recipe_rewards_answers_to_conversations_also_with_ada
 
 def test_an_answer_may_be_rewarded_for_the_last_line_of_that_in_the_data():
     sampler = dataclasses.replace(SAMPLER, reward="reference")
-    texts = [("1+2?", "Easy.\n 3\n", "It is\n3"), ("1+2?", "3\n4", "3"), ("1+2?", "", "3")]
-    assert sampler._rewards(texts, np.zeros(3, int)) == [1, 0, 0]
+    texts = [(0, "1+2?", "Easy.\n 3\n", "It is\n3"), (0, "1+2?", "3\n4", "3"), (0, "1+2?", "", "3")]
+    assert sampler._rewards(None, [rollouts.Texts(*one) for one in texts], np.zeros(3, int)) == [1, 0, 0]
 
 
 def test_a_prompt_is_that_of_the_first_answer_of_a_row():
     tokens = np.array([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6]])
     learned = np.array([[0, 1, 1, 0, 1, 0], [0, 0, 0, 0, 0, 0]], bool)
-    assert rollouts.prompts_of(tokens, tokens + 1, learned, 2) == [([1, 2], [3, 4])] * 2
+    assert rollouts.prompts_of(tokens, tokens + 1, learned, 2) == [(0, [1, 2], [3, 4])] * 2
     with pytest.raises(DataError, match="no row of a batch has an answer"):
         rollouts.prompts_of(tokens, tokens, learned[1:], 1)
 
@@ -244,7 +244,7 @@ def test_a_reward_that_no_recipe_registers_is_refused(chatting):
 @pytest.mark.parametrize("changes, said", [
     ({"grpo__group_size": "3"}, r"train\.global_batch=8 is not a multiple of grpo\.group_size=3; use "),
     ({"data__source": "countdown"}, r"needs data\.source=countdown_rollouts, not countdown"),
-    ({"data__source": "chat"}, r"grpo\.reward=task knows the right answers of data\.source=countdown_rollouts alone"),
+    ({"data__source": "chat"}, r"grpo\.reward=task knows the right answers of data\.source=countdown_rollouts and "),
     ({"grpo__kl": "0.1"}, r"grpo\.kl=0\.1 needs train\.init_from"),
 ])  # fmt: skip
 def test_keys_that_cannot_work_are_refused(changes, said):

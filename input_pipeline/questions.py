@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions with answers that can be checked, made at random by a generator of reasoning-gym, and their windows.
+
+A question is a conversation: the user asks it, and the assistant answers. The package reasoning-gym is an extra, and is
+imported here alone. A generator makes a question from its number, so that a number is enough to score an answer.
+"""
+
+import difflib
+import functools
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+
+from input_pipeline.cache import digest
+from input_pipeline.chat.encoding import IDS, LEARNED, ChatTokenizer, format_of_tokenizer
+from input_pipeline.chat.messages import ASSISTANT
+from input_pipeline.errors import DataError
+from input_pipeline.order import MASK, mix
+from input_pipeline.packing import KEYS, empty_rows, put_sequence
+from input_pipeline.tokenization import open_tokenizer
+from input_pipeline.windows import Windows
+
+HELDOUT_SHARE = 1 / 16  # of the questions
+TOKENS = {"train": 1 << 32, "heldout": 1 << 17}  # by stream
+NUMBERS = 1 << 31  # of questions; the largest size of a generator
+MOST_DRAWS = 1000  # of questions in a row that are too long or belong to the other stream
+SOURCES = "reasoning_gym", "reasoning_gym_rollouts"  # values of data.source
+UNSCORABLE = ArithmeticError, AttributeError, LookupError, RecursionError, SyntaxError, TypeError, ValueError
+
+
+class Generator:
+    """A generator of reasoning-gym, with its default difficulty."""
+
+    def __init__(self, name: str):
+        """Make the generator; DataError if the package is missing, or has no generator of this name."""
+        try:
+            import reasoning_gym
+            from reasoning_gym.factory import DATASETS
+        except ImportError as error:
+            raise DataError(
+                "data.source=reasoning_gym needs the package reasoning-gym: run `make setup EXTRAS=reasoning`"
+            ) from error
+        if name not in DATASETS:
+            near = ", ".join(difflib.get_close_matches(name, DATASETS, 3, 0.5)) or ", ".join(sorted(DATASETS))
+            raise DataError(f"data.path={name!r} is not a generator of reasoning-gym; use one of {near}")
+        self._made = reasoning_gym.create_dataset(name, seed=0, size=NUMBERS)
+        self._find = reasoning_gym.utils.extract_answer
+        self._lock = threading.Lock()  # some generators draw from numpy's global state
+
+    def entry(self, number: int) -> dict:
+        """Return a question as the package has it: `question` and `answer`, and what scores an answer."""
+        with self._lock:
+            return self._made[number]
+
+    def score(self, number: int, answer: str) -> float:
+        """Return the package's score of an answer, from 0 to 1; 0 if the package fails on it.
+
+        What stands between <answer> and </answer> is scored, or else the whole text.
+        """
+        entry, found = self.entry(number), self._find(answer)
+        try:
+            return float(self._made.score_answer(answer.strip() if found is None else found, entry))
+        except UNSCORABLE:
+            return 0.0
+
+
+generator = functools.cache(Generator)
+
+
+def is_heldout(question: str) -> bool:
+    """Return whether a question is held out, by a hash of its text."""
+    name = hashlib.blake2b(question.encode(), digest_size=8).digest()
+    return int.from_bytes(name) < HELDOUT_SHARE * 2**64
+
+
+class QuestionWindows(Windows):
+    """Rows of questions with their answers, each in a segment of its own; a window source without files.
+
+    Only answers are learned: other targets are IGNORED. A row is a pure function of (name, seed, stream, index, length).
+    No question of the training rows is held out. Questions that do not fit in a row are left out.
+    """
+
+    batch_exceeds_pass = True
+    learns = True  # from the answers, so that there must be one to each question
+
+    def __init__(self, name: str, tokenizer: str, seed: int, stream: str):
+        """Prepare the rows of a stream; `name` is that of the generator, `tokenizer` a value of data.tokenizer."""
+        self.name, self.stream, self.num_tokens = name, stream, TOKENS[stream]
+        self.tokenizer = open_tokenizer(tokenizer)
+        self.vocab_size = self.tokenizer.vocab_size
+        self.digest = digest(json.dumps(["reasoning_gym", name, self.tokenizer.digest, seed]).encode())
+        self._generator, self._form = generator(name), format_of_tokenizer(self.tokenizer, tokenizer)
+        self._chat = ChatTokenizer(self.tokenizer)
+        (self._key,) = mix([(seed & MASK) ^ int.from_bytes(hashlib.blake2b(stream.encode()).digest()[:8])])
+
+    def num_examples(self, sequence_length: int) -> int:
+        """Return the number of rows of this length."""
+        return self.num_tokens // sequence_length
+
+    def check_counts(self, sequence_length: int) -> None:
+        """Raise DataError if no question fits in a row."""
+        self.read(np.zeros(1, np.int64), sequence_length)
+
+    def read(self, indices: np.ndarray, sequence_length: int) -> dict[str, np.ndarray]:
+        """Return rows with the arrays of `packing.pack`, int32 [len(indices), T] each; some targets are IGNORED."""
+        batch = empty_rows(len(indices), sequence_length)
+        for row, key in enumerate(self._keys(indices)):
+            first = 0
+            for number, (_, tokens) in enumerate(self._questions(key, sequence_length), start=1):
+                if first + len(tokens) - 1 > sequence_length:
+                    break
+                first = put_sequence(batch, row, first, number, tokens & IDS, tokens & LEARNED)
+        return batch
+
+    def _keys(self, indices: np.ndarray) -> list[int]:
+        return (mix(np.asarray(indices, np.uint64)) ^ self._key).tolist()
+
+    def _questions(self, key: int, length: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield (number, marked tokens) of the questions of a row that belong to the stream and fit in a row."""
+        vain = 0
+        for number in _numbers(key):
+            entry = self._generator.entry(number)
+            if is_heldout(entry["question"]) == (self.stream == "heldout"):
+                tokens = self._encoded(entry)
+                if len(tokens) - 1 <= length:
+                    vain = 0
+                    yield number, tokens
+                    continue
+            vain += 1
+            if vain == MOST_DRAWS:
+                raise DataError(
+                    f"data.path={self.name}: of {MOST_DRAWS:,} questions none is of the {self.stream} stream and fits "
+                    f"in train.sequence_length={length} tokens; use longer rows or a generator with more questions"
+                )
+
+    def _encoded(self, entry: dict) -> np.ndarray:
+        """Return the tokens of a question and its answer, with the marks of input_pipeline/chat/encoding.py."""
+        if self.learns and entry["answer"] is None:
+            raise DataError(
+                f"data.path={self.name} has questions without an answer to learn; use --config.data.source={SOURCES[1]}"
+            )
+        said = [("user", entry["question"]), (ASSISTANT, str(entry["answer"]))]
+        pieces = self._form.pieces([{"role": role, "content": content} for role, content in said])
+        return self._chat.encode_batch([json.dumps([pieces])])[0]
+
+
+class QuestionRollouts(QuestionWindows):
+    """Rows of one question each for `train.objective=grpo`, which draws answers; `numbers` has that of each row."""
+
+    fills = dict.fromkeys((*KEYS, "numbers"), 0)
+    learns = False
+
+    def read(self, indices: np.ndarray, sequence_length: int) -> dict[str, np.ndarray]:
+        """Return the arrays of QuestionWindows, and `numbers`, int32 [len(indices)]."""
+        batch = empty_rows(len(indices), sequence_length) | {"numbers": np.zeros(len(indices), np.int32)}
+        for row, key in enumerate(self._keys(indices)):
+            batch["numbers"][row], tokens = next(self._questions(key, sequence_length))
+            put_sequence(batch, row, 0, 1, tokens & IDS, tokens & LEARNED)
+        return batch
+
+
+def _numbers(key: int) -> Iterator[int]:
+    """Yield the numbers of questions that are drawn with a key, without end."""
+    while True:
+        (key,) = mix([key]).tolist()
+        yield key % NUMBERS

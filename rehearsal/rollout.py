@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rehearsal of a rollout: the answers that an objective draws before each step, beside the state of the training.
+
+A rollout decodes with a copy of the weights, see core/sampling.py. It is rehearsed as a server is. Its time is an upper
+bound: all prompts and all answers have the most tokens that fit in a row.
+"""
+
+import math
+
+from rehearsal import decoding
+from rehearsal.compiler import GIB, Compiled, capacity_gib
+from rehearsal.report import cost
+from settings.decoding import for_decoding
+
+
+def rehearse(loaded, compiled: Compiled, figures: dict, display) -> dict:
+    """Return what the rollouts of a compiled step add to its report; {} if its objective draws nothing, or off a TPU.
+
+    Args:
+      loaded: what the command line selects.
+      figures: the report on `compiled`.
+    """
+    topology, decoded = compiled.topology, compiled.facts["decoded"]
+    if not decoded or topology.accelerator != "tpu":
+        return {}
+    config = for_decoding(compiled.config, topology.chips)
+    found = decoding.rehearse(loaded, config, topology, *decoded, display)
+    return added(compiled, figures, found)
+
+
+def added(compiled: Compiled, figures: dict, found: dict) -> dict:
+    """Return the keys of both phases, given the report on a step and that of a server which decodes its answers."""
+    facts, config = compiled.facts, compiled.config
+    hbm = _memory(sum(facts["state"].values()) + facts["frozen"], found["hbm_gib"], capacity_gib(compiled.topology))
+    rollout = {"fits": found["fits"] and hbm["total"] <= hbm["capacity"], "hbm_gib": hbm, "seconds": None}
+    rollout |= {name: found[name] for name in ("rows", "length", "mesh", "prefill", "decode")}
+    step = None
+    if found["decode"]:
+        rounds = math.ceil(config.train.global_batch / found["rows"])
+        rollout["seconds"] = rounds * (found["prefill"]["seconds"] + found["length"] * found["decode"]["step_seconds"])
+        step = figures["step_seconds"] and figures["step_seconds"] + rollout["seconds"]
+    whole = {"step_seconds": step, "tokens_per_second": step and figures["tokens_per_step"] / step}
+    return {
+        "fits": figures["fits"] and rollout["fits"],
+        "update": {"fits": figures["fits"], "seconds": figures["step_seconds"]},
+        "rollout": rollout,
+        "update_and_rollout_seconds": step,
+    } | cost(whole, config.train.steps, compiled.topology)  # fmt: skip
+
+
+def _memory(state: float, decoding_gib: dict, capacity: float) -> dict:
+    """Return GiB of a chip while answers are drawn. The copy of the weights is briefly there twice."""
+    drawing = {name: decoding_gib[name] for name in ("weights", "cache", "temporary")}
+    drawing["temporary"] = max(drawing["temporary"], drawing["weights"] - drawing["cache"])
+    parts = {"training_state": state / GIB} | drawing
+    return parts | {"total": sum(parts.values()), "capacity": capacity}
