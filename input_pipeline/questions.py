@@ -79,8 +79,8 @@ def is_heldout(question: str) -> bool:
 class QuestionWindows(Windows):
     """Rows of questions with their answers, each in a segment of its own; a window source without files.
 
-    Only answers are learned: other targets are IGNORED. A row is a pure function of (name, seed, stream, index, length).
-    No question of the training rows is held out. Questions that do not fit in a row are left out.
+    Only answers are learned: other targets are IGNORED. A row is a pure function of (name, seed, stream, index,
+    length). No question of the training rows is held out. Questions that do not fit in a row are left out.
     """
 
     batch_exceeds_pass = True

@@ -33,8 +33,8 @@ def make(config) -> "GRPO":
         **vars(language_modeling.make(config)), clip=grpo.clip, clip_high=grpo.clip_high or grpo.clip, kl=grpo.kl,
         average=grpo.average, steps_of_batch=grpo.updates, sampler=rollouts.Sampler(
             source=config.data.source, path=config.data.path, tokenizer=config.data.tokenizer,
-            group_size=grpo.group_size, temperature=grpo.temperature, divides=grpo.advantage == "deviation", reward=grpo.reward,
-            vocab_size=config.model.vocab_size,
+            group_size=grpo.group_size, temperature=grpo.temperature, divides=grpo.advantage == "deviation",
+            reward=grpo.reward, vocab_size=config.model.vocab_size,
         ),
     )  # fmt: skip
 
