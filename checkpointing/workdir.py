@@ -14,7 +14,7 @@ from checkpointing.checkpoints import CheckpointError, Checkpoints
 from checkpointing.lease import LONGEST_NAME, read_name, this_run, trains
 from checkpointing.record import RESUMED
 from cluster import processes
-from configs.base import keys_of
+from configs.base import KEYS, keys_of
 from configs.errors import shown
 from configs.key import MACHINE, RESUME
 from files.atomic import write_atomically
@@ -120,11 +120,15 @@ def check_resumable(
 
 
 def differences(stored: dict, now: dict, may_change: frozenset[str]) -> list[str]:
-    """Return "key=old, now new" for each flat configuration key that differs, except keys in `may_change`."""
+    """Return "key=old, now new" for each flat configuration key that differs, except keys in `may_change`.
+
+    A key that is newer than the stored configuration had its default, which changes nothing.
+    """
+    old = {key: declared.default for key, declared in KEYS.items()} | stored
     return [
-        f"{key}={shown(stored.get(key))}, now {shown(value)}"
+        f"{key}={shown(old.get(key))}, now {shown(value)}"
         for key, value in now.items()
-        if stored.get(key) != value and key not in may_change
+        if old.get(key) != value and key not in may_change
     ]
 
 

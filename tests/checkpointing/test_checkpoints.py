@@ -223,3 +223,9 @@ def test_differences_name_each_key_old_and_new_but_for_what_may_change():
     before = {"model.embed_dim": 4, "mesh.fsdp": 1, "train.seed": 0, "train.steps": 5}
     now = {"model.embed_dim": 8, "mesh.fsdp": 8, "train.seed": 0, "train.steps": 9}
     assert workdirs.differences(before, now, keys_of(RESUME)) == ["model.embed_dim=4, now 8"]
+
+
+def test_a_run_of_an_older_version_resumes_with_the_defaults_of_newer_keys():
+    stored, now = {"model.embed_dim": 4}, {"model.embed_dim": 4, "grpo.updates": 1}
+    assert workdirs.differences(stored, now, keys_of(RESUME)) == []
+    assert workdirs.differences(stored, now | {"grpo.updates": 2}, keys_of(RESUME)) == ["grpo.updates=1, now 2"]
