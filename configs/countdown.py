@@ -21,11 +21,11 @@ def get_config():
     config.data.source = "countdown"
     config.data.tokenizer = "byte"
     config.optimizer.learning_rate = 3e-3
-    config.train.steps = 1500
+    config.train.steps = 1200
     config.train.global_batch = 96
     config.train.sequence_length = 128
     config.train.log_every = 50
-    config.train.eval_every = 500
-    config.train.save_every = 500
+    config.train.eval_every = 400
+    config.train.save_every = 400
     config.evaluation.sample_tokens = 0
     return config

@@ -30,7 +30,7 @@ from input_pipeline.windows import Windows
 
 LARGEST, LARGEST_GIVEN = 99, 50  # of results and targets; of the numbers of a problem
 FOUR_SHARE = 0.8  # of the problems; the others have three numbers
-VERDICT_SHARE = 0.5  # of the texts
+VERDICT_SHARE = 0.75  # of the texts
 HELDOUT_SHARE = 1 / 16  # of the problems
 TOKENS = {"train": 1 << 32, "heldout": 1 << 17}  # by stream
 
@@ -167,14 +167,31 @@ class CountdownWindows(Windows):
 
 
 def _verdict(draw: random.Random, asked: str, numbers: State, path: list[tuple[str, State]]) -> tuple[str, str]:
-    """Return a question about some first lines of an answer, of random moves, or with a mistake; and its answer."""
-    kind, count = draw.random(), 1 + _below(draw, len(path))
-    path = _walk(draw, numbers, count) if kind < 0.25 else path[:count]
-    lines = [line for line, _ in path]
-    if kind > 0.6:
-        lines[-1] = _mistaken(draw, lines[-1])
+    """Return a question about some first lines of an answer, and its verdict.
+
+    They are those of the right answer, random moves, moves with a mistake in the last line, or a complete answer whose
+    last line claims the target: the mistake that a model makes most, since all answers that it learned end so.
+    """
+    kind, count, target = draw.random(), 1 + _below(draw, len(path)), path[-1][1][0]
+    if kind < 0.2:
+        lines = [line for line, _ in _walk(draw, numbers, count)]
+    elif kind < 0.4:
+        lines = _claiming(draw, numbers, target, len(path))
+    else:
+        lines = [line for line, _ in path[: len(path) if kind < 0.55 else count]]
+        if kind > 0.75:
+            lines[-1] = _mistaken(draw, lines[-1])
     verdict = "y" if can_succeed(asked, lines) else "n"
     return asked + "".join(f"{line}\n" for line in lines) + "?", verdict
+
+
+def _claiming(draw: random.Random, numbers: State, target: int, count: int) -> list[str]:
+    """Return random moves, and a last line that claims the target, by the operation that comes nearest half the time."""
+    walk = _walk(draw, numbers, count - 1)
+    smaller, larger = walk[-1][1]
+    operations = sorted(_results(larger, smaller), key=lambda result: abs(result[1] - target))
+    text, _ = operations[0 if draw.random() < 0.5 else _below(draw, len(operations))]
+    return [*(line for line, _ in walk), f"{text}={target};{target}"]
 
 
 def _mistaken(draw: random.Random, line: str) -> str:

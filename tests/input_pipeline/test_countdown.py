@@ -68,7 +68,7 @@ def test_rows_teach_right_answers_and_right_verdicts_of_their_stream(stream):
             verdicts.append(answer)
             mistakes += left is None
     assert 0.25 < verdicts.count("y") / len(verdicts) < 0.75, "the model must learn to tell them apart"
-    assert mistakes > 0.2 * len(verdicts) and 0.35 < solved / (solved + len(verdicts)) < 0.65
+    assert mistakes > 0.2 * len(verdicts) and 0.15 < solved / (solved + len(verdicts)) < 0.35
     assert (batch["segments"] > 0).mean() > 0.75, "rows are nearly full"
 
 
