@@ -22,7 +22,7 @@ from tests.support import assert_close, model_config, one_device_mesh, packed_ba
 VOCAB, LENGTH = 37, 32
 ROWS = [[12, 9, 6], [30], [5, 5, 20]]
 OBJECTIVE = ErrorCorrection(
-    3, LENGTH, num_chunks=4, vocab_size=VOCAB, sizes=Sizes(2, 20, 6, 2, 8, 28, 1e-5, 10_000.0), use_mixture=True,
+    3, LENGTH, num_chunks=4, vocab_size=VOCAB, sizes=Sizes(4, 20, 6, 2, 8, 28, 1e-5, 10_000.0), use_mixture=True,
     rate=0.25,
 )  # fmt: skip
 
@@ -43,15 +43,16 @@ def model_and_params(objective=OBJECTIVE) -> tuple[nnx.GraphDef, dict]:
     return graph, random_weights(nnx.to_pure_dict(state))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def loss_and_gradients(objective, params, rows, key):
-    graph = model_and_params(objective)[0]
+@functools.cache
+def program(objective):
+    """Return the compiled (params, batch, key) -> ((total, (weight, scalars)), gradients)."""
+    graph, params = model_and_params(objective)
 
-    def loss(params):
+    def loss(params, rows, key):
         (total, weight), (_, scalars) = objective.loss(nnx.merge(graph, params), {}, rows, key)
         return total, (weight, scalars)
 
-    return jax.value_and_grad(loss, has_aux=True)(params)
+    return jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(params, batch(), jax.random.key(0)).compile()
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -81,7 +82,7 @@ def test_a_share_of_the_targets_is_replaced_and_the_model_reads_the_draft():
 def test_the_loss_is_detection_and_correction_by_their_formulas():
     _, params = model_and_params()
     rows, key = batch(), jax.random.key(2)
-    (total, (weight, scalars)), _ = loss_and_gradients(OBJECTIVE, params, rows, key)
+    (total, (weight, scalars)), _ = program(OBJECTIVE)(params, rows, key)
     draft = corrupt(rows, jax.random.split(key)[0], OBJECTIVE.rate)
     found, log_c, log_density = jax.device_get(examined(OBJECTIVE, params, draft, rows))
     wrong, counts = np.asarray(draft.wrong_BT), np.asarray(weights(rows))
@@ -105,8 +106,8 @@ def test_the_module_alone_is_trained_unless_the_loss_is_joint():
         graph, _ = model_and_params(objective)
         model = nnx.merge(graph, params)
         assert nnx.to_pure_dict(nnx.state(model, objective.trainable)).keys() == wanted
-    (total, (_, scalars)), gradients = loss_and_gradients(joint, params, rows, key)
-    (alone, _), of_module = loss_and_gradients(OBJECTIVE, params, rows, key)
+    (total, (_, scalars)), gradients = program(joint)(params, rows, key)
+    (alone, _), of_module = program(OBJECTIVE)(params, rows, key)
     assert_close(total, scalars["language_modeling"][0] + 0.5 * alone)
     assert_close(gradients["corrector"], jax.tree.map(lambda one: 0.5 * one, of_module["corrector"]))
     largest = jax.tree.map(lambda one: float(np.abs(one).max()), of_module["corrector"])
@@ -134,17 +135,10 @@ def test_both_sides_of_a_document_predict_a_token_and_only_p_sees_the_token_itse
 
 def test_memory_is_saved_without_another_loss():
     _, params = model_and_params()
-    arguments = params, batch(), jax.random.key(2)
-    deep = dataclasses.replace(OBJECTIVE.sizes, num_layers=4)
-    results, sizes = [], []
-    for saves in (False, True):
-        objective = dataclasses.replace(OBJECTIVE, saves_memory=saves)
-        results.append(loss_and_gradients(objective, *arguments))
-        deeper = dataclasses.replace(objective, sizes=deep)
-        abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model_and_params(deeper)[1])
-        compiled = loss_and_gradients.lower(deeper, abstract, *arguments[1:]).compile()
-        sizes.append(compiled.memory_analysis().temp_size_in_bytes)
+    programs = [program(OBJECTIVE), program(dataclasses.replace(OBJECTIVE, saves_memory=True))]
+    results = [one(params, batch(), jax.random.key(2)) for one in programs]
     assert_close(results[1], results[0])
+    sizes = [one.memory_analysis().temp_size_in_bytes for one in programs]
     assert sizes[1] < 0.75 * sizes[0], sizes
 
 
@@ -158,9 +152,8 @@ def test_evaluation_counts_what_is_restored_and_damaged():
     graph, params = model_and_params()
     rows = batch()
     objective = dataclasses.replace(OBJECTIVE, threshold=1e-9)
-    sums = jax.jit(lambda params: objective.evaluate(nnx.merge(graph, params), rows))(params)
-    again = jax.jit(lambda params: objective.evaluate(nnx.merge(graph, params), rows))(params)
-    jax.tree.map(np.testing.assert_array_equal, sums, again)
+    evaluate = jax.jit(lambda params: objective.evaluate(nnx.merge(graph, params), rows))
+    sums = evaluate(params)
     assert sums["damaged"][0] == sums["damaged"][1], "with no threshold every right token is lost"
     means = objective.summary({name: float(total / weight) for name, (total, weight) in sums.items()})
     assert set(means) == {
