@@ -14,6 +14,7 @@ with the model's own loss on the correct text plus this weight times the loss of
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -113,6 +114,16 @@ class ErrorCorrection(LanguageModeling):
         )
         setattr(model, CORRECTOR, corrector)
         return model
+
+    def flops_per_token(self, of_model: Callable[..., float], *, frozen: bool) -> float:
+        """Return those of the module, and of the model: a forward pass if it is frozen, else two training passes."""
+        sizes, heads_dim = self.sizes, self.sizes.num_heads * self.sizes.head_dim
+        mlp = 3 * sizes.embed_dim * sizes.mlp_dim
+        layer = sizes.embed_dim * 2 * (heads_dim + sizes.num_kv_heads * sizes.head_dim) + mlp
+        weights = sizes.num_layers * layer + mlp + 5 * sizes.embed_dim**2
+        attention = 12.0 * sizes.num_layers * heads_dim * self.length / 2
+        of_head = (4.0 if frozen else 6.0) * sizes.embed_dim * self.vocab_size
+        return (of_model() / 3 if frozen else 2 * of_model()) + 6.0 * weights + attention + of_head
 
     def loss(self, model, carry, batch, key):
         """Return the loss; `key` is that of the corruption, and of the dropout of a model that is trained too."""

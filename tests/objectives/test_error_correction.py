@@ -189,3 +189,11 @@ def test_a_draft_is_revised_where_confidence_suffices_and_nowhere_else():
     for draft, revised in zip(drafts, other, strict=True):
         assert revised[0] == draft[0] and len(revised) == len(draft)
         assert all(new != old and 0 < new < 30 for new, old in zip(revised[1:], draft[1:], strict=True))
+
+
+def test_operations_are_those_of_the_module_and_of_the_passes_of_the_model():
+    objective = ErrorCorrection(3, 6, vocab_size=7, sizes=Sizes(2, 4, 2, 1, 3, 5, 1e-5, 10_000.0))
+    weights_of_layer = 4 * (6 + 3 + 3 + 6) + 3 * 4 * 5
+    of_module = 6 * (2 * weights_of_layer + 3 * 4 * 5 + 5 * 16) + 12 * 2 * 6 * 3
+    assert objective.flops_per_token(lambda: 300.0, frozen=True) == 100 + of_module + 4 * 4 * 7
+    assert objective.flops_per_token(lambda: 300.0, frozen=False) == 600 + of_module + 6 * 4 * 7
