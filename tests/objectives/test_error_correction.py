@@ -152,8 +152,7 @@ def test_evaluation_counts_what_is_restored_and_damaged():
     graph, params = model_and_params()
     rows = batch()
     objective = dataclasses.replace(OBJECTIVE, threshold=1e-9)
-    evaluate = jax.jit(lambda params: objective.evaluate(nnx.merge(graph, params), rows))
-    sums = evaluate(params)
+    sums = jax.jit(lambda *given: objective.evaluate(nnx.merge(graph, given[0]), given[1]))(params, rows)
     assert sums["damaged"][0] == sums["damaged"][1], "with no threshold every right token is lost"
     means = objective.summary({name: float(total / weight) for name, (total, weight) in sums.items()})
     assert set(means) == {
