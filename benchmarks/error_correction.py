@@ -49,8 +49,8 @@ ROWS, BATCH, RATE, TUNED_DAMAGE = (32 if support.QUICK else 512), 16, 0.1, 0.008
 SEEDS, STEPS, EXAMPLES, HIDDEN = 4, (200 if support.QUICK else 4000), 256, 64
 SMALL = {  # keys of a quick call
     "model.num_layers": 2, "model.embed_dim": 128, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 384,
-    "model.vocab_size": 1024, "train.sequence_length": 128, "train.global_batch": 8, "train.steps": 60,
-    "train.eval_every": 0, "evaluation.sample_tokens": 0,
+    "train.sequence_length": 128, "train.global_batch": 8, "train.steps": 200, "train.eval_every": 0,
+    "evaluation.sample_tokens": 0,
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from core import assembly
 from inference.revision import revise
 from layers.attention import soft_cap
 from layers.error_corrector import Findings, Sizes, points_of
@@ -17,6 +19,7 @@ from models import decoder_lm
 from objectives.error_correction import BINS, MIXTURE_WEIGHT, ErrorCorrection, corrupt
 from objectives.language_modeling import weights
 from parallelism.mesh import mesh_context
+from tests import one_step
 from tests.support import assert_close, model_config, one_device_mesh, packed_batch, random_weights
 
 VOCAB, LENGTH = 37, 32
@@ -196,3 +199,20 @@ def test_operations_are_those_of_the_module_and_of_the_passes_of_the_model():
     of_module = 6 * (2 * weights_of_layer + 3 * 4 * 5 + 5 * 16) + 12 * 2 * 6 * 3
     assert objective.flops_per_token(lambda: 300.0, frozen=True) == 100 + of_module + 4 * 4 * 7
     assert objective.flops_per_token(lambda: 300.0, frozen=False) == 600 + of_module + 6 * 4 * 7
+
+
+def test_devices_that_share_a_batch_compute_the_step_of_one():
+    """Without a replaced token, since draws depend on the mesh."""
+
+    def step(**mesh):
+        config = one_step.small_config(**mesh)
+        config.train.objective = "error_correction"
+        config.error_correction.update(rate=0.0, joint_weight=0.5, num_layers=1, use_mixture_density=True)
+        one_step.simply_updated(config)
+        run = assembly.assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
+        with mesh_context(run.mesh):
+            rows = one_step.placed(one_step.batch(), run.abstract_batch)
+            _, scalars, gradients = run.train_step_with_grads(one_step.initial_state(run), rows)
+        return jax.device_get((gradients, scalars))
+
+    assert_close(step(fsdp=4), step())
