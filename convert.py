@@ -176,6 +176,11 @@ def check_local_language_model(command: command_line.Command) -> None:
     """Raise ConfigError for a run of another kind of model, or one in a bucket."""
     if command.config.model.name != "decoder_lm":
         raise ConfigError(f"{command.address} has model.name={command.config.model.name}, but this needs a decoder_lm")
+    if command.config.train.objective == "error_correction":
+        raise ConfigError(
+            f"{command.address} has a module that corrects errors, which no other format has; "
+            "convert the run of its train.init_from"
+        )
     if command.bucket:
         raise ConfigError(f"--workdir={command.address}: copy the run from the bucket, and name the local copy")
 

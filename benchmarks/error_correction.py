@@ -11,7 +11,8 @@ TUNED_DAMAGE damaged), and all figures are of the other half.
 - `auc`: of the detector, with scikit-learn. `max_probability_auc`: of 1 - the model's largest probability;
   `token_probability_auc`: of 1 - its probability of the draft's token.
 - `restored`, `damaged`: shares of the corrupted tokens that are repaired, and of the others that are changed.
-  `restored_without_mixture`: with the factor of the mixture density set to 0, and a threshold tuned for that.
+  `auc_without_mixture`, `restored_without_mixture`: with the factor of the mixture density set to 0, and a threshold
+  tuned for that.
 - `restored_at_default`, `damaged_at_default`: with the threshold of the recipe.
 - `calibration_error`: expected calibration error of the detector in 10 bins.
 - `mixture_nll`, `gaussian_nll`: nats of five components and of one on Bishop's inverse problem (1994, section 5), means
@@ -48,8 +49,8 @@ ROWS, BATCH, RATE, TUNED_DAMAGE = (32 if support.QUICK else 512), 16, 0.1, 0.008
 SEEDS, STEPS, EXAMPLES, HIDDEN = 4, (200 if support.QUICK else 4000), 256, 64
 SMALL = {  # keys of a quick call
     "model.num_layers": 2, "model.embed_dim": 128, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 384,
-    "model.vocab_size": 1024, "train.sequence_length": 128, "train.global_batch": 8, "train.steps": 60,
-    "train.eval_every": 0, "evaluation.sample_tokens": 0,
+    "train.sequence_length": 128, "train.global_batch": 8, "train.steps": 200, "train.eval_every": 0,
+    "evaluation.sample_tokens": 0,
 }  # fmt: skip
 
 
@@ -158,6 +159,7 @@ def of_detection() -> dict[str, float]:
         "max_probability_auc": roc_auc_score(wrong, 1 - found["largest"]),
         "token_probability_auc": roc_auc_score(wrong, 1 - found["of_draft"]),
         "threshold": threshold, "restored": restored, "damaged": damaged,
+        "auc_without_mixture": roc_auc_score(wrong, found_without["p"]),
         "restored_without_mixture": shares(found_without, tuned(tuning_without))[0],
         "restored_at_default": at_default[0], "damaged_at_default": at_default[1],
         "calibration_error": calibration_error(found["p"], wrong),

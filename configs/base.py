@@ -20,6 +20,7 @@ from configs.reasoning_keys import KEYS as OF_REASONING
 
 MESH_AXES = ("dcn_data", "data", "fsdp", "context", "expert", "model")  # of config.mesh, in their default order
 OF_TWO_MODELS = ("distillation", "dpo")  # objectives whose loss takes the parameters of another model too
+OF_DRAWS = ("error_correction",)  # objectives whose loss draws at random, differently on each mesh
 BATCH_AXES = ("dcn_data", "data", "fsdp", "expert")  # of these, the ones that split the batch
 
 KEYS: dict[str, Key] = {}  # by dotted name

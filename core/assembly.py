@@ -150,7 +150,10 @@ def assemble(
     mesh = make_mesh({axis: config.mesh[axis] for axis in config.layout.axis_order.split(",")}, devices)
     objective = importlib.import_module(f"objectives.{config.train.objective}").make(config)
     built = models.build(config, mesh, objective)
-    flops_per_token = _flops_per_token(config, built)
+    of_model = functools.partial(
+        models.model_module(config).flops_per_token, config.model, config.train.sequence_length
+    )  # fmt: skip
+    flops_per_token = objective.flops_per_token(of_model, frozen="base" in built.frozen)
     num_microbatches = config.train.gradient_accumulation
     num_microbatches = num_microbatches or platform_defaults.microbatches(config, flops_per_token, mesh)
     slow = num_microbatches > 1 and not config.train.gradient_accumulation
@@ -198,12 +201,6 @@ def assemble(
         slow=slow,
         flops_per_token=flops_per_token,
     )
-
-
-def _flops_per_token(config, built: Models) -> float:
-    """Return the model FLOPs of one token; frozen weights have no gradient."""
-    how = {"frozen": True} if "base" in built.frozen else {}
-    return models.model_module(config).flops_per_token(config.model, config.train.sequence_length, **how)
 
 
 def _abstract_batch(objective: Objective, mesh) -> dict[str, jax.ShapeDtypeStruct]:

@@ -10,7 +10,7 @@ from reasoning.tasks import TASKS, Task
 from reasoning.thoughts import Limits
 from reasoning.values import VALUES
 
-CONCURRENT = 8  # problems at once; each has the rows of one search
+ROWS = 40  # of the cache for several problems at once, or those of one problem if there are more
 
 
 def task_of(config) -> Task:
@@ -28,8 +28,8 @@ def solve(engine: Engine, config, problems: list[str], seed: int = 0) -> tuple[l
     tot, task = config.tot, task_of(config)
     limits = Limits(tot.max_thoughts, tot.thoughts_per_step, task.max_depth, tot.temperature)
     tokenizer = open_tokenizer(config.data.tokenizer)
-    concurrent = min(CONCURRENT, len(problems))
-    batch = Batch(engine, num_rows=num_rows(config, concurrent), vocab_size=config.model.vocab_size)
+    concurrent = min(max(1, ROWS // rows_of_search(tot)), len(problems))
+    batch = Batch(engine, num_rows=concurrent * rows_of_search(tot), vocab_size=config.model.vocab_size)
     if tot.value == "value_head" and config.train.objective != "value_head":
         raise ConfigError(
             "tot.value=value_head needs a run with train.objective=value_head, which trains the head, not "
@@ -39,7 +39,8 @@ def solve(engine: Engine, config, problems: list[str], seed: int = 0) -> tuple[l
     return solver.solve(problems, tot.search, limits, concurrent), batch
 
 
-def num_rows(config, concurrent: int) -> int:
-    """Return the rows of the cache."""
-    per_search = config.tot.max_thoughts * (1 if config.tot.memory_efficient else config.tot.thoughts_per_step)
-    return concurrent * per_search
+def rows_of_search(tot) -> int:
+    """Return the rows of the cache for one problem."""
+    if tot.search == "greedy":
+        return 1
+    return tot.max_thoughts * (1 if tot.memory_efficient else tot.thoughts_per_step)

@@ -186,7 +186,7 @@ def _verdict(draw: random.Random, asked: str, numbers: State, path: list[tuple[s
 
 
 def _claiming(draw: random.Random, numbers: State, target: int, count: int) -> list[str]:
-    """Return random moves, and a last line that claims the target, by the operation that comes nearest half the time."""
+    """Return random moves, and a last line that claims the target; its operation comes nearest half the time."""
     walk = _walk(draw, numbers, count - 1)
     smaller, larger = walk[-1][1]
     operations = sorted(_results(larger, smaller), key=lambda result: abs(result[1] - target))

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A module over the final states of a language model: which tokens of a draft are wrong, and what belongs there.
 
-The model has read the draft from left to right. Its state before a token predicts that token. The module's layers see
-the states, the tokens of the draft and features of the logits on both sides. Of each token they predict
+The model has read the draft from left to right: its state before a token knows the left side. The module's layers read
+the draft from right to left. Both sides together predict of each token
 
-- p, the probability that it is wrong;
-- c(v), the distribution of the right token if it is wrong: softmax of the model's head on a corrected state.
+- c(v), the distribution of the right token, from both sides without the draft's own token;
+- p, the probability that the draft's token is wrong, also from that token and from features of the logits.
 
-So the right token is v with probability p c(v), and the draft's with 1 - p. Letters: B batch, T length, S chosen
-positions, D embed, V vocabulary.
+No state that predicts a token has seen it. So c learns from every token of a text, not only from the few that are
+wrong. If the draft's token is d, the right one is v with probability p c(v) / (1 - c(d)), and d with 1 - p. Letters:
+B batch, T length, D embed, V vocabulary, C features.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ from layers.normalization import RMSNorm, normalized
 from layers.products import einsum, einsum_f32
 from layers.rotary import rotary_angles, rotary_frequencies
 
-NUM_FEATURES = 4  # of the logits: entropy, margin, log-probabilities of the draft's token and of the likeliest
+NUM_FEATURES = 4  # of logits: entropy, margin, log-probabilities of the draft's token and of the likeliest
 COMPONENTS, POINT_DIM = 5, 8  # of the mixture: Gaussians, and numbers of a token's point
 LEAST_SCALE = 0.1  # of the mixture; points have unit variance, and less than this between two tokens means nothing
 POINTS_KEY = 94  # of the projection of tokens to points, which is the same in every run
@@ -54,14 +55,14 @@ class Findings(NamedTuple):
     """What the module found in a draft.
 
     Attributes:
-      wrong_BT: float32 logits of the probability that a token is wrong.
-      states_BTD: corrected states, for the head.
-      hidden_BTD: last states of the module, for the mixture.
+      wrong_BT: float32 logits of p.
+      states_BTD: states that the head maps to the logits of c.
+      mixture: density of the right token's point; None without a mixture.
     """
 
     wrong_BT: jax.Array
     states_BTD: jax.Array
-    hidden_BTD: jax.Array
+    mixture: Mixture | None
 
 
 class ErrorCorrector(nnx.Module):
@@ -71,30 +72,35 @@ class ErrorCorrector(nnx.Module):
       scan: see layers/block.py.
       saves_memory: keep only the input of each layer for the backward pass, which computes the layer again. This needs
         a scan on a CPU.
-      use_mixture: add a mixture density of the right token's point, see `points_of`. Its log-density times a learned
-        factor, at first 0, is added to the logits of c.
+      use_mixture: add a mixture density of the right token's point, see `points_of`, from both sides like c. Its
+        log-density of the draft's token, times a learned factor that begins at 0, is added to the logit of p.
     """
 
     def __init__(self, sizes: Sizes, *, scan: bool, saves_memory: bool, use_mixture: bool, rngs: nnx.Rngs):
         D = sizes.embed_dim
         self.rope = sizes.head_dim, sizes.rope_theta
-        self.from_states = weight(rngs, (D, D), ("embed", None), D**-0.5)
-        self.from_tokens = weight(rngs, (D, D), ("embed", None), D**-0.5)
-        self.from_features = weight(rngs, (NUM_FEATURES, D), (None, "embed"), 1.0)
+        self.from_right = weight(rngs, (D, D), ("embed", None), D**-0.5)
         self.stack = Stack(
             lambda rngs: _block(sizes, rngs), num_layers=sizes.num_layers, scan=scan or saves_memory,
             remat="full" if saves_memory else "none", rngs=rngs,
         )  # fmt: skip
-        self.norm = RMSNorm(D, epsilon=sizes.epsilon)
+        self.from_states = weight(rngs, (D, D), ("embed", None), D**-0.5)
+        self.joined_norm, self.norm = (RMSNorm(D, epsilon=sizes.epsilon) for _ in range(2))
+        self.joined_mlp = SwiGLU(
+            embed_dim=D, mlp_dim=sizes.mlp_dim, biased=False, quantization="none", out_scale=1.0, rngs=rngs
+        )
+        self.correct = zeros((D, D), ("embed", None))
+        self.from_joined = weight(rngs, (D, D), ("embed", None), D**-0.5)
+        self.from_tokens = weight(rngs, (D, D), ("embed", None), D**-0.5)
+        self.from_features = weight(rngs, (2 * NUM_FEATURES, D), (None, "embed"), 1.0)
         self.detect = zeros((D, 1), ("embed", None))
         self.detect_bias = zeros((1,), (None,))
-        self.correct = zeros((D, D), ("embed", None))
+        self.use_mixture = use_mixture
         if use_mixture:
             self.mixture = MixtureDensity(
                 embed_dim=D, out_dim=POINT_DIM, num_components=COMPONENTS, least_scale=LEAST_SCALE, rngs=rngs
             )
             self.mixture_factor = zeros((1,), (None,))
-        self.use_mixture = use_mixture
 
     def __call__(
         self, x_BTD: jax.Array, head_DV: jax.Array, tokens_BTD: jax.Array, draft_BT: jax.Array,
@@ -103,64 +109,70 @@ class ErrorCorrector(nnx.Module):
         """Return what the module finds in a draft.
 
         Args:
-          x_BTD: normalised states of the model; the state at t predicts token t of the draft.
+          x_BTD: normalised states of the model; the state at t has read the tokens before token t of the draft.
           head_DV: maps them to logits.
           tokens_BTD: embedded draft.
-          draft_BT: int; less than 0 where there is no token to judge, and results mean nothing.
-          positions_BT, segments_BT: int; the layers see all of a token's own segment.
-          num_chunks: divides T; the logits exist one chunk at a time.
+          draft_BT: int; less than 0 where there is no token to judge, and p means nothing.
+          positions_BT, segments_BT: int; only tokens of its own segment are read for a token.
+          num_chunks: divides T; logits exist one chunk at a time.
         """
-        features_BTC = logit_features(x_BTD, head_DV, draft_BT, num_chunks, logit_cap).astype(x_BTD.dtype)
-        h_BTD = self._product("BTD,DE->BTE", x_BTD, "from_states")
-        h_BTD += self._product("BTD,DE->BTE", normalized(tokens_BTD, 1e-6).astype(x_BTD.dtype), "from_tokens")
-        h_BTD += self._product("BTC,CD->BTD", features_BTC, "from_features", (None, "embed"))
-        mask_BTS = segments_BT[:, :, None] == segments_BT[:, None, :]
-        attends = functools.partial(through_cache, attend)
-        angles = rotary_angles(positions_BT, *rotary_frequencies(*self.rope))
-        context = angles, jax.tree_util.Partial(attends, mask_BTS=mask_BTS), segments_BT > 0
-        h_BTD, *_ = self.stack(h_BTD, [context])
-        h_BTD = self.norm(h_BTD)
-        wrong_BT1 = self._product("BTD,DE->BTE", h_BTD, "detect").astype(jnp.float32) + self.detect_bias[...]
-        states_BTD = x_BTD + self._product("BTD,DE->BTE", h_BTD, "correct")
-        return Findings(wrong_BT1[..., 0], states_BTD, h_BTD)
-
-    def log_corrections(
-        self, states_BSD: jax.Array, hidden_BSD: jax.Array, head_DV: jax.Array, draft_BS: jax.Array,
-        logit_cap: float = 0.0,
-    ) -> tuple[jax.Array, Mixture | None]:  # fmt: skip
-        """Return (log c of positions, float32 [B, S, V], in which the draft's token has probability 0; the mixture)."""
-        logits_BSV = soft_cap(einsum_f32("BSD,DV->BSV", states_BSD, head_DV), logit_cap)
-        mixture = None
+        tokens_BTD = normalized(tokens_BTD, 1e-6).astype(x_BTD.dtype)
+        joined_BTD = self._joined(x_BTD, tokens_BTD, positions_BT, segments_BT)
+        states_BTD = x_BTD + self._product("BTD,DE->BTE", joined_BTD, "correct")
+        features = [logit_features(s, head_DV, draft_BT, num_chunks, logit_cap) for s in (x_BTD, states_BTD)]
+        hidden_BTD = self._product("BTD,DE->BTE", joined_BTD, "from_joined")
+        hidden_BTD += self._product("BTD,DE->BTE", tokens_BTD, "from_tokens")
+        features_BTC = jnp.concatenate(features, axis=-1).astype(x_BTD.dtype)
+        hidden_BTD += self._product("BTC,CD->BTD", features_BTC, "from_features", (None, "embed"))
+        wrong_BT1 = self._product("BTD,DE->BTE", jax.nn.silu(hidden_BTD), "detect").astype(jnp.float32)
+        wrong_BT, mixture = (wrong_BT1 + self.detect_bias[...])[..., 0], None
         if self.use_mixture:
-            mixture = self.mixture(hidden_BSD)
+            mixture = self.mixture(joined_BTD)
             known = jax.lax.stop_gradient(mixture)  # it learns from its own likelihood alone
-            logits_BSV += self.mixture_factor[...] * known.log_densities(points_of(head_DV))
-        is_draft_BSV = jnp.arange(head_DV.shape[1]) == draft_BS[..., None]
-        return jax.nn.log_softmax(jnp.where(is_draft_BSV, MASKED, logits_BSV)), mixture
+            points = points_of(head_DV)[jnp.maximum(draft_BT, 0)]
+            wrong_BT += self.mixture_factor[...] * known.log_density(points)
+        return Findings(wrong_BT, states_BTD, mixture)
+
+    def _joined(self, x_BTD, tokens_BTD, positions_BT, segments_BT) -> jax.Array:
+        """Return what both sides say of each token, without the token itself: [B, T, D]."""
+        is_last_BT = segments_BT != jnp.pad(segments_BT[:, 1:], ((0, 0), (0, 1)))
+        next_BTD = jnp.pad(tokens_BTD[:, 1:], ((0, 0), (0, 1), (0, 0)))
+        next_BTD = jnp.where(is_last_BT[..., None], 0, next_BTD)
+        is_later_BTS = positions_BT[:, None, :] >= positions_BT[:, :, None]  # at each place is the token after it
+        mask_BTS = (segments_BT[:, :, None] == segments_BT[:, None, :]) & is_later_BTS
+        angles = rotary_angles(positions_BT, *rotary_frequencies(*self.rope))
+        attends = jax.tree_util.Partial(functools.partial(through_cache, attend), mask_BTS=mask_BTS)
+        h_BTD = self._product("BTD,DE->BTE", next_BTD, "from_right")
+        h_BTD, *_ = self.stack(h_BTD, [(angles, attends, segments_BT > 0)])
+        h_BTD += self._product("BTD,DE->BTE", x_BTD, "from_states")
+        return self.norm(h_BTD + self.joined_mlp(self.joined_norm(h_BTD)))
 
     def revisions(
         self, found: Findings, head_DV: jax.Array, draft_BT: jax.Array, *, num_chunks: int = 1, logit_cap: float = 0.0,
         allowed_V: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-        """Return (int32 likeliest other token, float32 confidence in it), both [B, T], one chunk of logits at a time.
+        """Return (int32 likeliest other token v, float32 confidence in it), both [B, T], in chunks as `__call__`.
 
-        The confidence is p c / (p c + 1 - p): of the cases in which a revision repairs or damages, the share that it
-        repairs. To revise where it is above a threshold repairs the most for any number of damaged tokens.
+        With r = c(v) / (1 - c(d)), the confidence is p r / (p r + 1 - p): of the cases in which the revision repairs or
+        damages, the share that it repairs. To revise where it is above a threshold repairs the most for any number of
+        damaged tokens.
 
         Args:
           allowed_V: bool, the tokens that may be written; None: all.
         """
 
         def body(_, chunk):
-            states_BTD, hidden_BTD, draft_BT = chunk
-            log_c_BTV, _ = self.log_corrections(states_BTD, hidden_BTD, head_DV, draft_BT, logit_cap)
+            states_BTD, draft_BT = chunk
+            logits_BTV = soft_cap(einsum_f32("BTD,DV->BTV", states_BTD, head_DV), logit_cap)
+            is_draft_BTV = jnp.arange(head_DV.shape[1]) == draft_BT[..., None]
+            log_r_BTV = jax.nn.log_softmax(jnp.where(is_draft_BTV, MASKED, logits_BTV))
             if allowed_V is not None:
-                log_c_BTV = jnp.where(allowed_V, log_c_BTV, MASKED)
-            return None, (jnp.argmax(log_c_BTV, axis=-1).astype(jnp.int32), jnp.max(log_c_BTV, axis=-1))
+                log_r_BTV = jnp.where(allowed_V, log_r_BTV, MASKED)
+            return None, (jnp.argmax(log_r_BTV, axis=-1).astype(jnp.int32), jnp.max(log_r_BTV, axis=-1))
 
-        parts = jax.lax.scan(body, None, chunks(num_chunks, found.states_BTD, found.hidden_BTD, draft_BT))[1]
-        best_BT, log_c_BT = (_joined(part) for part in parts)
-        return best_BT, jax.nn.sigmoid(found.wrong_BT + log_c_BT)
+        parts = jax.lax.scan(body, None, chunks(num_chunks, found.states_BTD, draft_BT))[1]
+        best_BT, log_r_BT = (_merged(part) for part in parts)
+        return best_BT, jax.nn.sigmoid(found.wrong_BT + log_r_BT)
 
     def _product(self, spec: str, x: jax.Array, name: str, axes: tuple = ("embed", None)) -> jax.Array:
         """Return the einsum of `x` and the weight of this name, which is declared with `axes`, in the type of `x`."""
@@ -188,7 +200,7 @@ def logit_features(
         of_draft_BT = jnp.take_along_axis(log_p_BTV, jnp.maximum(draft_BT, 0)[..., None], axis=-1)[..., 0]
         return None, jnp.stack([entropy_BT, first_BT - second_BT, of_draft_BT, first_BT], axis=-1)
 
-    features = _joined(jax.lax.scan(body, None, chunks(num_chunks, x_BTD, draft_BT))[1])
+    features = _merged(jax.lax.scan(body, None, chunks(num_chunks, x_BTD, draft_BT))[1])
     return features / jnp.log(head_DV.shape[1])
 
 
@@ -203,7 +215,12 @@ def points_of(head_DV: jax.Array) -> jax.Array:
     return (points - points.mean(axis=0)) / jnp.maximum(points.std(axis=0), 1e-6)
 
 
-def _joined(parts: jax.Array) -> jax.Array:
+def written(draft_BT: jax.Array, tokens_BT: jax.Array) -> jax.Array:
+    """Return the draft with the next token that the model reads, 0 at the end, where there is no token to judge."""
+    return jnp.where(draft_BT >= 0, draft_BT, jnp.pad(tokens_BT[:, 1:], ((0, 0), (0, 1))))
+
+
+def _merged(parts: jax.Array) -> jax.Array:
     """Return chunks [num_chunks, B, T / num_chunks, ...] as [B, T, ...], see `chunks` of layers/cross_entropy.py."""
     parts = jnp.moveaxis(parts, 0, 2)
     return parts.reshape(parts.shape[0], -1, *parts.shape[3:])

@@ -41,22 +41,6 @@ class Mixture(NamedTuple):
         of_components = -0.5 * jnp.square(distances) - jnp.log(self.scales) - 0.5 * LOG_2PI
         return jax.nn.logsumexp(self.log_weights + of_components.sum(axis=-1), axis=-1)
 
-    def log_densities(self, points: jax.Array) -> jax.Array:
-        """Return log p of each of V points [V, P], float32 [..., V], one component in memory at a time.
-
-        The square (y - mu)^2 / sigma^2 is multiplied out, so that a component is a product of two matrices.
-        """
-        features = jnp.concatenate([jnp.square(points), points], axis=1)
-        log_p = None
-        for k in range(self.means.shape[-2]):
-            mean, precision = self.means[..., k, :], jnp.square(1 / self.scales[..., k, :])
-            factors = jnp.concatenate([-0.5 * precision, precision * mean], axis=-1)
-            constant = -0.5 * precision * jnp.square(mean) - jnp.log(self.scales[..., k, :]) - 0.5 * LOG_2PI
-            constant = self.log_weights[..., k, None] + constant.sum(axis=-1, keepdims=True)
-            of_component = jnp.matmul(factors, features.T, precision="highest") + constant
-            log_p = of_component if log_p is None else jnp.logaddexp(log_p, of_component)
-        return log_p
-
 
 class MixtureDensity(nnx.Module):
     """A linear map from [B, T, D] to mixtures.

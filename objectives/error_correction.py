@@ -2,16 +2,19 @@
 """Learn to find and repair the wrong tokens of a draft, from correct text that is corrupted.
 
 A share of the targets is replaced by tokens drawn from the batch, and so by their frequency. The model reads the
-corrupted text like any other. The module of layers/error_corrector.py predicts which tokens were replaced and what they
-were. Its loss is -log p(right text | draft) in nats a token: -log(1 - p) for a right token, -log p - log c(target) for
-a wrong one. With a mixture density, MIXTURE_WEIGHT times its negative log-likelihood of the right token's point is
-added at wrong tokens.
+corrupted text like any other. The module of layers/error_corrector.py predicts p, the probability that a token was
+replaced, and c, the distribution of the right token. Its loss is, in nats a token, the mean of
+
+    detection, -log p for a wrong token and -log(1 - p) for a right one, plus correction, -log c(right token).
+
+With a mixture density, MIXTURE_WEIGHT times its negative log-likelihood of the right token's point is added.
 
 The module alone is trained, on the frozen model of `train.init_from`. With `joint_weight`, all weights are trained,
 with the model's own loss on the correct text plus this weight times the loss of the module.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -19,7 +22,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from layers.adapters import freeze
-from layers.error_corrector import ErrorCorrector, Findings, Sizes, points_of
+from layers.cross_entropy import cross_entropy
+from layers.error_corrector import ErrorCorrector, Findings, Sizes, points_of, written
 from objectives import language_modeling
 from objectives.language_modeling import LanguageModeling, weights
 
@@ -48,53 +52,42 @@ class Draft(NamedTuple):
       tokens_BT: int, what the model reads.
       draft_BT: int, the token of the draft at each target; less than 0 where there is no target.
       wrong_BT: float32, 1 where the draft differs from the target.
-      places_BS: int, indices of the targets that were chosen to be replaced, in each row.
-      chosen_BS: float32, 1 for those whose token in the draft is wrong.
     """
 
     tokens_BT: jax.Array
     draft_BT: jax.Array
     wrong_BT: jax.Array
-    places_BS: jax.Array
-    chosen_BS: jax.Array
 
 
 def corrupt(batch: dict, key: jax.Array, rate: float) -> Draft:
-    """Replace a share of the unmasked targets of each row by random targets of the batch.
+    """Replace each unmasked target with probability `rate` by a random target of the batch.
 
     A drawn token may be the right one; then it is not wrong.
     """
     of_places, of_draws = jax.random.split(key)
     targets_BT, weights_BT = batch["targets"], weights(batch)
-    rows, length = targets_BT.shape
-    most = max(1, round(rate * length))
-    order_BT = jax.random.uniform(of_places, targets_BT.shape) + weights_BT  # masked ones last
-    places_BS = jax.lax.top_k(order_BT, most)[1]
-    counts_B = jnp.round(rate * weights_BT.sum(axis=1))
-    taken_BS = (jnp.arange(most) < counts_B[:, None]) & (jnp.take_along_axis(weights_BT, places_BS, axis=1) > 0)
     share = weights_BT.reshape(-1) / jnp.maximum(weights_BT.sum(), 1)
-    drawn_BS = targets_BT.reshape(-1)[jax.random.choice(of_draws, rows * length, places_BS.shape, p=share)]
-    new_BS = jnp.where(taken_BS, drawn_BS, jnp.take_along_axis(targets_BT, places_BS, axis=1))
-    row_B1 = jnp.arange(rows)[:, None]
-    draft_BT = targets_BT.at[row_B1, places_BS].set(new_BS)
-    wrong_BT = ((draft_BT != targets_BT) & (weights_BT > 0)).astype(jnp.float32)
-    # The token after a target is that target, unless another document begins there.
-    before_BT = jnp.roll(draft_BT, 1, axis=1)
-    replaced_BT = jnp.roll(wrong_BT, 1, axis=1) * (batch["positions"] > 0) * (jnp.arange(length) > 0)
-    tokens_BT = jnp.where(replaced_BT > 0, before_BT, batch["tokens"])
-    return Draft(tokens_BT, draft_BT, wrong_BT, places_BS, jnp.take_along_axis(wrong_BT, places_BS, axis=1))
+    drawn_BT = targets_BT.reshape(-1)[jax.random.choice(of_draws, targets_BT.size, targets_BT.shape, p=share)]
+    chosen_BT = jax.random.bernoulli(of_places, rate, targets_BT.shape) & (weights_BT > 0)
+    draft_BT = jnp.where(chosen_BT, drawn_BT, targets_BT)
+    wrong_BT = draft_BT != targets_BT
+    # A token that is read is the target before it, unless a document begins there.
+    follows_BT = (batch["positions"] > 0) & (jnp.arange(targets_BT.shape[1]) > 0)
+    replaced_BT = jnp.roll(wrong_BT, 1, axis=1) & follows_BT
+    tokens_BT = jnp.where(replaced_BT, jnp.roll(draft_BT, 1, axis=1), batch["tokens"])
+    return Draft(tokens_BT, draft_BT, wrong_BT.astype(jnp.float32))
 
 
 @dataclasses.dataclass(frozen=True)
 class ErrorCorrection(LanguageModeling):
-    """The loss of the module; `loss` is -log p(right text | draft), in nats a token.
+    """The loss of the module.
 
     Attributes:
       sizes: of the module.
       use_mixture, saves_memory: see `ErrorCorrector`.
       rate: share of the targets that are replaced.
       joint_weight: weight of this loss beside the model's own; 0: the model is frozen.
-      threshold: confidence from which a revision counts in evaluation.
+      threshold: confidence from which evaluation revises a token.
     """
 
     sizes: Sizes | None = None
@@ -121,18 +114,27 @@ class ErrorCorrection(LanguageModeling):
         setattr(model, CORRECTOR, corrector)
         return model
 
+    def flops_per_token(self, of_model: Callable[..., float], *, frozen: bool) -> float:
+        """Return those of the module, and of the model: a forward pass if it is frozen, else two training passes."""
+        sizes, heads_dim = self.sizes, self.sizes.num_heads * self.sizes.head_dim
+        mlp = 3 * sizes.embed_dim * sizes.mlp_dim
+        layer = sizes.embed_dim * 2 * (heads_dim + sizes.num_kv_heads * sizes.head_dim) + mlp
+        weights = sizes.num_layers * layer + mlp + 5 * sizes.embed_dim**2
+        attention = 12.0 * sizes.num_layers * heads_dim * self.length / 2
+        of_head = (4.0 if frozen else 6.0) * sizes.embed_dim * self.vocab_size
+        return (of_model() / 3 if frozen else 2 * of_model()) + 6.0 * weights + attention + of_head
+
     def loss(self, model, carry, batch, key):
         """Return the loss; `key` is that of the corruption, and of the dropout of a model that is trained too."""
         of_corruption, of_model = jax.random.split(key)
         draft = corrupt(batch, of_corruption, self.rate)
         found, head_DV = self._examine(model, draft, batch)
-        total, scalars = self._losses(model, found, head_DV, draft, batch)
-        weight = weights(batch).sum()
+        total, scalars = self._losses(found, head_DV, model.logit_cap, draft, batch)
         if self.joint_weight:
             (own, _), (_, of_own) = super().loss(model, carry, batch, of_model)
             total = own + self.joint_weight * total
             scalars |= {"language_modeling": of_own.pop("loss")} | of_own
-        return (total, weight), (carry, jax.lax.stop_gradient(scalars))
+        return (total, weights(batch).sum()), (carry, jax.lax.stop_gradient(scalars))
 
     def evaluate(self, model, batch) -> dict:
         """Return the scalars of held-out rows, corrupted in the same way each time.
@@ -144,23 +146,18 @@ class ErrorCorrection(LanguageModeling):
         key = jax.random.fold_in(jax.random.key(0), batch["tokens"].sum())
         draft = corrupt(batch, key, self.rate)
         found, head_DV = self._examine(model, draft, batch)
-        _, scalars = self._losses(model, found, head_DV, draft, batch)
+        _, scalars = self._losses(found, head_DV, model.logit_cap, draft, batch)
         best_BT, confidence_BT = model.corrector.revisions(
             found, head_DV, draft.draft_BT, num_chunks=self.num_chunks, logit_cap=model.logit_cap
         )
-        weights_BT, wrong_BT = weights(batch), draft.wrong_BT
         revised_BT = confidence_BT >= self.threshold
-        right_BT = weights_BT - wrong_BT
+        right_BT = weights(batch) - draft.wrong_BT
         repaired_BT = revised_BT & (best_BT == batch["targets"])
         scalars |= {
-            "restored": (jnp.sum(wrong_BT * repaired_BT), wrong_BT.sum()),
+            "restored": (jnp.sum(draft.wrong_BT * repaired_BT), draft.wrong_BT.sum()),
             "damaged": (jnp.sum(right_BT * revised_BT), right_BT.sum()),
         }
-        p_BT = jax.nn.sigmoid(found.wrong_BT)
-        bin_BT = jnp.minimum((BINS * p_BT).astype(jnp.int32), BINS - 1)
-        gap_BT = weights_BT * (p_BT - wrong_BT)
-        gaps = {_bin(n): (jnp.sum(gap_BT * (bin_BT == n)), weights_BT.sum()) for n in range(BINS)}
-        return scalars | gaps
+        return scalars | _calibration(found.wrong_BT, draft.wrong_BT, weights(batch))
 
     def summary(self, figures: dict[str, float]) -> dict[str, float]:
         """Return the means with the expected calibration error in place of the bins (arXiv:1706.04599, equation 3)."""
@@ -169,51 +166,45 @@ class ErrorCorrection(LanguageModeling):
         return kept | {"calibration_error": sum(abs(figures[name]) for name in bins)}
 
     def format_metrics(self, figures: dict[str, float]) -> tuple[str, str, str]:
-        """Return the texts of all figures."""
+        """Return the texts of loss, shares and calibration."""
         shares = ", ".join(f"{name} {figures[name]:.2%}" for name in ("restored", "damaged"))
-        return (
-            "correction loss",
-            f"{figures['loss']:.4f} nats a token, {shares}, calibration error {figures['calibration_error']:.4f}",
-            "tokens",
-        )
+        error = f"calibration error {figures['calibration_error']:.4f}"
+        return "correction loss", f"{figures['loss']:.4f} nats a token, {shares}, {error}", "tokens"
 
     def _examine(self, model, draft: Draft, batch: dict) -> tuple[Findings, jax.Array]:
         """Return what the module finds in a draft, and the head."""
         stream_BTD, _ = model(draft.tokens_BT, batch["positions"], batch["segments"])
         stream_BTD, head_DV = model.head_inputs(stream_BTD)
-        embedded_BTD = model.embed(jnp.maximum(draft.draft_BT, 0), model.dtype)
+        embedded_BTD = model.embed(written(draft.draft_BT, draft.tokens_BT), model.dtype)
         found = model.corrector(
             stream_BTD, head_DV, embedded_BTD, draft.draft_BT, batch["positions"], batch["segments"],
             num_chunks=self.num_chunks, logit_cap=model.logit_cap,
         )  # fmt: skip
         return found, head_DV
 
-    def _losses(self, model, found: Findings, head_DV, draft: Draft, batch: dict) -> tuple[jax.Array, dict]:
+    def _losses(self, found: Findings, head_DV, logit_cap: float, draft: Draft, batch: dict) -> tuple[jax.Array, dict]:
         """Return (the sum that is minimised, scalars)."""
-
-        def at(values_BTX: jax.Array) -> jax.Array:
-            places = draft.places_BS.reshape(*draft.places_BS.shape, *[1] * (values_BTX.ndim - 2))
-            return jnp.take_along_axis(values_BTX, places, axis=1)
-
-        weight, wrong_BT, chosen_BS = weights(batch).sum(), draft.wrong_BT, draft.chosen_BS
-        sign_BT = 2 * wrong_BT - 1
-        detection = jnp.sum(weights(batch) * jax.nn.softplus(-sign_BT * found.wrong_BT))
-        targets_BS = jnp.maximum(at(batch["targets"]), 0)
-        log_c_BSV, mixture = model.corrector.log_corrections(
-            at(found.states_BTD), at(found.hidden_BTD), head_DV, at(draft.draft_BT), model.logit_cap
+        targets_BT, weights_BT = jnp.maximum(batch["targets"], 0), weights(batch)
+        weight = weights_BT.sum()
+        detection = jnp.sum(weights_BT * jax.nn.softplus((1 - 2 * draft.wrong_BT) * found.wrong_BT))
+        correction, _ = cross_entropy(
+            found.states_BTD, head_DV, targets_BT, weights_BT, self.num_chunks, logit_cap=logit_cap
         )
-        log_c_BS = jnp.take_along_axis(log_c_BSV, targets_BS[..., None], axis=-1)[..., 0]
-        correction = -jnp.sum(jnp.where(chosen_BS > 0, log_c_BS, 0))
         total = detection + correction
-        scalars = {
-            "loss": (total, weight), "detection": (detection, weight), "correction": (correction, chosen_BS.sum())
-        }  # fmt: skip
-        if mixture:
-            points_BSP = points_of(head_DV)[targets_BS]
-            surprise = -jnp.sum(chosen_BS * mixture.log_density(points_BSP))
+        scalars = {"loss": (total, weight), "detection": (detection, weight), "correction": (correction, weight)}
+        if found.mixture:
+            surprise = -jnp.sum(weights_BT * found.mixture.log_density(points_of(head_DV)[targets_BT]))
             total += MIXTURE_WEIGHT * surprise
-            scalars["mixture_nll"] = surprise, chosen_BS.sum()
+            scalars["mixture_nll"] = surprise, weight
         return total, scalars
+
+
+def _calibration(logits_BT: jax.Array, wrong_BT: jax.Array, weights_BT: jax.Array) -> dict[str, tuple]:
+    """Return a (sum, weight) pair for each bin of p: the sum of p - wrong over its tokens, and all tokens."""
+    p_BT = jax.nn.sigmoid(logits_BT)
+    bin_BT = jnp.minimum((BINS * p_BT).astype(jnp.int32), BINS - 1)
+    gap_BT = weights_BT * (p_BT - wrong_BT)
+    return {_bin(n): (jnp.sum(gap_BT * (bin_BT == n)), weights_BT.sum()) for n in range(BINS)}
 
 
 def _bin(number: int) -> str:

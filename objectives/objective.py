@@ -4,7 +4,7 @@
 `train.objective = "NAME"` is the module objectives/NAME.py, whose `make(config)` returns an `Objective`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -71,6 +71,16 @@ class Objective:
     def chunked(self, num_chunks: int) -> "Objective":
         """Return this objective for a sequence in `num_chunks` parts, whose logits exist one part at a time."""
         return self
+
+    def flops_per_token(self, of_model: Callable[..., float], *, frozen: bool) -> float:
+        """Return the model FLOPs of training on one token.
+
+        Args:
+          of_model: returns those of the model's forward and backward pass; with frozen=True, without the gradients of
+            its weights.
+          frozen: whether weights of the model are frozen.
+        """
+        return of_model(frozen=True) if frozen else of_model()
 
     def batch(self) -> dict[str, tuple]:
         """Return {name: shape} of the int32 arrays of a batch; the first dimension is the rows."""

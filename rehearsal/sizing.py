@@ -65,7 +65,10 @@ def _corrector(config) -> int:
     model, keys = config.model, config.error_correction
     D = model.embed_dim
     mixture = (D + 1) * MIXTURE_OUTPUTS + 1 if keys.use_mixture_density else 0
-    return keys.num_layers * (_attention(model) + 3 * D * model.mlp_dim) + 3 * D * D + 6 * D + 1 + mixture
+    return (
+        keys.num_layers * (_attention(model) + 3 * D * model.mlp_dim) + 3 * D * model.mlp_dim
+        + 5 * D * D + 11 * D + 1 + mixture
+    )  # fmt: skip
 
 
 def moments(config) -> float:
