@@ -31,9 +31,9 @@ def make(config) -> "GRPO":
     return GRPO(
         **vars(language_modeling.make(config)), clip=grpo.clip, clip_high=grpo.clip_high or grpo.clip, kl=grpo.kl,
         average=grpo.average, sampler=rollouts.Sampler(
-            source=config.data.source, path=config.data.path, tokenizer=config.data.tokenizer, group_size=grpo.group_size,
-            temperature=grpo.temperature, divides=grpo.advantage == "deviation", reward=grpo.reward,
-            vocab_size=config.model.vocab_size,
+            source=config.data.source, path=config.data.path, tokenizer=config.data.tokenizer,
+            group_size=grpo.group_size, temperature=grpo.temperature, divides=grpo.advantage == "deviation",
+            reward=grpo.reward, vocab_size=config.model.vocab_size,
         ),
     )  # fmt: skip
 
