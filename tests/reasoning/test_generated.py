@@ -26,6 +26,7 @@ REASON = "reasoning-gym is not installed here: make setup EXTRAS=reasoning"
 def small(name: str, **changes):
     typed = SMALL | {"grpo.group_size": "4", "data.path": name}
     typed |= {key.replace("__", "."): value for key, value in changes.items()}
+    typed = {key: value for key, value in typed.items() if value is not None}
     if typed["train.objective"] != "grpo":
         del typed["grpo.group_size"]
     loaded = loading.load("configs/tiny.py", "", typed)
@@ -81,7 +82,7 @@ def test_answers_are_learned_as_conversations_are(one_device, tmp_path):
 
 
 @pytest.mark.parametrize("changes, said", [
-    ({"data__path": ""}, r"data\.source=reasoning_gym_rollouts needs data\.path \(a generator of reasoning-gym"),
+    ({"data__path": None}, r"data\.source=reasoning_gym_rollouts needs data\.path \(a generator of reasoning-gym"),
     ({"train__objective": "language_modeling"}, r"data\.source=reasoning_gym_rollouts needs train\.objective=grpo"),
     ({"data__source": "reasoning_gym"}, r"train\.objective=grpo needs data\.source=countdown_rollouts, not reason"),
 ])  # fmt: skip
