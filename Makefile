@@ -49,23 +49,24 @@ endef
 pip = $(if $(uv),uv pip install --python $(python),$(python) -m pip install) --quiet --only-binary :all:
 torch := $(shell sed -n 's/^interop = \[\("torch==[^]]*\)\].*/\1/p' pyproject.toml | tr -d '",')
 
-# These packages of lm-evaluation-harness are published as source only.
-sources := rouge-score,sqlitedict,word2number
+# These packages are published as source only.
+sources_of_lm-eval := rouge-score,sqlitedict,word2number
+sources_of_reasoning := cellpylib,pycosat,zss
 
 # The locks name every package, so nothing is resolved: pip cannot take an extra of a locked package by its hash.
 define install
 echo "setup: installing $(locks) into .venv, $$($(python) --version); it takes a minute or more"; \
 touch $(unfinished); \
-if $(pip) --no-deps $(if $(filter lm-eval,$(EXTRAS)),--no-binary $(sources)) --require-hashes $(addprefix -r ,$(locks)) $(if $(filter interop,$(EXTRAS)),&& $(pip) $(torch)); \
+if $(pip) --no-deps $(foreach extra,$(EXTRAS),$(addprefix --no-binary ,$(sources_of_$(extra)))) --require-hashes $(addprefix -r ,$(locks)) $(if $(filter interop,$(EXTRAS)),&& $(pip) $(torch)); \
 then rm -f .venv/installed-*.lock && cat $(locks) >$(stamp) && rm $(unfinished) \
     $(if $(EXTRAS),&& touch $(addprefix .venv/extra-,$(EXTRAS))); \
 else rm $(unfinished); echo "setup: $(locks) could not be installed; the cause is above" >&2; exit 1; fi
 endef
 
 # A .venv made for another accelerator is no start; flock (where there is one) lets one set-up run at a time.
-setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS="bench causality huggingface interop lm-eval serve studies"] [PYTHON=python3.12]
+setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS="bench causality huggingface interop lm-eval reasoning serve studies"] [PYTHON=python3.12]
 	$(if $(filter cpu gpu tpu,$(ACCELERATOR)),,$(error ACCELERATOR=$(ACCELERATOR) is unknown: it is cpu, gpu or tpu))
-	$(if $(filter-out bench causality huggingface interop lm-eval serve studies,$(EXTRAS)),$(error EXTRAS=$(EXTRAS) is unknown: it is bench, causality, huggingface, interop, lm-eval, serve, studies))
+	$(if $(filter-out bench causality huggingface interop lm-eval reasoning serve studies,$(EXTRAS)),$(error EXTRAS=$(EXTRAS) is unknown: it is bench, causality, huggingface, interop, lm-eval, reasoning, serve, studies))
 	@exec 9<Makefile; flock 9 2>/dev/null; \
 	if $(usable) && cat $(locks) | cmp -s - $(stamp); then exit; fi; \
 	{ $(if $(filter-out cpu $(ACCELERATOR),$(installed)),false,$(usable)); } || { $(create); }; \
@@ -124,7 +125,8 @@ lock: ## resolve pyproject.toml anew into the lock files [ARGS=--upgrade]; needs
 	$(call compile,--group causality -c requirements.lock,requirements-causality.lock)
 	$(call compile,--group huggingface -c requirements.lock,requirements-huggingface.lock)
 	$(call compile,--group interop -c requirements.lock,requirements-interop.lock)
-	$(call compile,--group lm-eval -c requirements.lock -c requirements-huggingface.lock -c requirements-interop.lock,requirements-lm-eval.lock)
+	$(call compile,--group reasoning -c requirements.lock,requirements-reasoning.lock)
+	$(call compile,--group lm-eval -c requirements.lock -c requirements-huggingface.lock -c requirements-interop.lock -c requirements-reasoning.lock,requirements-lm-eval.lock)
 	$(call compile,--group serve -c requirements.lock,requirements-serve.lock)
 	$(call compile,--group studies -c requirements.lock,requirements-studies.lock)
 	$(call compile,--group bench -c requirements.lock,requirements-bench.lock)

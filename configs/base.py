@@ -191,7 +191,10 @@ layout.changes = Key("", 'meshes by step: after which step which mesh is used, "
 
 data = Section(KEYS, "data", RESUME | READ | UNCOMPILED)  # docs/resume.md says what must stay the same on resume
 data.source = Key("auto", "a function of input_pipeline/sources.py; auto: by the suffix of path, python without one")
-data.path = Key("", "file, directory or glob; for huggingface a directory or a name on the hub, and :SPLIT (train)")
+data.path = Key(
+    "", "file, directory or glob; for huggingface a directory or a name on the hub, and :SPLIT (train); for "
+    "reasoning_gym the name of a generator",
+)  # fmt: skip
 data.mixture = Key("", 'instead of data.path: weights and paths, "0.7 code/**/*.py; 0.3 books.jsonl"')
 data.stream = Key("", 'instead of data.path: tasks one after the other, paths with examples, "a.txt:1000,b.txt:1000"')
 data.field = Key("text", "column or key with the document, in jsonl, parquet, tfrecord, csv, huggingface")

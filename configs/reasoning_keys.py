@@ -25,8 +25,8 @@ tot.problems = Key(100, "held-out problems of an evaluation", above=0, most=1_00
 grpo = Section(KEYS, "grpo")  # reinforcement learning from verifiable rewards, see docs/reasoning.md
 grpo.reward = Key(
     "task",
-    "task: 1 for a right answer, else 0; reference: 1 for the last line of the answer in the data; random: a control; "
-    "or the name of a function that the recipe registers",
+    "task: 1 for a right answer, else 0, or the score of its generator; reference: 1 for the last line of the answer "
+    "in the data; random: a control; or the name of a function that the recipe registers",
 )
 grpo.group_size = Key(16, "answers to each prompt; divides train.global_batch", least=2, most=100_000)
 grpo.updates = Key(1, "steps that train on the same answers", above=0, most=1000)

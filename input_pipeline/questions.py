@@ -9,6 +9,7 @@ import difflib
 import functools
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Iterator
 
@@ -25,14 +26,19 @@ from input_pipeline.windows import Windows
 
 HELDOUT_SHARE = 1 / 16  # of the questions
 TOKENS = {"train": 1 << 32, "heldout": 1 << 17}  # by stream
-NUMBERS = 1 << 31  # of questions; the largest size of a generator
+NUMBERS = 1 << 20  # of questions; some generators allocate a list of this length
+FEWER = dict.fromkeys(("acre", "word_ladder"), 20_000)  # one makes all at once, the other allows no more
+HASHED = (  # draw from sets of texts, whose order Python draws for each process unless PYTHONHASHSEED is set
+    "intermediate_integration", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note",
+    "word_ladder",
+)  # fmt: skip
 MOST_DRAWS = 1000  # of questions in a row that are too long or belong to the other stream
 SOURCES = "reasoning_gym", "reasoning_gym_rollouts"  # values of data.source
 UNSCORABLE = ArithmeticError, AttributeError, LookupError, RecursionError, SyntaxError, TypeError, ValueError
 
 
 class Generator:
-    """A generator of reasoning-gym, with its default difficulty."""
+    """A generator of reasoning-gym, with its default difficulty; it has the questions 0 to `size` - 1."""
 
     def __init__(self, name: str):
         """Make the generator; DataError if the package is missing, or has no generator of this name."""
@@ -46,7 +52,15 @@ class Generator:
         if name not in DATASETS:
             near = ", ".join(difflib.get_close_matches(name, DATASETS, 3, 0.5)) or ", ".join(sorted(DATASETS))
             raise DataError(f"data.path={name!r} is not a generator of reasoning-gym; use one of {near}")
-        self._made = reasoning_gym.create_dataset(name, seed=0, size=NUMBERS)
+        if name in HASHED and os.environ.get("PYTHONHASHSEED", "random") == "random":
+            raise DataError(
+                f"data.path={name} makes other questions in each process; set PYTHONHASHSEED=0 in the environment"
+            )
+        self.size = FEWER.get(name, NUMBERS)
+        try:
+            self._made = reasoning_gym.create_dataset(name, seed=0, size=self.size)
+        except AssertionError as error:
+            raise DataError(f"data.path={name} is a generator that needs settings of its own: {error}") from error
         self._find = reasoning_gym.utils.extract_answer
         self._lock = threading.Lock()  # some generators draw from numpy's global state
 
@@ -79,8 +93,8 @@ def is_heldout(question: str) -> bool:
 class QuestionWindows(Windows):
     """Rows of questions with their answers, each in a segment of its own; a window source without files.
 
-    Only answers are learned: other targets are IGNORED. A row is a pure function of (name, seed, stream, index,
-    length). No question of the training rows is held out. Questions that do not fit in a row are left out.
+    Only answers are learned: other targets are IGNORED. A row is a pure function of name, seed, stream, index and
+    length. No question of the training rows is held out. Questions that do not fit in a row are left out.
     """
 
     batch_exceeds_pass = True
@@ -121,7 +135,9 @@ class QuestionWindows(Windows):
     def _questions(self, key: int, length: int) -> Iterator[tuple[int, np.ndarray]]:
         """Yield (number, marked tokens) of the questions of a row that belong to the stream and fit in a row."""
         vain = 0
-        for number in _numbers(key):
+        while True:
+            (key,) = mix([key]).tolist()
+            number = key % self._generator.size
             entry = self._generator.entry(number)
             if is_heldout(entry["question"]) == (self.stream == "heldout"):
                 tokens = self._encoded(entry)
@@ -160,10 +176,3 @@ class QuestionRollouts(QuestionWindows):
             batch["numbers"][row], tokens = next(self._questions(key, sequence_length))
             put_sequence(batch, row, 0, 1, tokens & IDS, tokens & LEARNED)
         return batch
-
-
-def _numbers(key: int) -> Iterator[int]:
-    """Yield the numbers of questions that are drawn with a key, without end."""
-    while True:
-        (key,) = mix([key]).tolist()
-        yield key % NUMBERS

@@ -73,7 +73,7 @@ class GRPO(LanguageModeling):
 
     def decoded(self) -> tuple[int, int]:
         """Return the size of the cache of a rollout."""
-        return min(self.rows, rollouts.MOST_ROWS), self.length + 1
+        return min(self.rows, rollouts.MOST_ROWS), rollouts.tokens_of_row(self.length)
 
     def loss(self, model, carry, batch, key, *, reference=None):
         """Return the loss; `key` is that of the model's dropout."""

@@ -100,7 +100,7 @@ class Objective:
         return None
 
     def decoded(self) -> tuple[int, int] | None:
-        """Return (rows, tokens of a row) of the cache with which `sample_batch` decodes; None if it decodes nothing."""
+        """Return (rows, tokens of a row) of the cache in which `sample_batch` decodes; None: it decodes nothing."""
         return None
 
     def init_carry(self, model: nnx.Module, rows: int, key: jax.Array) -> dict:

@@ -19,6 +19,7 @@ from inference.engine import Engine
 from input_pipeline.errors import DataError
 from input_pipeline.packing import IGNORED, empty_rows, put_sequence
 from input_pipeline.tokenization import open_tokenizer
+from layers.decode_kernels import TILE
 from reasoning.answers import Lines, Turns, answers_of, registered
 
 MOST_ROWS = 128  # of the cache; more answers wait
@@ -94,7 +95,7 @@ class Sampler:
     ) -> list[tuple[list[int], list[float]]]:
         """Return (tokens, log-probability of each) of an answer to each prompt, with the token that ends it."""
         most = min(engine.length, length + 1)
-        short = dataclasses.replace(engine, length=most)  # of the cache
+        short = dataclasses.replace(engine, length=min(engine.length, tokens_of_row(length)))  # of the cache
         batch = Batch(short, num_rows=min(len(asked), MOST_ROWS), vocab_size=self.vocab_size)
         running = added = [
             batch.add(Request(prompt, most - len(prompt), Sampling(self.temperature, seed=int(seed))))
@@ -126,6 +127,11 @@ class Sampler:
         if self.divides:
             centered = centered / (groups.std(axis=1, keepdims=True) + EPSILON)
         return centered.reshape(-1).astype(np.float32)
+
+
+def tokens_of_row(length: int) -> int:
+    """Return the tokens of a row of the cache, for rows of `length` inputs: whole tiles, as the decode kernel needs."""
+    return -(-(length + 1) // TILE) * TILE
 
 
 def prompts_of(

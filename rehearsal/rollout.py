@@ -24,7 +24,8 @@ def rehearse(loaded, compiled: Compiled, figures: dict, display) -> dict:
     if not decoded or topology.accelerator != "tpu":
         return {}
     config = for_decoding(compiled.config, topology.chips)
-    found = decoding.rehearse(loaded, config, topology, *decoded, display)
+    rows, length = decoded[0], min(decoded[1], config.model.max_length)
+    found = decoding.rehearse(loaded, config, topology, rows, length, display)
     return added(compiled, figures, found)
 
 

@@ -165,6 +165,12 @@ def test_networkx_is_imported_lazily_and_only_where_causes_are_estimated():
     assert not [path for path in users if "networkx" in imports(path, top_level_only=True)]
 
 
+def test_reasoning_gym_is_imported_lazily_in_one_file():
+    users = [path for path in sources() if "reasoning_gym" in imports(path)]
+    assert [str(path) for path in users] == ["input_pipeline/questions.py"]
+    assert "reasoning_gym" not in imports(users[0], top_level_only=True)
+
+
 def test_what_answers_at_once_imports_no_jax():
     modules = sorted(f"pods.{path.stem}" for path in sources("pods"))
     program = (
