@@ -11,8 +11,8 @@
   search         train configurations of --config from --space, chosen by --method, and print the best
 
 NAME is a group (exp08-ema), a suite of configs/experiments/ (trm), or a suite with a base (trm-mini); for status and
-report also a search. Run a command again to continue after any interruption. It needs
-`make setup EXTRAS=studies`; docs/studies.md is the guide.
+report also a search. Without a name, these two show the only study of --storage. Run a command again to continue after
+any interruption. It needs `make setup EXTRAS=studies`; docs/studies.md is the guide.
 """
 
 from core import command_line
@@ -91,7 +91,7 @@ def main(arguments: list[str]) -> int:
     if not name:
         if words[0] not in ("status", "report", "guide"):
             raise ConfigError(f"{words[0]} needs the name of a group or suite (all: {', '.join(suites.suite_names())})")
-        name = suites.suite_names()[0]
+        name = suites.suite_names()[0] if words[0] == "guide" else stored_name()
     if words[0] in OF_A_SEARCH and (found := find_search(name, overrides)):
         return OF_A_SEARCH[words[0]](found)
     asked = Asked(name, command_line.FLAGS, overrides)
@@ -136,6 +136,17 @@ def positional(arguments: list[str]) -> tuple[list[str], list[str]]:
         is_ours = flag.startswith("--") and not flag.startswith("--config.")
         rest.append((f"--{flag[2:].replace('-', '_')}" if is_ours else flag) + equals + value)
     return arguments[:first], rest
+
+
+def stored_name() -> str:
+    """Return the study or search of the storage that is meant if none is named: the first suite's, or the only one."""
+    storage = importlib.import_module("studies.storage")  # says so if a package is missing
+    default, stored = suites.suite_names()[0], storage.study_names(command_line.FLAGS.storage)
+    if default in stored or not stored:
+        return default
+    if len(stored) > 1:
+        raise ConfigError(f"--storage has several studies; name one (all: {', '.join(stored)})")
+    return stored[0]
 
 
 def find_search(name: str, overrides: dict[str, str]):

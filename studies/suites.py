@@ -79,14 +79,13 @@ def find(asked: str, base: str = "") -> tuple[Study, list[str]]:
     """Return the study that is asked for and the names of its groups that are.
 
     Args:
-      asked: a suite (trm), a suite with a base (trm-mini), a group (exp08-ema), or the folder of a suite.
+      asked: a suite (trm), a suite with a base (trm-mini), a group (exp08-ema), or the folder or file of one.
       base: a base of the suite; "": that of `asked`, or the default.
 
     Raises:
       ConfigError: there is no such suite, base or group; the message names the nearest.
     """
-    name = asked.rstrip("/").removesuffix(".py").rpartition("/")[2].replace("_", "-")
-    known = []
+    name, known = _name_of(asked), []
     for suite_name in suite_names():
         suite = importlib.import_module(f"configs.experiments.{suite_name}.{SUITE}").SUITE
         groups = _groups(suite_name)
@@ -147,6 +146,15 @@ def owners(study: Study, **how) -> dict[str, Member]:
         if not member.refusal:
             found.setdefault(member.digest, member)
     return found
+
+
+def _name_of(asked: str) -> str:
+    """Return the name that a name or a path below configs/experiments/ means; another path is no name."""
+    path = pathlib.Path(asked).expanduser()
+    places = [loading.ROOT / path, path.absolute()]
+    if len(path.parts) > 1 and not any(place.exists() and EXPERIMENTS in place.parents for place in places):
+        return asked
+    return path.name.removesuffix(".py").replace("_", "-")
 
 
 def _groups(suite: str) -> dict[str, Group]:

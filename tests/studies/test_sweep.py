@@ -129,6 +129,17 @@ def test_a_storage_without_a_study_is_one_line_and_is_not_begun(tmp_path):
     assert err == "error: --storage=sqlite:///studies.db: there is no such file; `sweep.py run NAME` begins one\n"
 
 
+@needs_optuna
+def test_status_without_a_name_is_that_of_the_only_study(tmp_path):
+    queue_in(tmp_path, "trm-mini")
+    status, out, err = ended(sweep(tmp_path, "status"))
+    assert status == 0 and out.startswith("study trm-mini\n"), err
+    queue_in(tmp_path, "trm-paper")
+    status, out, err = ended(sweep(tmp_path, "status"))
+    assert (status, out) == (2, "")
+    assert err == "error: --storage has several studies; name one (all: trm-mini, trm-paper)\n"
+
+
 def test_a_missing_package_is_one_line_with_the_command_that_installs_it():
     program = "import runpy, sys; sys.modules['optuna'] = None; sys.argv = ['sweep.py', 'status']; "
     program += "runpy.run_path('sweep.py', run_name='__main__')"
