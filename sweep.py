@@ -200,7 +200,9 @@ def status(asked: Asked) -> int:
     from studies.report import summary
 
     parsed, queue = command_line.FLAGS, asked.queue(create=False)
-    print("\n".join([*summary.lines(asked.study, asked.members, queue, parsed.price), *asked.others(queue)]))
+    trials = queue.latest()
+    table = summary.lines(asked.study, asked.members, trials, queue.running(), parsed.price)
+    print("\n".join([*table, *asked.others(trials)]))
     price, chips = planning.price_of(asked.topology, parsed.price), planning.chips_of(asked.topology)
     if parsed.budget is not None:
         print(budget.left_of("budget", parsed.budget, queue, price))
@@ -214,9 +216,9 @@ def report(asked: Asked) -> int:
     from studies.report import answers, page
 
     command_line.check_file_to_write("html")
-    queue = asked.queue(create=False)
-    print("".join(f"{line}\n" for line in asked.others(queue)), end="")
-    found = answers.of_study(asked.study, asked.members, queue.latest())
+    trials = asked.queue(create=False).latest()
+    print("".join(f"{line}\n" for line in asked.others(trials)), end="")
+    found = answers.of_study(asked.study, asked.members, trials)
     return write_page(page.page(asked.study, found))
 
 
@@ -260,7 +262,7 @@ def cancel(asked: Asked) -> int:
     queue = asked.queue(create=False)
     ended, told = queue.cancel(asked.digests)
     print(f"cancelled: {counted(ended, 'waiting trial')}; told to save and stop: {counted(told, 'running trial')}")
-    print("".join(f"{line}\n" for line in asked.others(queue)), end="")
+    print("".join(f"{line}\n" for line in asked.others(queue.latest())), end="")
     return 0
 
 
@@ -268,7 +270,7 @@ def retry(asked: Asked) -> int:
     """Queue failed trials again."""
     queue = asked.queue(create=False)
     print(f"queued again: {counted(queue.retry(asked.digests), 'failed trial')}; `sweep.py run` starts them")
-    print("".join(f"{line}\n" for line in asked.others(queue)), end="")
+    print("".join(f"{line}\n" for line in asked.others(queue.latest())), end="")
     return 0
 
 

@@ -86,7 +86,7 @@ def speed(folder: pathlib.Path) -> dict[str, float]:
 
     study, _ = suites.find("trm-mini")
     seeds = -(-TRIALS // 15)
-    owners = suites.owners(study, seeds=seeds)
+    owners = suites.owners(suites.members(study, study.groups, seeds=seeds))
     storage = open_storage(f"sqlite:///{folder}/many.db", create=True)
     queue = trials.Queue(storage, study.name, "maximize", create=True)
     queue.enqueue([trials.Order(member, f"{folder}/none/{member.title}", "") for member in owners.values()])

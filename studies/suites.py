@@ -139,10 +139,10 @@ def members(
     return found
 
 
-def owners(study: Study, **how) -> dict[str, Member]:
-    """Return {digest: the first member of the study that has it}, whose name the trial's folder gets."""
+def owners(members: Iterable[Member]) -> dict[str, Member]:
+    """Return {digest: the first member that has it}; if these are of a whole study, it names the trial's folder."""
     found = {}
-    for member in members(study, study.groups, **how):
+    for member in members:
         if not member.refusal:
             found.setdefault(member.digest, member)
     return found

@@ -164,7 +164,7 @@ def test_a_trial_that_ends_during_a_cancel_does_not_keep_the_others_from_it(tmp_
     assert queue.cancel(set(before)) == (1, 0)
     assert [trial.state.name for trial in trials_of(tmp_path)] == ["COMPLETE", "FAIL"]
     monkeypatch.undo()
-    shown = summary.lines(suites.find("exp08-ema", "mini")[0], members(), queue)
+    shown = summary.lines(suites.find("exp08-ema", "mini")[0], members(), queue.latest(), queue.running())
     assert shown[2].split()[:7] == ["exp08-ema", "0", "0", "1", "0", "1", "0"], "a cancelled trial has not failed"
     assert not any(line.startswith("failed: ") for line in shown)
 

@@ -84,7 +84,7 @@ def test_the_page_answers_first_with_figures_and_errors_over_seeds(tmp_path):
     assert shown == page.page(study, [answer])
     assert shown.index(answer.sentence) < shown.index("<table>") < shown.index("<svg")
     assert "c-0.995: status 3: the loss &lt;is&gt; nan" in shown and "<script" not in shown
-    lines = summary.lines(study, members, queue)
+    lines = summary.lines(study, members, queue.latest(), queue.running())
     assert lines[2].split() == ["exp08-ema", "0", "0", "12", "3", "0", "0", "6.00", "$18.00"]
     file = tmp_path / "page.html"
     file.write_text(shown)
