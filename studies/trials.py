@@ -67,7 +67,10 @@ class Queue:
         try:
             self.study_id = storage.get_study_id_from_name(name)
         except KeyError:
-            raise ConfigError(f"the storage has no study {name}; `sweep.py run {name}` begins it") from None
+            all_of_them = ", ".join(sorted(optuna.get_all_study_names(storage))) or "none"
+            raise ConfigError(
+                f"the storage has no study {name} (all: {all_of_them}); `sweep.py run {name}` begins it"
+            ) from None
 
     def enqueue(self, orders: Iterable[Order]) -> int:
         """Add a trial for each order whose configuration has none yet; return the number of added trials.

@@ -134,6 +134,8 @@ def test_status_without_a_name_is_that_of_the_only_study(tmp_path):
     queue_in(tmp_path, "trm-mini")
     status, out, err = ended(sweep(tmp_path, "status"))
     assert status == 0 and out.startswith("study trm-mini\n"), err
+    status, out, err = ended(sweep(tmp_path, "cancel", "exp08-ema"))
+    assert err == "error: the storage has no study trm (all: trm-mini); `sweep.py run trm` begins it\n"
     queue_in(tmp_path, "trm-paper")
     status, out, err = ended(sweep(tmp_path, "status"))
     assert (status, out) == (2, "")
