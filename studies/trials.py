@@ -262,6 +262,11 @@ def title(trial: FrozenTrial) -> str:
     return f"{trial.user_attrs['group']}/{trial.user_attrs['configuration']}"
 
 
+def has_failed(trial: FrozenTrial) -> bool:
+    """Return whether a trial failed by itself; a cancelled one has the same state in the storage."""
+    return trial.state == TrialState.FAIL and trial.user_attrs.get("reason") != CANCELLED
+
+
 def failures(trial: FrozenTrial) -> list[dict]:
     """Return the failed attempts at a trial: their exit status and reason."""
     return trial.user_attrs["failures"]

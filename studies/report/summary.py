@@ -8,7 +8,7 @@ from optuna.trial import FrozenTrial, TrialState
 from reporting import display
 from reporting.display import aligned, duration
 from studies.suites import Member, Study
-from studies.trials import CANCELLED
+from studies.trials import has_failed
 
 HEADING = ("group", "queued", "running", "done", "failed", "cancelled", "not queued", "chip-hours", "cost")
 
@@ -51,11 +51,6 @@ def _figures(trials: list[FrozenTrial | None], running: set[int], price: float |
     costs = list(_of_ended(found, "cost")) if price is None else [hours * price]
     counts = (queued, len(alive), len(done), len(failed), cancelled, len(trials) - len(found))
     return (*map(str, counts), f"{hours:.2f}", f"${sum(costs):,.2f}" if costs else "not known")
-
-
-def has_failed(trial: FrozenTrial) -> bool:
-    """Return whether a trial failed by itself; a cancelled one has the same state in the storage."""
-    return trial.state == TrialState.FAIL and trial.user_attrs.get("reason") != CANCELLED
 
 
 def _time_left(found: list[FrozenTrial | None], running: set[int]) -> list[str]:

@@ -150,6 +150,7 @@ def test_one_configuration_is_queued_once_and_cancelled_and_retried(tmp_path):
     queue.finish(held, None, {"reason": "cancelled by sweep.py cancel"}, {})
     assert {trial.state.name for trial in queue.latest().values()} == {"FAIL"}
     assert queue.claim_next(digests) is None
+    assert run_here(tmp_path) == "1: 2 trials cancelled; `sweep.py retry` queues them again"
     assert queue.retry(digests) == 2 and queue.claim_next(digests)
 
 
