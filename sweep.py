@@ -286,7 +286,9 @@ def search(overrides: dict[str, str]) -> int:
             from studies.leading import search_on_all_hosts as start
         else:
             start = training.in_processes
-        training.train(training.asked(parsed, overrides, root), parsed.workers, start)
+        asked = training.asked(parsed, overrides, root)
+        running.make_root(root)
+        training.train(asked, parsed.workers, start)
 
     return running.on_hosts_or_here(parsed, root, work)
 

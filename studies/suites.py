@@ -186,10 +186,15 @@ def _typed(base: Base, changes: Changes, overrides: dict[str, str]) -> dict[str,
     return {key: str(value) for key, value in (base.changes | changes).items()} | overrides
 
 
+def loaded_from(recipe: tuple, typed: dict[str, str], topology: str) -> loading.Loaded:
+    """Return a configuration that is not validated; ConfigError if a typed key or value is none."""
+    config, origins = recipe
+    return resolve(config.copy_and_resolve_references(), dict(origins), "", "", topology, typed, environment={})
+
+
 def _values(recipe: tuple, typed: dict[str, str], topology: str) -> dict[str, object]:
     """Return the value of every key; ConfigError if the configuration cannot run."""
-    config, origins = recipe
-    loaded = resolve(config.copy_and_resolve_references(), dict(origins), "", "", topology, typed, environment={})
+    loaded = loaded_from(recipe, typed, topology)
     validation.validate(loaded.config, topologies.get(topology).chips if topology else 1, loaded)
     return flat(loaded.config)
 

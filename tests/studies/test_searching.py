@@ -130,6 +130,15 @@ def test_a_search_whose_trials_all_fail_says_so_and_finds_its_recipe_from_any_fo
     assert "data path 'none': no such file or folder" in err and "is not a Python file" not in err
 
 
+def test_a_search_without_a_valid_point_fails_with_the_first_reason(tmp_path):
+    (tmp_path / "heads.py").write_text(
+        'from configs.space import Choice\n\nSPACE = {"model.num_heads": Choice([3, 5])}\n'
+    )
+    status, out, err = ended(sweep(tmp_path, "search", "--config=configs/tiny.py", "--space=heads.py", "--trials=1"))
+    assert status == 1 and not list(tmp_path.glob("runs/*/*/*")), out
+    assert "error: no point of the space can be trained, the first since " in err and "num_heads" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -137,6 +146,8 @@ def test_a_search_whose_trials_all_fail_says_so_and_finds_its_recipe_from_any_fo
         (["--method=tpes"], "should be one of"),
         (["again"], "stray argument 'again'; search takes no name; --name names its study"),
         (["--seeds=3"], "--seeds is not read by search; omit it"),
+        (["--config.train.stepz=3"], "train.stepz is not a configuration key"),
+        (["--root=/dev/null/x"], "--root=/dev/null/x: Not a directory; name a folder that can be written"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, arguments, message):
