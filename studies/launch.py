@@ -76,13 +76,14 @@ def run(
 def work(module: str, content: dict, count: int) -> list[int]:
     """Run processes of a module of workers with this JSON until they end; return their exit statuses.
 
-    An interruption of this process asks them to end.
+    An interruption of this process asks them to end; a worker that then ends well counts as ended by SIGTERM.
     """
     text = json.dumps(content | {"parent": os.getpid()})
     processes = [_start(module, text) for _ in range(count)]
     try:
         for process in processes:
             process.wait()
+        return [process.returncode for process in processes]
     except KeyboardInterrupt:
         for number in (signal.SIGINT, signal.SIGTERM):  # a second one would end the trials before they have saved
             signal.signal(number, signal.SIG_IGN)
@@ -91,7 +92,7 @@ def work(module: str, content: dict, count: int) -> list[int]:
         print("asked to stop: running trials save", file=sys.stderr, flush=True)
         for process in processes:
             process.wait()
-    return [process.returncode for process in processes]
+        return [process.returncode or -signal.SIGTERM for process in processes]
 
 
 def _start(module: str, content: str) -> subprocess.Popen:

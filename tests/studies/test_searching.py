@@ -130,6 +130,30 @@ def test_a_search_whose_trials_all_fail_says_so_and_finds_its_recipe_from_any_fo
     assert "data path 'none': no such file or folder" in err and "is not a Python file" not in err
 
 
+INTERRUPTED = """
+import subprocess, sys
+from studies import launch
+worker = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); "
+worker += "print('begun', flush=True); time.sleep(60)"
+launch._start = lambda module, content: subprocess.Popen([sys.executable, "-c", worker])
+print(*launch.work("", {}, 1))
+"""
+
+
+def test_a_search_that_is_interrupted_between_two_trials_is_not_over(tmp_path):
+    """Its workers end well, and no trial waits; else the caller would train the best of half a search."""
+    from studies.launch import Unfinished
+    from studies.search import searching
+
+    process = subprocess.Popen([sys.executable, "-c", INTERRUPTED], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGINT)
+    statuses = list(map(int, process.communicate(timeout=30)[0].split()))
+    with pytest.raises(Unfinished, match="0 of 4 trials have ended; run the same command to continue"):
+        searching.judge(searching.begin(asked(tmp_path, count=4)), 4, statuses)
+    assert statuses == [-signal.SIGTERM]
+
+
 def test_a_search_without_a_valid_point_fails_with_the_first_reason(tmp_path):
     (tmp_path / "heads.py").write_text(
         'from configs.space import Choice\n\nSPACE = {"model.num_heads": Choice([3, 5])}\n'
