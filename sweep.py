@@ -11,8 +11,8 @@
   search         train configurations of --config from --space, chosen by --method, and print the best
 
 NAME is a group (exp08-ema), a suite of configs/experiments/ (trm), or a suite with a base (trm-mini); for status and
-report also a search. Run a command again to continue after any interruption. It needs
-`make setup EXTRAS=studies`; docs/studies.md is the guide.
+report also a search. Without a name, these two show the only study of --storage. Run a command again to continue after
+any interruption. It needs `make setup EXTRAS=studies`; docs/studies.md is the guide.
 """
 
 from core import command_line
@@ -91,7 +91,7 @@ def main(arguments: list[str]) -> int:
     if not name:
         if words[0] not in ("status", "report", "guide"):
             raise ConfigError(f"{words[0]} needs the name of a group or suite (all: {', '.join(suites.suite_names())})")
-        name = suites.suite_names()[0]
+        name = suites.suite_names()[0] if words[0] == "guide" else stored_name()
     if words[0] in OF_A_SEARCH and (found := find_search(name, overrides)):
         return OF_A_SEARCH[words[0]](found)
     asked = Asked(name, command_line.FLAGS, overrides)
@@ -136,6 +136,17 @@ def positional(arguments: list[str]) -> tuple[list[str], list[str]]:
         is_ours = flag.startswith("--") and not flag.startswith("--config.")
         rest.append((f"--{flag[2:].replace('-', '_')}" if is_ours else flag) + equals + value)
     return arguments[:first], rest
+
+
+def stored_name() -> str:
+    """Return the study or search of the storage that is meant if none is named: the first suite's, or the only one."""
+    storage = importlib.import_module("studies.storage")  # says so if a package is missing
+    default, stored = suites.suite_names()[0], storage.study_names(command_line.FLAGS.storage)
+    if default in stored or not stored:
+        return default
+    if len(stored) > 1:
+        raise ConfigError(f"--storage has several studies; name one (all: {', '.join(stored)})")
+    return stored[0]
 
 
 def find_search(name: str, overrides: dict[str, str]):
@@ -189,7 +200,9 @@ def status(asked: Asked) -> int:
     from studies.report import summary
 
     parsed, queue = command_line.FLAGS, asked.queue(create=False)
-    print("\n".join([*summary.lines(asked.study, asked.members, queue, parsed.price), *asked.others(queue)]))
+    trials = queue.latest()
+    table = summary.lines(asked.study, asked.members, trials, queue.running(), parsed.price)
+    print("\n".join([*table, *asked.others(trials)]))
     price, chips = planning.price_of(asked.topology, parsed.price), planning.chips_of(asked.topology)
     if parsed.budget is not None:
         print(budget.left_of("budget", parsed.budget, queue, price))
@@ -203,9 +216,9 @@ def report(asked: Asked) -> int:
     from studies.report import answers, page
 
     command_line.check_file_to_write("html")
-    queue = asked.queue(create=False)
-    print("".join(f"{line}\n" for line in asked.others(queue)), end="")
-    found = answers.of_study(asked.study, asked.members, queue.latest())
+    trials = asked.queue(create=False).latest()
+    print("".join(f"{line}\n" for line in asked.others(trials)), end="")
+    found = answers.of_study(asked.study, asked.members, trials)
     return write_page(page.page(asked.study, found))
 
 
@@ -249,7 +262,7 @@ def cancel(asked: Asked) -> int:
     queue = asked.queue(create=False)
     ended, told = queue.cancel(asked.digests)
     print(f"cancelled: {counted(ended, 'waiting trial')}; told to save and stop: {counted(told, 'running trial')}")
-    print("".join(f"{line}\n" for line in asked.others(queue)), end="")
+    print("".join(f"{line}\n" for line in asked.others(queue.latest())), end="")
     return 0
 
 
@@ -257,7 +270,7 @@ def retry(asked: Asked) -> int:
     """Queue failed trials again."""
     queue = asked.queue(create=False)
     print(f"queued again: {counted(queue.retry(asked.digests), 'failed trial')}; `sweep.py run` starts them")
-    print("".join(f"{line}\n" for line in asked.others(queue)), end="")
+    print("".join(f"{line}\n" for line in asked.others(queue.latest())), end="")
     return 0
 
 
@@ -273,7 +286,9 @@ def search(overrides: dict[str, str]) -> int:
             from studies.leading import search_on_all_hosts as start
         else:
             start = training.in_processes
-        training.train(training.asked(parsed, overrides, root), parsed.workers, start)
+        asked = training.asked(parsed, overrides, root)
+        running.make_root(root)
+        training.train(asked, parsed.workers, start)
 
     return running.on_hosts_or_here(parsed, root, work)
 

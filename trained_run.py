@@ -27,6 +27,7 @@ from parallelism.mesh import mesh_context
 from reporting.metrics import read_steps
 from settings import stored_config, validation
 from settings.decoding import dropless
+from settings.together import TASKS
 
 
 def open_run(workdir: str | pathlib.Path) -> "TrainedRun":
@@ -44,7 +45,7 @@ def open_run(workdir: str | pathlib.Path) -> "TrainedRun":
 
 def tokenizer_of(address, config) -> tokenization.AnyTokenizer:
     """Return the tokenizer of a run; ConfigError if it was not trained on text."""
-    if config.data.source == "synthetic":
+    if config.data.source in ("synthetic", "labeled", *TASKS):
         raise ConfigError(f"{address} was not trained on text, so it has no tokenizer")
     return tokenization.open_tokenizer(config.data.tokenizer)
 

@@ -8,11 +8,15 @@ A search of EVALUATIONS distinct points with each method and SEEDS seeds is run 
 ASHA sees CONFIGURATIONS random points of the grid, one after the other, with the pruner of `sweep.py search`. Gap: the
 loss of the best point that it trained to the end, over the best of these points, minus 1. Step share: the steps that it
 trained, over those of all points trained to the end. Both are means of the seeds.
+
+Gate: the regret of evolution is at most half of that of random points and not above that of local search; ASHA has a
+gap of at most 2 % with at most 40 % of the steps. Otherwise the exit status is 1. `--quick` has too few seeds to judge.
 """
 
 import json
 import math
 import statistics
+import sys
 
 import support
 
@@ -99,6 +103,11 @@ def main() -> None:
     gaps, shares = zip(*(asha(grid, seed) for seed in range(SEEDS)), strict=True)
     figures |= {"asha_gap": statistics.fmean(gaps), "asha_step_share": statistics.fmean(shares)}
     support.finish("evolution", {name: round(value, 4) for name, value in figures.items()})
+    evolution = figures["evolution_regret"]
+    searches = evolution <= 0.5 * figures["random_regret"] and evolution <= figures["local_search_regret"]
+    prunes = figures["asha_gap"] <= 0.02 and figures["asha_step_share"] <= 0.4
+    if not support.QUICK and not (searches and prunes):
+        sys.exit("evolution: the gate fails: evolution has too much regret, or ASHA is too far or takes too many steps")
 
 
 if __name__ == "__main__":

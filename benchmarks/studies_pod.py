@@ -2,7 +2,8 @@
 """Does a study on a pod survive the loss of hosts? Two tiny trials on a local pod of 4 processes, under supervision.
 
 At random moments the sweep.py of a random host gets kill -9 or SIGTERM, and `pod.py supervise` starts the study again.
-Every trial must end exactly once, and its losses and arrays must equal those of an undisturbed study bit for bit.
+Every trial must end exactly once, and its losses and arrays must equal those of an undisturbed study bit for bit;
+otherwise the exit status is 1.
 """
 
 import os
@@ -90,6 +91,8 @@ def main() -> None:
         "calm_seconds": round(seconds, 1),
     }  # fmt: skip
     support.finish("studies_pod", figures)
+    if {figures["trials_ended_once"], figures["trials_equal_bit_for_bit"]} != {figures["trials"]}:
+        sys.exit("studies_pod: a trial did not end once, or differs from that of the undisturbed study")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,9 @@
 Each of the 32 settings is deployed and launched on a local pod of two workers, with a decoder of one block. A setting
 is right if its report names the switches that were on, and the cost of each; if the run's configuration has the keys of
 these switches and no others; and if the run reached its last step. `--quick` takes the settings all off and all on.
+
+What each setting showed stays in the folder runs/benchmark-switches, so that the same command continues after an
+interruption; delete it to measure anew.
 """
 
 import itertools
@@ -16,11 +19,14 @@ import time
 
 import support
 
+from files.atomic import write_atomically
 from pods.switches import CAUSAL, EVOLUTION, SWITCHES
 from tests.pods.local_pods import LocalPod, alive, small_run, wait_until
 
 STEPS, TRIALS, TRIAL_STEPS = 6, 2, 4
-LIMIT_SECONDS = 900
+LIMIT_SECONDS = 3600  # of one run; the machine may be busy
+QUICK_COMPILATION = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+FOLDER = support.ROOT / "runs" / "benchmark-switches"
 
 
 def settings(quick: bool) -> list[tuple[str, ...]]:
@@ -31,24 +37,32 @@ def settings(quick: bool) -> list[tuple[str, ...]]:
 
 
 def main() -> None:
-    """Try the settings one after another."""
-    wrong, seconds = {}, []
-    every = settings(support.QUICK)
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        for number, on in enumerate(every):
-            started = time.perf_counter()
-            (folder / str(number)).mkdir()
-            if faults := faults_of(folder / str(number), folder / "cache", on):
-                wrong[", ".join(on) or "nothing"] = faults
-            seconds.append(time.perf_counter() - started)
-            left = sum(seconds) / len(seconds) * (len(every) - len(seconds))
-            print(f"{number + 1}/{len(every)} {', '.join(on) or 'nothing'}: {faults or 'right'}; "
-                  f"{seconds[-1]:.0f} s, {left / 60:.0f} min left", flush=True)  # fmt: skip
-    figures = {"settings": len(every), "wrong": len(wrong), "seconds_of_a_setting": round(sum(seconds) / len(every), 1)}
+    """Try the settings one after another, without those that were tried before."""
+    found, every = [], settings(support.QUICK)
+    for number, on in enumerate(every, start=1):
+        found.append(tried(on))
+        shown = f"{number}/{len(every)} {', '.join(on) or 'nothing'}: {found[-1]['faults'] or 'right'}"
+        print(f"{shown}; {found[-1]['seconds']:.0f} s", flush=True)
+    wrong = [each for each in found if each["faults"]]
+    seconds = sum(each["seconds"] for each in found) / len(found)
+    figures = {"settings": len(found), "wrong": len(wrong), "seconds_of_a_setting": round(seconds, 1)}
     support.finish("switches", figures)
     if wrong:
         sys.exit(f"wrong: {wrong}")
+
+
+def tried(on: tuple[str, ...]) -> dict:
+    """Return the switches, faults and seconds of a setting; it runs unless the folder has them."""
+    result = FOLDER / f"{'-'.join(on) or 'nothing'}.json"
+    if result.exists():
+        return json.loads(result.read_text())
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as name:
+        faults = faults_of(pathlib.Path(name), FOLDER / "cache", on)
+    found = {"on": on, "faults": faults, "seconds": time.perf_counter() - started}
+    write_atomically(result, json.dumps(found).encode())
+    return found
 
 
 def faults_of(folder: pathlib.Path, cache: pathlib.Path, on: tuple[str, ...], *, deploys: bool = True) -> list[str]:
@@ -62,6 +76,7 @@ def faults_of(folder: pathlib.Path, cache: pathlib.Path, on: tuple[str, ...], *,
     """
     variables = {name: str(name in on).lower() for name in SWITCHES} | {
         "EVOLUTION_TRIALS": str(TRIALS), "EVOLUTION_STEPS": str(TRIAL_STEPS), "XDG_CACHE_HOME": str(cache),
+        "XLA_FLAGS": QUICK_COMPILATION,
     }  # fmt: skip
     pod = LocalPod(folder, ACCEL="v4-8", MODEL_SIZE="tiny")
     flags = small_run(folder, train__steps=STEPS, train__eval_every=3)

@@ -2,6 +2,7 @@
 """What a command line of sweep.py asks for: a study, its configurations, their hours, and its limits."""
 
 import contextlib
+import functools
 import importlib.util
 
 from configs.errors import ConfigError
@@ -39,6 +40,12 @@ class Asked:
         """The digests of all configurations that can run."""
         return {member.digest for member in self.runnable}
 
+    @functools.cached_property
+    def owners(self) -> dict[str, suites.Member]:
+        """The first member of the whole study that has each digest."""
+        is_whole = self.groups == list(self.study.groups)
+        return suites.owners(self.members if is_whole else suites.members(self.study, self.study.groups, **self.how))
+
     def orders(self) -> list:
         """Return an order for each different configuration; the first member of the whole study names its folder."""
         from studies.trials import Order
@@ -46,14 +53,17 @@ class Asked:
         wanted = self.digests
         return [
             Order(owner, suites.folder(self.root, owner), self.topology)
-            for digest, owner in suites.owners(self.study, **self.how).items() if digest in wanted
+            for digest, owner in self.owners.items() if digest in wanted
         ]  # fmt: skip
 
-    def others(self, queue) -> list[str]:
-        """Return a line about trials of these groups that this command line does not mean; none if there are none."""
-        meant = set(suites.owners(self.study, **self.how))
-        trials = queue.latest().items()
-        count = sum(one.user_attrs["group"] in self.groups and digest not in meant for digest, one in trials)
+    def others(self, trials: dict) -> list[str]:
+        """Return a line about trials of these groups that this command line does not mean; none if there are none.
+
+        Args:
+          trials: the last trial of each configuration by its digest.
+        """
+        meant = self.owners
+        count = sum(one.user_attrs["group"] in self.groups and digest not in meant for digest, one in trials.items())
         if not count:
             return []
         started = f"{counted(count, 'more trial')} {'was' if count == 1 else 'were'} started"

@@ -34,7 +34,7 @@ class OutOfBudget(RuntimeError):
 
 
 class Failed(RuntimeError):
-    """Every trial has ended, and some have failed."""
+    """Every trial has ended, and some have failed or were cancelled."""
 
     exit_status = 1
 
@@ -63,7 +63,7 @@ def run(
     Raises:
       Unfinished: the command was interrupted, or its workers died.
       OutOfBudget: the budget does not suffice for the next trial.
-      Failed: trials have failed.
+      Failed: trials have failed or were cancelled.
     """
     limits = limits or Limits()
     for line in retention.enforce(queue, digests, limits):  # what an earlier run could not delete, or kept
@@ -76,13 +76,14 @@ def run(
 def work(module: str, content: dict, count: int) -> list[int]:
     """Run processes of a module of workers with this JSON until they end; return their exit statuses.
 
-    An interruption of this process asks them to end.
+    An interruption of this process asks them to end; a worker that then ends well counts as ended by SIGTERM.
     """
     text = json.dumps(content | {"parent": os.getpid()})
     processes = [_start(module, text) for _ in range(count)]
     try:
         for process in processes:
             process.wait()
+        return [process.returncode for process in processes]
     except KeyboardInterrupt:
         for number in (signal.SIGINT, signal.SIGTERM):  # a second one would end the trials before they have saved
             signal.signal(number, signal.SIG_IGN)
@@ -91,7 +92,7 @@ def work(module: str, content: dict, count: int) -> list[int]:
         print("asked to stop: running trials save", file=sys.stderr, flush=True)
         for process in processes:
             process.wait()
-    return [process.returncode for process in processes]
+        return [process.returncode or -signal.SIGTERM for process in processes]
 
 
 def _start(module: str, content: str) -> subprocess.Popen:
@@ -106,9 +107,11 @@ def _start(module: str, content: str) -> subprocess.Popen:
 def _judge(queue: trials.Queue, digests: set[str], statuses: list[int], limits: Limits) -> None:
     found = [trial for digest, trial in queue.latest().items() if digest in digests]
     left = [trial for trial in found if not trial.state.is_finished()]
-    failed = [trial for trial in found if trial.state == TrialState.FAIL]
-    done = len(found) - len(left) - len(failed)
-    print(f"{queue.name}: {done} done, {len(failed)} failed, {len(left)} left", flush=True)
+    failed = [trial for trial in found if trials.has_failed(trial)]
+    done = sum(trial.state == TrialState.COMPLETE for trial in found)
+    cancelled = len(found) - len(left) - len(failed) - done
+    also = f", {cancelled} cancelled" if cancelled else ""
+    print(f"{queue.name}: {done} done, {len(failed)} failed{also}, {len(left)} left", flush=True)
     if left:
         still_left = display.left(len(left), "trial")
         died = [
@@ -124,3 +127,5 @@ def _judge(queue: trials.Queue, digests: set[str], statuses: list[int], limits: 
             f"{counted(len(failed), 'trial')} failed, first {trials.title(first)}: {first.user_attrs['reason']}; "
             f"`sweep.py retry` queues them again"
         )
+    if cancelled:
+        raise Failed(f"{counted(cancelled, 'trial')} cancelled; `sweep.py retry` queues them again")

@@ -50,9 +50,9 @@ def on_all_hosts(task: Task, workers: int) -> list[int]:
 
 def search_on_all_hosts(search: Search, workers: int) -> list[int]:
     """Run all trials of a search on all hosts, one at a time; for `studies.search.running.train`."""
-    leader = type("Leader", (OnAllHosts, searcher_of(search)), {})
-    leader(search).run()
-    return []
+    leader = type("Leader", (OnAllHosts, searcher_of(search)), {})(search)
+    leader.run()
+    return [-signal.SIGTERM] if leader.asked_to_stop else []
 
 
 def lead(run: Callable[[], None]) -> pod.End:

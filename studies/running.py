@@ -4,7 +4,9 @@
 import functools
 import importlib
 import os
+import pathlib
 import signal
+import tempfile
 from collections.abc import Callable
 
 from cluster import processes, startup
@@ -77,6 +79,7 @@ def queue_and_work(asked: Asked, start: Callable) -> None:
     parsed = asked.parsed
     if not parsed.skip_small:
         guards.check_small_run(asked.runnable, asked.topology, asked.root, parsed.storage)
+    make_root(asked.root)
     refused = [f"{member.title} is left out: {member.refusal}" for member in asked.members if member.refusal]
     queue = asked.queue(create=True)
     if refused:
@@ -100,6 +103,18 @@ def check_root(root: str, topology: str, group: processes.Group | None) -> None:
             f"--root={root} is a local folder, which {where} do not share and which is lost with the pod; "
             "use --root=gs://BUCKET/FOLDER, or --allow_local for a mounted folder or a simulation"
         )
+
+
+def make_root(root: str) -> None:
+    """Make the folder of the trials' folders unless it is in a bucket; ConfigError if it cannot be made or written."""
+    if "://" in root:
+        return
+    try:
+        pathlib.Path(root).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--root={root}: {error.strerror}; name a folder that can be written") from None
 
 
 def check_flags_of_pod(parsed, group: processes.Group) -> None:

@@ -49,6 +49,11 @@ def open_storage(url: str, *, create: bool) -> optuna.storages.RDBStorage:
         raise ConfigError(f"--storage={said} cannot be used: {reason}; {EXAMPLES}") from None
 
 
+def study_names(url: str) -> list[str]:
+    """Return the names of the studies and searches in the storage at a URL. Raises ConfigError as `open_storage`."""
+    return sorted(optuna.get_all_study_names(open_storage(url, create=False)))
+
+
 def made(make: Callable[[], Made]) -> Made:
     """Return what `make` returns, which makes tables; it is called again if another process made them meanwhile."""
     for _ in range(TRIES - 1):

@@ -79,14 +79,13 @@ def find(asked: str, base: str = "") -> tuple[Study, list[str]]:
     """Return the study that is asked for and the names of its groups that are.
 
     Args:
-      asked: a suite (trm), a suite with a base (trm-mini), a group (exp08-ema), or the folder of a suite.
+      asked: a suite (trm), a suite with a base (trm-mini), a group (exp08-ema), or the folder or file of one.
       base: a base of the suite; "": that of `asked`, or the default.
 
     Raises:
       ConfigError: there is no such suite, base or group; the message names the nearest.
     """
-    name = asked.rstrip("/").removesuffix(".py").rpartition("/")[2].replace("_", "-")
-    known = []
+    name, known = _name_of(asked), []
     for suite_name in suite_names():
         suite = importlib.import_module(f"configs.experiments.{suite_name}.{SUITE}").SUITE
         groups = _groups(suite_name)
@@ -140,13 +139,22 @@ def members(
     return found
 
 
-def owners(study: Study, **how) -> dict[str, Member]:
-    """Return {digest: the first member of the study that has it}, whose name the trial's folder gets."""
+def owners(members: Iterable[Member]) -> dict[str, Member]:
+    """Return {digest: the first member that has it}; if these are of a whole study, it names the trial's folder."""
     found = {}
-    for member in members(study, study.groups, **how):
+    for member in members:
         if not member.refusal:
             found.setdefault(member.digest, member)
     return found
+
+
+def _name_of(asked: str) -> str:
+    """Return the name that a name or a path below configs/experiments/ means; another path is no name."""
+    path = pathlib.Path(asked).expanduser()
+    places = [loading.ROOT / path, path.absolute()]
+    if len(path.parts) > 1 and not any(place.exists() and EXPERIMENTS in place.parents for place in places):
+        return asked
+    return path.name.removesuffix(".py").replace("_", "-")
 
 
 def _groups(suite: str) -> dict[str, Group]:
@@ -178,10 +186,15 @@ def _typed(base: Base, changes: Changes, overrides: dict[str, str]) -> dict[str,
     return {key: str(value) for key, value in (base.changes | changes).items()} | overrides
 
 
+def loaded_from(recipe: tuple, typed: dict[str, str], topology: str) -> loading.Loaded:
+    """Return a configuration that is not validated; ConfigError if a typed key or value is none."""
+    config, origins = recipe
+    return resolve(config.copy_and_resolve_references(), dict(origins), "", "", topology, typed, environment={})
+
+
 def _values(recipe: tuple, typed: dict[str, str], topology: str) -> dict[str, object]:
     """Return the value of every key; ConfigError if the configuration cannot run."""
-    config, origins = recipe
-    loaded = resolve(config.copy_and_resolve_references(), dict(origins), "", "", topology, typed, environment={})
+    loaded = loaded_from(recipe, typed, topology)
     validation.validate(loaded.config, topologies.get(topology).chips if topology else 1, loaded)
     return flat(loaded.config)
 

@@ -67,7 +67,10 @@ class Queue:
         try:
             self.study_id = storage.get_study_id_from_name(name)
         except KeyError:
-            raise ConfigError(f"the storage has no study {name}; `sweep.py run {name}` begins it") from None
+            all_of_them = ", ".join(sorted(optuna.get_all_study_names(storage))) or "none"
+            raise ConfigError(
+                f"the storage has no study {name} (all: {all_of_them}); `sweep.py run {name}` begins it"
+            ) from None
 
     def enqueue(self, orders: Iterable[Order]) -> int:
         """Add a trial for each order whose configuration has none yet; return the number of added trials.
@@ -257,6 +260,11 @@ def check_folders(orders: Iterable[Order], known: Iterable[FrozenTrial]) -> None
 def title(trial: FrozenTrial) -> str:
     """Return the name that users read, GROUP/CONFIGURATION."""
     return f"{trial.user_attrs['group']}/{trial.user_attrs['configuration']}"
+
+
+def has_failed(trial: FrozenTrial) -> bool:
+    """Return whether a trial failed by itself; a cancelled one has the same state in the storage."""
+    return trial.state == TrialState.FAIL and trial.user_attrs.get("reason") != CANCELLED
 
 
 def failures(trial: FrozenTrial) -> list[dict]:

@@ -222,8 +222,11 @@ class Worker:
             "code": identity.code_digest(), "worker": self.queue.claims.worker, trials.RAN_SECONDS: ran,
         }  # fmt: skip
         self.queue.finish(trial, value, results, found.curve(self.task.metric), pruned=pruned)
-        figure = f"{self.task.metric} {value:.6g}" if value is not None else how["reason"]
-        say(f"{trials.title(trial)}: {'failed' if value is None else 'pruned' if pruned else 'done'}, {figure}")
+        if value is not None:
+            said = f"{'pruned' if pruned else 'done'}, {self.task.metric} {value:.6g}"
+        else:
+            said = how["reason"] if how["reason"] == trials.CANCELLED else f"failed, {how['reason']}"
+        say(f"{trials.title(trial)}: {said}")
 
     def _write_progress(self, running: FrozenTrial | None) -> None:
         if self.task.root:

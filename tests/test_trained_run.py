@@ -12,6 +12,7 @@ import trained_run
 from configs.errors import ConfigError
 from core.evaluation import opening
 from input_pipeline import corpus as corpora
+from settings import loading
 from tests import warm
 from tests.support import ROOT
 from tests.test_train import arguments, command, finish, lines_of, place, whole  # noqa: F401
@@ -103,3 +104,10 @@ def test_a_command_scores_questions_as_the_run_computes_them(folder):
     assert ["mine", "acc", "1.0000", "-", "1"] in rows and ["mine", "exact_match", "0.0000", "-", "1"] in rows
     [bits] = [float(value) for _, name, value, *_ in rows if name == "bits_per_byte"]
     assert bits == pytest.approx(-text["log_likelihood"] / np.log(2) / 68, abs=1e-4)
+
+
+@pytest.mark.parametrize("recipe", ["digits", "meta_sinusoid", "meta_in_context"])
+def test_a_model_of_numbers_has_no_tokenizer_for_a_prompt(recipe):
+    config = loading.load(f"configs/{recipe}.py", "", {}).config
+    with pytest.raises(ConfigError, match="runs/x was not trained on text, so it has no tokenizer"):
+        trained_run.tokenizer_of("runs/x", config)

@@ -11,6 +11,7 @@ from reporting import display
 from studies.cost import planning
 from studies.report import scaling, sizes
 from studies.suites import Member, Study
+from studies.trials import has_failed
 
 ONE_SEED = "no conclusion from one seed"
 CONFIDENCE = 0.95
@@ -175,7 +176,8 @@ def _row(study: Study, name: str, seeds: list[Member], trials: dict[str, FrozenT
     done = [trial for trial in found if trial and trial.state == TrialState.COMPLETE]
     ended = [trial for trial in found if trial and trial.state.is_finished()]
     failures += [
-        f"status {trial.user_attrs.get('status', '-')}: {trial.user_attrs['reason']}"
+        f"status {trial.user_attrs.get('status', '-')}: {trial.user_attrs['reason']}" if has_failed(trial)
+        else trial.user_attrs["reason"]
         for trial in ended if trial.state == TrialState.FAIL
     ]  # fmt: skip
     costs = [trial.user_attrs["cost"] for trial in ended if trial.user_attrs.get("cost") is not None]

@@ -15,7 +15,8 @@ CURVES = "Learning curves: a thin line is one seed."
 CSS = """
 .answer { color: var(--ink); font-size: 16px; font-weight: 600; margin: 4px 0 10px; }
 .bad { color: #b3261e; } @media (prefers-color-scheme: dark) { .bad { color: #ff8a80; } }
-table { min-width: 700px; } nav a { margin-right: 14px; color: inherit; }
+table { min-width: 700px; } td:last-child { min-width: 380px; } th::first-letter { text-transform: uppercase; }
+nav a { margin-right: 14px; color: inherit; white-space: nowrap; } .name { color: var(--soft); font-weight: 400; }
 dl { margin: 8px 0; color: var(--soft); max-width: 85ch; }
 dt { color: var(--ink); font-weight: 600; } dd { margin: 0 0 10px 0; } summary { cursor: pointer; margin: 12px 0 0; }
 pre { margin: 4px 0; overflow-x: auto; font-size: 13px; }
@@ -37,7 +38,7 @@ def _section(study: Study, answer: Answer) -> str:
     """Return a group: its question, the answer, the table, the plots, failures, and its guide."""
     group, escape = study.groups[answer.group], html.escape
     return "\n".join([
-        f'<h2 id="{answer.group}">{escape(group.question)}</h2>',
+        f'<h2 id="{answer.group}">{escape(group.question)} <span class="name">{answer.group}</span></h2>',
         f'<p class="answer">{escape(answer.sentence)}</p>',
         _table(answer.rows, words(study.suite.metric)),
         *_plots(answer, group, study.suite),
@@ -48,12 +49,12 @@ def _section(study: Study, answer: Answer) -> str:
 
 
 def _table(rows: list[Row], metric: str) -> str:
-    columns = ("configuration", "what differs", "Seeds", metric.capitalize(), "Deviation", "Chip-hours", "Cost")
+    columns = ("configuration", metric.capitalize(), "Deviation", "Seeds", "Chip-hours", "Cost", "what differs")
     cells = [
         (
-            row.name, row.changes, str(len(row.values)), figure(row) if row.values else "-",
-            "-" if row.deviation is None else f"{row.deviation:.4f}", f"{row.chip_hours:.2f}",
-            "not known" if row.cost is None else f"${row.cost:,.2f}",
+            row.name, figure(row) if row.values else "-", "-" if row.deviation is None else f"{row.deviation:.4f}",
+            str(len(row.values)), f"{row.chip_hours:.2f}", "not known" if row.cost is None else f"${row.cost:,.2f}",
+            row.changes,
         )
         for row in rows
     ]  # fmt: skip

@@ -8,20 +8,23 @@ from optuna.trial import FrozenTrial, TrialState
 from reporting import display
 from reporting.display import aligned, duration
 from studies.suites import Member, Study
-from studies.trials import CANCELLED, Queue
+from studies.trials import has_failed
 
 HEADING = ("group", "queued", "running", "done", "failed", "cancelled", "not queued", "chip-hours", "cost")
 
 
-def lines(study: Study, members: list[Member], queue: Queue, price: float | None = None) -> list[str]:
+def lines(
+    study: Study, members: list[Member], trials: dict[str, FrozenTrial], running: set[int], price: float | None = None
+) -> list[str]:
     """Return the table by group, a line for each failure, and the time left.
 
     A trial that several groups share counts in each of them, and once in the sums.
 
     Args:
+      trials: the last trial of each configuration by its digest.
+      running: numbers of the trials that a worker holds.
       price: dollars per chip-hour, which may be 0; None: the cost that each trial recorded.
     """
-    trials, running = queue.latest(), queue.running()
     rows, wanted = [HEADING], [member for member in members if not member.refusal]
     for group in dict.fromkeys(member.group for member in wanted):
         digests = dict.fromkeys(member.digest for member in wanted if member.group == group)
@@ -48,11 +51,6 @@ def _figures(trials: list[FrozenTrial | None], running: set[int], price: float |
     costs = list(_of_ended(found, "cost")) if price is None else [hours * price]
     counts = (queued, len(alive), len(done), len(failed), cancelled, len(trials) - len(found))
     return (*map(str, counts), f"{hours:.2f}", f"${sum(costs):,.2f}" if costs else "not known")
-
-
-def has_failed(trial: FrozenTrial) -> bool:
-    """Return whether a trial failed by itself; a cancelled one has the same state in the storage."""
-    return trial.state == TrialState.FAIL and trial.user_attrs.get("reason") != CANCELLED
 
 
 def _time_left(found: list[FrozenTrial | None], running: set[int]) -> list[str]:

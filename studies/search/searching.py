@@ -237,7 +237,7 @@ def judge(queue: trials.Queue, count: int, statuses: list[int]) -> None:
 
     Raises:
       Unfinished: fewer than `count` have ended, by an interruption or the death of workers.
-      Failed: all have failed.
+      Failed: all have failed, or no point of the space can be trained.
     """
     found = list(queue.latest().values())
     states = [trial.state for trial in found]
@@ -248,6 +248,11 @@ def judge(queue: trials.Queue, count: int, statuses: list[int]) -> None:
         raise Unfinished(f"{ended} of {count} trials have ended; run the same command to continue")
     if found and set(states) == {TrialState.FAIL}:
         raise Failed(f"no trial of {ended} succeeded, first {trials.title(found[0])}: {found[0].user_attrs['reason']}")
+    if not found:
+        everything = queue.storage.get_all_trials(queue.study_id, deepcopy=False)
+        if reasons := [one.user_attrs["left_out"] for one in everything if "left_out" in one.user_attrs]:
+            raise Failed(f"no point of the space can be trained, the first since {reasons[0]}")
+        raise Unfinished(f"0 of {count} trials have ended; run the same command to continue")
     if ended < count:
         print(f"the search cannot go on: {ended} trials of {count} have ended, and no point is left", flush=True)
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from configs.errors import ConfigError
 from reporting.display import aligned
-from studies import launch, progress
+from settings import loading
+from studies import launch, progress, suites
 from studies.search import population, searches, searching, second_objective
 from studies.search.searching import Search
 from studies.search.spaces import read
-from studies.suites import is_known, recipe_of
 
 BEST = "best.json"  # in the folder of the search; scripts/search_then_train.py reads it
 Start = Callable[[Search, int], list[int]]  # (search, number of workers) -> their exit statuses
@@ -34,14 +34,15 @@ def asked(parsed, overrides: dict[str, str], root: str) -> Search:
         second_objective.check(parsed.also, parsed.method, parsed.prune, parsed.topology)
     parts = [pathlib.Path(path).stem for path in (parsed.config, parsed.space)]
     name = parsed.name or "-".join([*parts, parsed.method])
-    if is_known(name):
+    if suites.is_known(name):
         raise ConfigError(f"--name={name} is a group or a suite of configs/experiments/; give the search another name")
     is_population = parsed.method == "pbt"
     search = Search(
-        parsed.storage, name, recipe_of(parsed.config), parsed.space, parsed.method, parsed.prune, parsed.trials,
+        parsed.storage, name, suites.recipe_of(parsed.config), parsed.space, parsed.method, parsed.prune, parsed.trials,
         parsed.search_seed, "eval_loss", root, parsed.topology, overrides, list(launch.TRAIN),
         parsed.population if is_population else 0, parsed.also or "",
     )  # fmt: skip
+    suites.loaded_from(loading.run_recipe(search.recipe), overrides, parsed.topology)  # reports mistyped keys
     if is_population:
         population.check(search)
     often = searching.evaluated_often(search)

@@ -150,6 +150,7 @@ def test_one_configuration_is_queued_once_and_cancelled_and_retried(tmp_path):
     queue.finish(held, None, {"reason": "cancelled by sweep.py cancel"}, {})
     assert {trial.state.name for trial in queue.latest().values()} == {"FAIL"}
     assert queue.claim_next(digests) is None
+    assert run_here(tmp_path) == "1: 2 trials cancelled; `sweep.py retry` queues them again"
     assert queue.retry(digests) == 2 and queue.claim_next(digests)
 
 
@@ -164,7 +165,7 @@ def test_a_trial_that_ends_during_a_cancel_does_not_keep_the_others_from_it(tmp_
     assert queue.cancel(set(before)) == (1, 0)
     assert [trial.state.name for trial in trials_of(tmp_path)] == ["COMPLETE", "FAIL"]
     monkeypatch.undo()
-    shown = summary.lines(suites.find("exp08-ema", "mini")[0], members(), queue)
+    shown = summary.lines(suites.find("exp08-ema", "mini")[0], members(), queue.latest(), queue.running())
     assert shown[2].split()[:7] == ["exp08-ema", "0", "0", "1", "0", "1", "0"], "a cancelled trial has not failed"
     assert not any(line.startswith("failed: ") for line in shown)
 

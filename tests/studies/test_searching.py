@@ -130,6 +130,39 @@ def test_a_search_whose_trials_all_fail_says_so_and_finds_its_recipe_from_any_fo
     assert "data path 'none': no such file or folder" in err and "is not a Python file" not in err
 
 
+INTERRUPTED = """
+import subprocess, sys
+from studies import launch
+worker = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); "
+worker += "print('begun', flush=True); time.sleep(60)"
+launch._start = lambda module, content: subprocess.Popen([sys.executable, "-c", worker])
+print(*launch.work("", {}, 1))
+"""
+
+
+def test_a_search_that_is_interrupted_between_two_trials_is_not_over(tmp_path):
+    """Its workers end well, and no trial waits; else the caller would train the best of half a search."""
+    from studies.launch import Unfinished
+    from studies.search import searching
+
+    process = subprocess.Popen([sys.executable, "-c", INTERRUPTED], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGINT)
+    statuses = list(map(int, process.communicate(timeout=30)[0].split()))
+    with pytest.raises(Unfinished, match="0 of 4 trials have ended; run the same command to continue"):
+        searching.judge(searching.begin(asked(tmp_path, count=4)), 4, statuses)
+    assert statuses == [-signal.SIGTERM]
+
+
+def test_a_search_without_a_valid_point_fails_with_the_first_reason(tmp_path):
+    (tmp_path / "heads.py").write_text(
+        'from configs.space import Choice\n\nSPACE = {"model.num_heads": Choice([3, 5])}\n'
+    )
+    status, out, err = ended(sweep(tmp_path, "search", "--config=configs/tiny.py", "--space=heads.py", "--trials=1"))
+    assert status == 1 and not list(tmp_path.glob("runs/*/*/*")), out
+    assert "error: no point of the space can be trained, the first since " in err and "num_heads" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -137,6 +170,8 @@ def test_a_search_whose_trials_all_fail_says_so_and_finds_its_recipe_from_any_fo
         (["--method=tpes"], "should be one of"),
         (["again"], "stray argument 'again'; search takes no name; --name names its study"),
         (["--seeds=3"], "--seeds is not read by search; omit it"),
+        (["--config.train.stepz=3"], "train.stepz is not a configuration key"),
+        (["--root=/dev/null/x"], "--root=/dev/null/x: Not a directory; name a folder that can be written"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, arguments, message):

@@ -229,12 +229,20 @@ def test_cycles_that_cannot_grow_are_refused():
 @pytest.mark.parametrize("asked, message", [
     ("exp08-emma", "exp08-emma is no group or suite .*; did you mean exp08-ema?"),
     ("", "is no group or suite"),
+    ("/nowhere/trm", "/nowhere/trm is no group or suite"),
+    ("configs/trm", "configs/trm is no group or suite"),
 ])  # fmt: skip
 def test_an_unknown_name_is_answered_with_the_nearest(asked, message):
     with pytest.raises(ConfigError, match=message):
         suites.find(asked)
     with pytest.raises(ConfigError, match=r"--base=papr is no base of trm; did you mean paper\?"):
         suites.find("trm", "papr")
+
+
+@pytest.mark.parametrize("place", ["configs/experiments/trm", str(suites.EXPERIMENTS / "trm")])
+def test_a_suite_and_a_group_are_also_named_by_their_folder_and_file(place):
+    assert suites.find(f"{place}/")[1] == NAMES
+    assert suites.find(f"{place}/exp08_ema.py")[1] == ["exp08-ema"]
 
 
 def test_seeds_and_a_typed_seed_contradict_each_other():

@@ -84,7 +84,7 @@ def test_the_page_answers_first_with_figures_and_errors_over_seeds(tmp_path):
     assert shown == page.page(study, [answer])
     assert shown.index(answer.sentence) < shown.index("<table>") < shown.index("<svg")
     assert "c-0.995: status 3: the loss &lt;is&gt; nan" in shown and "<script" not in shown
-    lines = summary.lines(study, members, queue)
+    lines = summary.lines(study, members, queue.latest(), queue.running())
     assert lines[2].split() == ["exp08-ema", "0", "0", "12", "3", "0", "0", "6.00", "$18.00"]
     file = tmp_path / "page.html"
     file.write_text(shown)
@@ -127,6 +127,19 @@ def test_a_storage_without_a_study_is_one_line_and_is_not_begun(tmp_path):
     status, out, err = ended(sweep(tmp_path, "status", "trm"))
     assert (status, out) == (2, "") and not list(tmp_path.iterdir())
     assert err == "error: --storage=sqlite:///studies.db: there is no such file; `sweep.py run NAME` begins one\n"
+
+
+@needs_optuna
+def test_status_without_a_name_is_that_of_the_only_study(tmp_path):
+    queue_in(tmp_path, "trm-mini")
+    status, out, err = ended(sweep(tmp_path, "status"))
+    assert status == 0 and out.startswith("study trm-mini\n"), err
+    status, out, err = ended(sweep(tmp_path, "cancel", "exp08-ema"))
+    assert err == "error: the storage has no study trm (all: trm-mini); `sweep.py run trm` begins it\n"
+    queue_in(tmp_path, "trm-paper")
+    status, out, err = ended(sweep(tmp_path, "status"))
+    assert (status, out) == (2, "")
+    assert err == "error: --storage has several studies; name one (all: trm-mini, trm-paper)\n"
 
 
 def test_a_missing_package_is_one_line_with_the_command_that_installs_it():
