@@ -58,13 +58,21 @@ def heldout_batches(
     run: assembly.Run, corpus: corpora.Corpus, num_batches: int | None = None, on_lost: pipeline.OnLost | None = None
 ) -> Iterator[dict]:
     """Return the held-out data as batches of `run.eval_rows` on the devices; see `evaluate_heldout`."""
+    return batches_of_rows(run, corpus, run.eval_rows, num_batches and num_batches * run.num_microbatches, on_lost)
+
+
+def batches_of_rows(
+    run: assembly.Run, corpus: corpora.Corpus, rows: int, num_batches: int | None = None,
+    on_lost: pipeline.OnLost | None = None,
+) -> Iterator[dict]:  # fmt: skip
+    """Return the held-out data as batches of `rows` rows on the devices; see `evaluate_heldout`."""
     sharding = run.batch_sharding
     batches = pipeline.evaluation_batches(
-        corpus.heldout, sequence_length=run.config.train.sequence_length, global_batch=run.eval_rows,
-        rows=local_rows(sharding, run.eval_rows), num_batches=num_batches and num_batches * run.num_microbatches,
+        corpus.heldout, sequence_length=run.config.train.sequence_length, global_batch=rows,
+        rows=local_rows(sharding, rows), num_batches=num_batches,
         readers=run.config.data.readers, prefetch=run.config.data.prefetch, on_lost=on_lost,
     )  # fmt: skip
-    return place(batches, sharding, run.eval_rows)
+    return place(batches, sharding, rows)
 
 
 def vote(run: assembly.Run, params: dict, corpus: corpora.Corpus, on_batch: Callable = lambda: None) -> Votes:
