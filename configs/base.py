@@ -204,7 +204,7 @@ data.cache_dir = Key(
 )  # fmt: skip
 data.holdout_fraction = Key(0.05, "fraction of documents held out, by a hash of their content", above=0, below=1)
 data.validation_path = Key("", 'path of separate held-out documents; "": holdout_fraction of the training documents')
-data.puzzle_size = Key(9, "side of randomly made boards: Sudokus 4, 6, 9; mazes 3 to 30", above=0, most=1_000)
+data.puzzle_size = Key(9, "side of randomly made boards: Sudokus 4, 6, 9; mazes 3 and more", above=0, most=1_000)
 data.puzzle_count = Key(1000, "number of training puzzles, from the file or made at random", above=0, most=100_000_000)
 data.puzzle_augmentations = Key(
     1000, "augmented versions of each puzzle, besides the original; above 0, a maze has 8 in all", most=1_000_000
@@ -344,6 +344,7 @@ checkpoint.restore = Key(
 evaluation = Section(KEYS, "evaluation", RESUME | READ | UNCOMPILED)
 evaluation.batches = Key(8, "batches of the fixed held-out subset that is evaluated during the run", above=0)
 evaluation.every_epochs = Key(0.0, "instead of train.eval_every: passes over the training examples between evaluations")
+evaluation.votes_every = Key(0, "steps between votes on ARC; 0: only at the end")
 evaluation.pooled_votes = Key(False, "whether ARC is also scored with the votes of earlier checkpoints, reported apart")
 evaluation.chunk_tokens = Key(0, "tokens of a sequence that are computed at once; keys and values are cached; 0: all")
 evaluation.sample_tokens = Key(120, "tokens in the sample at the end of the run; 0: no sample", most=1_000_000)

@@ -25,6 +25,7 @@ class Row:
       values: the metric of each seed whose trial is done.
       curves: the metric by step, of each of these.
       seeds: of these.
+      breadths: the accuracies by depth and breadth, of each of these; {} for a run without.
       chip_hours: of all its trials.
       cost: in dollars; None if no price is known.
       failures: why trials failed, or why the configuration is refused.
@@ -44,6 +45,7 @@ class Row:
     hours: list[float] = dataclasses.field(default_factory=list)
     config: dict[str, object] = dataclasses.field(default_factory=dict)
     seeds: list[int] = dataclasses.field(default_factory=list)
+    breadths: list[dict[str, float]] = dataclasses.field(default_factory=list)
 
     @property
     def mean(self) -> float:

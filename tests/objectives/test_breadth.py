@@ -20,16 +20,22 @@ OBJECTIVE = Recursive(ROWS, CELLS, max_steps=STEPS)
 
 
 @functools.cache
-def model():
+def made() -> tuple:
+    """Return (graph, parameters)."""
     graph, shapes = abstract(small_model(num_layers=1), scan=True)
-    return nnx.merge(graph, jax.tree.map(jnp.asarray, random_weights(shapes)))
+    return graph, jax.tree.map(jnp.asarray, random_weights(shapes))
+
+
+def model():
+    return nnx.merge(*made())
 
 
 def explored(how: Breadth, rows=slice(None)) -> breadth.Explored:
     keys = jax.random.key_data(jax.random.split(jax.random.key(0), ROWS))[rows]
     batch = {name: array[rows] for name, array in small_batch().items()}
-    found = jax.jit(lambda keys, batch: breadth.explore(OBJECTIVE, model(), batch, keys, how))(keys, batch)
-    return jax.device_get(found)
+    graph, params = made()
+    explore = jax.jit(lambda params, *rest: breadth.explore(OBJECTIVE, nnx.merge(graph, params), *rest, how))
+    return jax.device_get(explore(params, batch, keys))
 
 
 def test_the_first_trajectory_is_what_evaluation_answers():
