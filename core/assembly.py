@@ -145,7 +145,7 @@ def assemble(
     mesh = make_mesh({axis: config.mesh[axis] for axis in config.layout.axis_order.split(",")}, devices)
     objective = importlib.import_module(f"objectives.{config.train.objective}").make(config)
     built = models.build(config, mesh, objective)
-    flops_per_token = _flops_per_token(config, built)
+    flops_per_token = objective.copies * _flops_per_token(config, built)
     num_microbatches = config.train.gradient_accumulation
     num_microbatches = num_microbatches or platform_defaults.microbatches(config, flops_per_token, mesh)
     slow = num_microbatches > 1 and not config.train.gradient_accumulation

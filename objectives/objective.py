@@ -48,10 +48,12 @@ class Objective:
         from the run that `train.init_from` names.
       adapts_params: whether `loss` takes gradient steps of its own. Each device then needs all parameters, not its
         shards: a gradient of one task must not be reduced over the tasks of other devices.
+      copies: how often `loss` runs the model on each row.
     """
 
     trainable: nnx.filterlib.Filter = nnx.Param
     adapts_params = False
+    copies = 1
 
     def frozen_models(self) -> tuple[FrozenModel, ...]:
         """Return the other models that the loss needs."""

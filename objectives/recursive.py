@@ -89,6 +89,11 @@ class Recursive(Objective):
         }
 
     @property
+    def copies(self) -> int:
+        """How often a step runs the model on each row: once for each of its latents."""
+        return self.parallel
+
+    @property
     def plain(self) -> "Recursive":
         """This objective without what only training does: several latents of a slot, and noise."""
         return dataclasses.replace(self, parallel=1, path_noise=0.0, label_smoothing=0.0)
