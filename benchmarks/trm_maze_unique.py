@@ -16,7 +16,8 @@ MAZES = {
     "data.puzzle_size": 10, "data.puzzle_min_difficulty": 0, "data.puzzle_heldout": 100 if support.QUICK else 500,
     "data.puzzle_augmentations": 8, "model.max_length": 100, "train.sequence_length": 100,
     "model.embed_dim": 64, "model.mlp_dim": 256, "model.num_heads": 4, "model.num_kv_heads": 4,
-    "train.global_batch": 64, "train.eval_every": 200, "evaluation.batches": 2, "optimizer.learning_rate": 1e-3, "optimizer.warmup_steps": 100,
+    "train.global_batch": 64, "train.eval_every": 200, "evaluation.batches": 2,
+    "optimizer.learning_rate": 1e-3, "optimizer.warmup_steps": 100,
     "optimizer.weight_decay": 0.1, "optimizer.ema_decay": 0.99,
 }  # fmt: skip
 RECURSIVE = {"model.high_cycles": 2, "model.low_cycles": 3, "supervision.max_steps": 8}
