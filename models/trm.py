@@ -279,7 +279,7 @@ class Block(nnx.Module):
                 head_dim=head_dim(config), qk_norm=False, epsilon=EPSILON, biases="none", out_scale=1.0, **plain,
             )  # fmt: skip
         else:
-            self.mixer = LengthMixer(embed_dim=length, mlp_dim=mixer_dim(length), over=None, **swiglu)
+            self.mixer = LengthMixer(embed_dim=length, mlp_dim=mixer_dim(length), over="cells", **swiglu)
         of_cells = swiglu | dict(embed_dim=config.embed_dim, mlp_dim=config.mlp_dim)
         width = config.convolution
         self.mlp = ConvolvedSwiGLU(width=width, **of_cells) if width else SwiGLU(**of_cells)

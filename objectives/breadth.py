@@ -23,7 +23,7 @@ class Breadth(NamedTuple):
       trajectories: number of answers to a puzzle, J.
       steps: supervision steps, N.
       noise: standard deviation of the noise that is added to all latents before each step.
-      random_start: standard deviation of random initial latents; less than 0: as in training.
+      random_start: standard deviation of random initial latents, 0: the model's vectors; less than 0: as in training.
     """
 
     trajectories: int
@@ -88,11 +88,13 @@ def explore(objective: Recursive, model, batch: dict, draws: jax.Array, breadth:
 
 def _begun(plain: Recursive, model, keys: jax.Array, is_noisy: jax.Array, breadth: Breadth):
     """Return the initial states of all trajectories."""
-    states = plain.start(model, keys)
-    if breadth.random_start <= 0:
+    states, deviation = plain.start(model, keys), breadth.random_start
+    if deviation < 0:
         return states
-    drawn = latents.random_states(latents.folded(keys, OF_START), states, breadth.random_start)
-    return jax.tree.map(lambda new, old: _where(is_noisy, new, old), drawn, states)
+    others = model.start(len(keys))
+    if deviation:
+        others = latents.random_states(latents.folded(keys, OF_START), states, deviation)
+    return jax.tree.map(lambda new, old: _where(is_noisy, new, old), others, states)
 
 
 def _with_noise(keys: jax.Array, states, is_noisy: jax.Array, deviation: float):

@@ -462,3 +462,11 @@ def test_a_convolution_lets_positions_without_attention_see_their_neighbours():
     x_BTD = jax.random.normal(jax.random.key(0), (1, CELLS, 16))
     changed = np.asarray(block.mlp(x_BTD) - block.mlp(x_BTD.at[:, 2].add(1.0)))
     assert np.flatnonzero(np.abs(changed).max(axis=(0, 2)) > 1e-6).tolist() == [2, 3]
+
+
+def test_muon_takes_the_matrices_of_an_mlp_over_positions_too():
+    _, state = nnx.split(abstract_model(small_model(num_layers=1, mixer="mlp", positions="none", convolution=2)))
+    kinds = {path: optimizers.kind(names) for path, (_, names) in declared_axes(state).items()}
+    found = {kind: {path[-1] for path, of in kinds.items() if of == kind} for kind in set(kinds.values())}
+    mixer = {path[-1] for path, kind in kinds.items() if "mixer" in path and kind == "matrix"}
+    assert mixer == {"gate", "up", "down"} and found["vector"] >= {"kernel", "kernel_bias", "bias"}
