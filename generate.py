@@ -5,6 +5,7 @@ Several --prompt make a batch. --temperature=0 takes the most likely token each 
 that was trained on conversations for an answer; each --message is a separate conversation. --stream prints the text of
 one prompt or message while it is decoded. A recursive model solves a puzzle instead:
 python generate.py --workdir=runs/sudoku --puzzle=puzzle.txt [--html=steps.html]
+--trajectories=16 --supervision_steps=16 lets it try 16 times, and chooses one answer, see docs/puzzles.md.
 --search=bfs searches for an answer to each --prompt, a problem of the task that the model learned, see
 docs/reasoning.md: python generate.py --workdir=runs/countdown --search=bfs --prompt="3 4 25 50=82:" [--html=tree.html]
 """
@@ -27,7 +28,16 @@ command_line.flags.DEFINE_string("html", "", "file for a page that shows how the
 command_line.flags.DEFINE_enum(
     "search", None, KEYS["tot.search"].choices, "how to search for answers to problems; replaces the key tot.search"
 )
-command_line.flags.DEFINE_integer("supervision_steps", 0, "of a puzzle; 0: as many as in training", 0, 10_000)
+command_line.flags.DEFINE_integer(
+    "supervision_steps", 0, "of a puzzle; replaces the key inference.supervision_steps", 0, 10_000
+)
+command_line.flags.DEFINE_integer(
+    "trajectories",
+    0,
+    "answers to a puzzle, of which one is chosen; replaces the key inference.trajectories",
+    0,
+    100_000,
+)
 if __name__ == "__main__":
     COMMAND = command_line.parse(__doc__, use=lambda flags: command_line.READ, one_device=True)
 
@@ -38,6 +48,8 @@ import sys
 from configs.errors import ConfigError
 from core import solving as searching
 from core.evaluators import engine_of
+from objectives import breadth
+from objectives.breadth import Breadth
 from parallelism.mesh import mesh_context
 from puzzles import pictures, puzzle_file, solving
 from reasoning import page as tree_page
@@ -47,8 +59,8 @@ from files.atomic import write_atomically
 
 SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "seed")
 NOT_OF_SEARCH = ("message", "stream", *(name for name in SAMPLING if name != "seed"))
-OF_TEXT = ("prompt", "search", "seed", *NOT_OF_SEARCH)
-OF_PUZZLES = ("puzzle", "supervision_steps")
+OF_TEXT = ("prompt", "search", *NOT_OF_SEARCH)
+OF_PUZZLES = ("puzzle", "supervision_steps", "trajectories")
 
 
 def main(command: command_line.Command) -> None:
@@ -108,10 +120,17 @@ def solve_puzzle(flags, config, address) -> None:
     solving.check_fits(puzzle, config)
     trained = TrainedRun(address, config)
     print(trained.describe(), file=sys.stderr)
-    steps = flags.supervision_steps or config.supervision.max_steps
-    with mesh_context(trained.run.mesh):
-        answers = solving.solve(trained.run.objective, trained.run.graph, trained.params, puzzle.tokens, steps)
-    print("\n".join(solving.report(puzzle, answers)))
+    how, run = breadth_of(flags, config), trained.run
+    with mesh_context(run.mesh):
+        if how.trajectories == 1:
+            answers, chosen = solving.solve(run.objective, run.graph, trained.params, puzzle.tokens, how.steps), []
+        else:
+            choice = config.inference.choice
+            found = solving.solve_broadly(
+                run.objective, run.graph, trained.params, puzzle.tokens, how, choice, flags.seed
+            )
+            answers, chosen = found.answers, solving.report_choice(puzzle, found, choice)
+    print("\n".join([*solving.report(puzzle, answers), *chosen]))
     if flags.html:
         size, (cells, halts) = puzzle.tokens.shape, zip(*answers, strict=True)
         board = pictures.Board(
@@ -121,6 +140,12 @@ def solve_puzzle(flags, config, address) -> None:
         )  # fmt: skip
         page = pictures.page([board], f"{pathlib.Path(flags.puzzle).name}, by step {trained.step} of {address}")
         write_page(flags.html, page)
+
+
+def breadth_of(flags, config) -> Breadth:
+    """Return how a puzzle is explored, by the flags or else the keys."""
+    how = breadth.of_config(config)
+    return how._replace(steps=flags.supervision_steps or how.steps, trajectories=flags.trajectories or how.trajectories)
 
 
 def write_page(file: str, page: str) -> None:

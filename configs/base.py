@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from configs.key import EXECUTION, MACHINE, PER_HOST, READ, RESUME, TRANSFER, UNCOMPILED, WEIGHTS, Key, Scope, Section
 from configs.reasoning_keys import KEYS as OF_REASONING
+from configs.recursion_keys import KEYS as OF_RECURSION
 
 MESH_AXES = ("dcn_data", "data", "fsdp", "context", "expert", "model")  # of config.mesh, in their default order
 OF_TWO_MODELS = ("distillation", "dpo")  # objectives whose loss takes the parameters of another model too
@@ -115,6 +116,11 @@ model.low_cycles = Key(
 model.low_latents = Key(
     1, "low latents, which are updated in turns; divides low_cycles; 0: a single latent", most=1_000
 )
+model.gradient_cycles = Key(1, "last cycles with a gradient; at most high_cycles", above=0, most=1_000, scope=EXECUTION)
+model.update_rate = Key(1.0, "part of the way from a latent to its update that it moves (EqR: 0.95)", above=0, most=1)
+model.convolution = Key(
+    0, "width of a convolution over positions of the hidden units of the SwiGLU (URM: 2); 0: none", most=1_000
+)
 model.networks = Key(1, "number of networks; 2: the high latent is updated by its own", choices=(1, 2))
 model.puzzle_dim = Key(512, "width of a puzzle's embedding; 0: puzzles have no embeddings", most=1_000_000)
 model.prefix_length = Key(16, "positions before the cells, for puzzle_dim; 0: as many as it fills", most=1_000_000)
@@ -130,20 +136,7 @@ lora.targets = Key(
     "query,value", "weights with adapters: some of query, key, value, out and, without experts, gate, up, down"
 )
 
-supervision = Section(KEYS, "supervision")  # of the objective "recursive"
-supervision.max_steps = Key(16, "most steps on a puzzle in training; steps in evaluation", above=0, most=10_000)
-supervision.exploration = Key(0.1, "probability that a step sets a random minimum number of steps for a puzzle", most=1)
-supervision.final_exploration = Key(
-    -1.0, "supervision.exploration of the last step, which it approaches by the same amount each step; -1: it stays",
-    most=1, also=-1,
-)  # fmt: skip
-supervision.first_high_cycles = Key(
-    0, "model.high_cycles of the first step, which grow to their number by growth_fraction; 0: no growth", most=1_000
-)
-supervision.first_low_cycles = Key(0, "model.low_cycles of the first step; as first_high_cycles", most=1_000)
-supervision.growth_fraction = Key(0.2, "fraction of the steps after which the cycles are complete", above=0, most=1)
-supervision.loss = Key("stablemax", "loss of a cell: cross-entropy of this function", choices=("stablemax", "softmax"))
-
+KEYS |= OF_RECURSION  # supervision, and inference of puzzles
 distillation = Section(KEYS, "distillation")  # of the objective "distillation"
 distillation.teacher = Key("", "folder of the teacher's run; to rehearse only, a recipe, configs/NAME.py")
 distillation.divergence = Key(
@@ -215,7 +208,7 @@ data.cache_dir = Key(
 )  # fmt: skip
 data.holdout_fraction = Key(0.05, "fraction of documents held out, by a hash of their content", above=0, below=1)
 data.validation_path = Key("", 'path of separate held-out documents; "": holdout_fraction of the training documents')
-data.puzzle_size = Key(9, "side of randomly made boards: Sudokus 4, 6, 9; mazes 3 to 30", above=0, most=1_000)
+data.puzzle_size = Key(9, "side of randomly made boards: Sudokus 4, 6, 9; mazes 3 and more", above=0, most=1_000)
 data.puzzle_count = Key(1000, "number of training puzzles, from the file or made at random", above=0, most=100_000_000)
 data.puzzle_augmentations = Key(
     1000, "augmented versions of each puzzle, besides the original; above 0, a maze has 8 in all", most=1_000_000
@@ -355,6 +348,7 @@ checkpoint.restore = Key(
 evaluation = Section(KEYS, "evaluation", RESUME | READ | UNCOMPILED)
 evaluation.batches = Key(8, "batches of the fixed held-out subset that is evaluated during the run", above=0)
 evaluation.every_epochs = Key(0.0, "instead of train.eval_every: passes over the training examples between evaluations")
+evaluation.votes_every = Key(0, "steps between votes on ARC; 0: only at the end")
 evaluation.pooled_votes = Key(False, "whether ARC is also scored with the votes of earlier checkpoints, reported apart")
 evaluation.chunk_tokens = Key(0, "tokens of a sequence that are computed at once; keys and values are cached; 0: all")
 evaluation.sample_tokens = Key(120, "tokens in the sample at the end of the run; 0: no sample", most=1_000_000)
@@ -371,7 +365,6 @@ inference.cache_dtype = Key(
     "model", "type of cached keys and values when a model decodes; int8 has a scale for each token and head",
     choices=("model", "int8"),
 )  # fmt: skip
-
 KEYS |= OF_REASONING
 logging = Section(KEYS, "logging", MACHINE | RESUME | UNCOMPILED)
 logging.tensorboard = Key(True, "whether to write event files to workdir/tensorboard")

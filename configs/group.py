@@ -63,3 +63,11 @@ class Group:
     axis: str = ""
     analysis: str = ""
     troubleshooting: str = ""
+
+
+def changes(config, other) -> Changes:
+    """Return the keys of a recipe that differ from another one's, without those of the mesh."""
+    return {
+        f"{section}.{name}": value for section, keys in config.items() for name, value in keys.items()
+        if section != "mesh" and value != other[section][name]
+    }  # fmt: skip

@@ -58,13 +58,21 @@ def heldout_batches(
     run: assembly.Run, corpus: corpora.Corpus, num_batches: int | None = None, on_lost: pipeline.OnLost | None = None
 ) -> Iterator[dict]:
     """Return the held-out data as batches of `run.eval_rows` on the devices; see `evaluate_heldout`."""
+    return batches_of_rows(run, corpus, run.eval_rows, num_batches and num_batches * run.num_microbatches, on_lost)
+
+
+def batches_of_rows(
+    run: assembly.Run, corpus: corpora.Corpus, rows: int, num_batches: int | None = None,
+    on_lost: pipeline.OnLost | None = None,
+) -> Iterator[dict]:  # fmt: skip
+    """Return the held-out data as batches of `rows` rows on the devices; see `evaluate_heldout`."""
     sharding = run.batch_sharding
     batches = pipeline.evaluation_batches(
-        corpus.heldout, sequence_length=run.config.train.sequence_length, global_batch=run.eval_rows,
-        rows=local_rows(sharding, run.eval_rows), num_batches=num_batches and num_batches * run.num_microbatches,
+        corpus.heldout, sequence_length=run.config.train.sequence_length, global_batch=rows,
+        rows=local_rows(sharding, rows), num_batches=num_batches,
         readers=run.config.data.readers, prefetch=run.config.data.prefetch, on_lost=on_lost,
     )  # fmt: skip
-    return place(batches, sharding, run.eval_rows)
+    return place(batches, sharding, rows)
 
 
 def vote(run: assembly.Run, params: dict, corpus: corpora.Corpus, on_batch: Callable = lambda: None) -> Votes:
@@ -91,7 +99,7 @@ def vote_and_keep(
     """Return `voting.results` of the answers of a step; {} if the held-out data has no votes.
 
     Votes are saved in `workdir`/votes, one file for each step. Their outcome, without those of other steps, is saved in
-    submission.json.
+    submission.json. `at_step/N/pass@2` is that of the votes of another step alone.
     """
     tasks = corpus.heldout.test_puzzles
     if not tasks:
@@ -102,8 +110,10 @@ def vote_and_keep(
         file.parent.mkdir(parents=True, exist_ok=True)
         votes.save(file)
         write_atomically(workdir / "submission.json", json.dumps(voting.submission(votes, tasks)).encode())
-        others = sorted(file.parent.glob("*.gz")) if run.config.evaluation.pooled_votes else []
-        return voting.results(votes, tasks, [Votes.load(other) for other in others if other != file])
+        others = {path.stem: Votes.load(path) for path in file.parent.glob("*.gz") if path != file}
+        pooled = run.config.evaluation.pooled_votes
+        found = voting.results(votes, tasks, [others[name] for name in sorted(others)] if pooled else [])
+        return found | voting.of_steps(others, tasks, HEADLINE)
 
     return processes.shared(f"passes {step}", keep)
 
@@ -118,6 +128,10 @@ def vote_lines(figures: dict[str, float], corpus: corpora.Corpus) -> list[str]:
             headline = figures[prefix + HEADLINE]
             known = voting.num_known(corpus.heldout.test_puzzles)
             lines.append(f"{what} {HEADLINE}: {headline:.2%} of {known:,} tasks ({every})")
+    steps = {name.split("/")[1]: value for name, value in figures.items() if name.startswith(voting.AT_STEP)}
+    if steps:
+        told = ", ".join(f"step {step} {value:.2%}" for step, value in sorted(steps.items(), key=lambda s: int(s[0])))
+        lines.append(f"held-out {HEADLINE} of other checkpoints, each alone: {told}")
     return lines
 
 

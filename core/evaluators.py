@@ -128,9 +128,13 @@ class HeldOut(Evaluator):
 
 
 class Votes(Evaluator):
-    """The results of votes on the held-out puzzles, after the last step."""
+    """The results of votes on the held-out puzzles, of several checkpoints if `evaluation.votes_every` says so."""
 
     name = "votes"
+
+    def __init__(self, every: int = 0):
+        """Vote every so many steps; 0: only at the end."""
+        self.every = every
 
     def evaluate(self, context):
         """Return the share of solved tasks by number of answers; {} if the data has no votes."""
@@ -228,7 +232,12 @@ def of_corpus(config, corpus: Corpus) -> list[Evaluator]:
     items = task_items(config)
     of_tasks = [Tasks(config.evaluation.tasks_every, items)] if items else []
     more = [made for module in _modules() if (made := module.make(config, corpus))]
-    return [HeldOut(config.train.eval_every, config.evaluation.batches), Votes(), *of_tasks, *more]
+    return [
+        HeldOut(config.train.eval_every, config.evaluation.batches),
+        Votes(config.evaluation.votes_every),
+        *of_tasks,
+        *more,
+    ]
 
 
 def _modules() -> list:

@@ -55,5 +55,9 @@ class SwiGLU(Projections):
         x = all_gather_sequence(x)
         gate = checkpoint_name(add_bias(self.einsum(self.INTO, x, "gate"), self.gate_bias), "gate")
         up = checkpoint_name(add_bias(self.einsum(self.INTO, x, "up"), self.up_bias), "up")
-        hidden = taps.tap("mlp_hidden", constrain(self.activate(gate) * up, *self.HIDDEN))
+        hidden = taps.tap("mlp_hidden", constrain(self.hidden(self.activate(gate) * up), *self.HIDDEN))
         return add_bias(reduce_scatter_sequence(self.einsum(self.OUT, hidden, "down")), self.down_bias)
+
+    def hidden(self, gated: jax.Array) -> jax.Array:
+        """Return the hidden units from the gated products; a subclass may act on them."""
+        return gated

@@ -15,13 +15,18 @@ def log_s(u: jax.Array) -> jax.Array:
     return jnp.log1p(jnp.where(u >= 0, u, 0)) - jnp.log1p(jnp.where(u < 0, -u, 0))
 
 
-def stablemax_loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Return float32 -log p(label) over the last dimension of the logits."""
-    return softmax_loss(log_s(logits), labels)
+def stablemax_loss(logits: jax.Array, labels: jax.Array, smoothing: float = 0.0) -> jax.Array:
+    """Return float32 -log p(label) over the last dimension of the logits; `smoothing` is as in `softmax_loss`."""
+    return softmax_loss(log_s(logits), labels, smoothing)
 
 
-def softmax_loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Return float32 -log softmax(logits)[label]."""
+def softmax_loss(logits: jax.Array, labels: jax.Array, smoothing: float = 0.0) -> jax.Array:
+    """Return the float32 cross-entropy of softmax(logits) with a smoothed label (arXiv:1512.00567, section 7).
+
+    The target has 1 - smoothing on the label, and smoothing spread evenly over all V logits, the label's too.
+    """
     logits = logits.astype(jnp.float32)
     chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    if smoothing:
+        chosen = (1 - smoothing) * chosen + smoothing * logits.mean(axis=-1)
     return jax.nn.logsumexp(logits, axis=-1) - chosen

@@ -6,6 +6,7 @@ read the answer, and `low`, the intermediate state. Letters: B puzzles, T positi
 D embed, V tokens.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -18,7 +19,9 @@ from flax.traverse_util import unflatten_dict
 from layers.attention import Attention, attend, through_cache
 from layers.axes import constrain, declared_axes, truncated_weight, zeros
 from layers.block import REMAT
+from layers.convolution import ConvolvedSwiGLU
 from layers.fsdp import all_gather_params
+from layers.latents import Path
 from layers.mlp import SILU_PRODUCT_SQUARE, SwiGLU
 from layers.normalization import normalized
 from layers.products import einsum
@@ -29,6 +32,7 @@ from layers.units import Units
 CONSTANT = "constant"  # names the dimension of constants, which are drawn once and never trained
 EPSILON = 1e-5
 HALT_BIAS = -5.0  # at first nothing halts
+STRAIGHT = Path()  # without noise
 NUM_HALT = 2  # halt, and continue, which arXiv:2506.21734 trains and the published recipes do not
 
 States = tuple[jax.Array, tuple[jax.Array, ...]]  # high [B, T, D], low latents of the same shape
@@ -49,18 +53,22 @@ def mixer_dim(length: int) -> int:
     return 256 * math.ceil(round(4 * length * 2 / 3) / 256)
 
 
+def num_gradient_cycles(config) -> int:
+    """Return the number of last cycles with a gradient: all, if a curriculum has not reached so many cycles yet."""
+    return min(config.gradient_cycles, config.high_cycles)
+
+
 def flops_per_token(config, num_cells: int) -> float:
     """Return floating-point operations to train on one cell for one supervision step.
 
-    There are 2 per weight of a product for each call of the network. The last cycle has a gradient: its calls add 4.
+    There are 2 per weight of a product for each call of the network. Calls in a cycle with a gradient add 4.
     """
     length = prefix_length(config) + num_cells
     mlp = 3 * config.embed_dim * config.mlp_dim
     attention = 4 * config.embed_dim**2 + 2 * length * config.embed_dim
     mixer = attention if config.mixer == "attention" else 3 * config.embed_dim * mixer_dim(length)
-    with_gradient = config.low_cycles + 1
-    calls = config.high_cycles * with_gradient
-    of_position = 2.0 * config.num_layers * (mixer + mlp) * (calls + 2 * with_gradient)
+    calls = (config.low_cycles + 1) * (config.high_cycles + 2 * num_gradient_cycles(config))
+    of_position = 2.0 * config.num_layers * (mixer + mlp) * calls
     return of_position * length / num_cells + 6.0 * config.embed_dim * config.vocab_size
 
 
@@ -85,6 +93,7 @@ class TRM(nnx.Module):
     def __init__(self, config, *, dtype, scan: bool, kernel: str = "", rngs: nnx.Rngs):
         self.dtype, self.scan, self.remat = dtype, scan, config.remat
         self.high_cycles, self.low_cycles, self.low_latents = config.high_cycles, config.low_cycles, config.low_latents
+        self.gradient_cycles, self.update_rate = num_gradient_cycles(config), config.update_rate
         self.prefix = prefix_length(config)
         self.length, self.embed_dim = self.prefix + config.max_length, config.embed_dim
         self.rope = (head_dim(config), config.rope_theta) if config.positions == "rope" else None
@@ -108,14 +117,17 @@ class TRM(nnx.Module):
 
         return everywhere(self.initial.high), (everywhere(self.initial.low),) * self.low_latents
 
-    def __call__(self, states: States, inputs: jax.Array, puzzles_B: jax.Array) -> tuple[States, jax.Array, jax.Array]:
+    def __call__(
+        self, states: States, inputs: jax.Array, puzzles_B: jax.Array, path: Path = STRAIGHT
+    ) -> tuple[States, jax.Array, jax.Array]:
         """Take one supervision step.
 
-        Only the last of `high_cycles` cycles has a gradient; `states` have none.
+        Only the last `gradient_cycles` of `high_cycles` cycles have a gradient; `states` have none.
 
         Args:
           inputs: int [B, S].
           puzzles_B: int, rows of the puzzle table.
+          path: noise after each update of a latent; none by default.
 
         Returns:
           (states without gradient, logits [B, S, V] in the compute type, float32 halt logits [B, 2]).
@@ -124,9 +136,14 @@ class TRM(nnx.Module):
         networks = self._networks()
         free = jax.tree.map(jax.lax.stop_gradient, (networks, x_BTD))
         cycle = functools.partial(self._cycle, scan=self.scan)
-        states = _repeat(lambda states: cycle(states, *free), states, self.high_cycles - 1, self.scan)
-        # A loop would copy the residuals of all updates into one array: 7 % of a step on a v4-64.
-        states = self._cycle(jax.lax.stop_gradient(states), networks, x_BTD, scan=False)
+        begun = states, dataclasses.replace(path, rate=self.update_rate)
+        num_free = self.high_cycles - self.gradient_cycles
+        states, path = _repeat(lambda reached: cycle(reached, *free), begun, num_free, self.scan)
+        reached = jax.lax.stop_gradient(states), path
+        for _ in range(self.gradient_cycles):
+            # A loop would copy the residuals of all updates into one array: 7 % of a step on a v4-64.
+            reached = self._cycle(reached, networks, x_BTD, scan=False)
+        states, _ = reached
         high_BTD = states[0]
         logits = einsum("BSD,DV->BSV", high_BTD[:, self.prefix :], self.head())
         halt = self.halt(high_BTD[:, 0])
@@ -154,19 +171,28 @@ class TRM(nnx.Module):
         low = self.network.updating(angles, self.remat)
         return low, self.high_network.updating(angles, self.remat) if self.high_network else low
 
-    def _cycle(self, states: States, networks: tuple[Callable, Callable], x_BTD: jax.Array, *, scan: bool) -> States:
+    def _cycle(
+        self, reached: tuple[States, Path], networks: tuple[Callable, Callable], x_BTD: jax.Array, *, scan: bool
+    ) -> tuple[States, Path]:
         """Update the low latents `low_cycles` times, each from all others, then `high` from them."""
         update_low, update_high = networks
 
-        def turn(states):
-            high, (latent, *others) = states
-            return high, (*others, update_low(latent, sum(others, high + x_BTD)))
+        def turn(reached):
+            (high, (latent, *others)), path = reached
+            latent, path = path.follow(latent, update_low(latent, sum(others, high + x_BTD)))
+            return (high, (*others, latent)), path
+
+        def turn_of_one(reached):
+            high, path = reached
+            return path.follow(high, update_low(high, x_BTD))
 
         if not self.low_latents:
-            high = _repeat(lambda high: update_low(high, x_BTD), states[0], self.low_cycles + 1, scan)
-            return high, ()
-        high, low = _repeat(turn, states, self.low_cycles, scan)
-        return update_high(high, sum(low[1:], low[0])), low
+            (high, _), path = reached
+            high, path = _repeat(turn_of_one, (high, path), self.low_cycles + 1, scan)
+            return (high, ()), path
+        (high, low), path = _repeat(turn, reached, self.low_cycles, scan)
+        high, path = path.follow(high, update_high(high, sum(low[1:], low[0])))
+        return (high, low), path
 
 
 class Table(nnx.Module):
@@ -253,8 +279,10 @@ class Block(nnx.Module):
                 head_dim=head_dim(config), qk_norm=False, epsilon=EPSILON, biases="none", out_scale=1.0, **plain,
             )  # fmt: skip
         else:
-            self.mixer = LengthMixer(embed_dim=length, mlp_dim=mixer_dim(length), over=None, **swiglu)
-        self.mlp = SwiGLU(embed_dim=config.embed_dim, mlp_dim=config.mlp_dim, **swiglu)
+            self.mixer = LengthMixer(embed_dim=length, mlp_dim=mixer_dim(length), over="cells", **swiglu)
+        of_cells = swiglu | dict(embed_dim=config.embed_dim, mlp_dim=config.mlp_dim)
+        width = config.convolution
+        self.mlp = ConvolvedSwiGLU(width=width, **of_cells) if width else SwiGLU(**of_cells)
 
     def __call__(self, h_BTD: jax.Array, angles: tuple | None) -> jax.Array:
         """Return [B, T, D]."""

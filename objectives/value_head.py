@@ -41,6 +41,10 @@ class ValueHead(GRPO):
         setattr(model, HEAD, Projection(embed_dim=model.embed_dim, out_dim=1, rngs=rngs))
         return model
 
+    def flops_per_token(self, of_model, *, frozen: bool) -> float:
+        """Return the model FLOPs of one token: a forward pass, whose gradient ends at the head."""
+        return of_model() / 3
+
     def loss(self, model, carry, batch, key):
         """Return the loss; scalars also have `accuracy`, the share of tokens whose v is on the side of the reward."""
         stream_BTD, _ = model(batch["tokens"], batch["positions"], batch["segments"])

@@ -20,6 +20,7 @@ RULES = (
     ("mlp", "model"),
     ("rank", None),
     ("norm", None),
+    ("cells", None),  # the positions that a recursive model mixes by an MLP
     ("puzzles", None),  # a table's columns are sharded, so each device has all rows
     ("constant", None),
     ("router", None),

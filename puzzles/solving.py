@@ -12,7 +12,10 @@ from flax import nnx
 
 from configs.errors import ConfigError
 from input_pipeline.puzzles import maze, sudoku
+from objectives import breadth
+from objectives.breadth import Breadth
 from objectives.recursive import IGNORED, Recursive
+from puzzles import choosing
 from puzzles.puzzle_file import BOXES, Puzzle, board_text
 from puzzles.voting import sigmoid
 
@@ -70,12 +73,7 @@ def solve(
       tokens: int of any shape, one for each cell of the model.
       is_wanted: asked after each step; no further step is made if it returns false.
     """
-    cells = np.asarray(tokens, np.int32).reshape(1, -1)
-    batch = {
-        "inputs": cells,
-        "labels": np.full_like(cells, IGNORED),
-        "puzzle_identifiers": np.full(1, BLANK, np.int32),
-    }
+    batch = _batch(tokens)
     carry = objective.init_carry(nnx.merge(graph, params), 1, jax.random.key(0))
     answers = []
     for _ in range(num_steps):
@@ -84,6 +82,63 @@ def solve(
         if not is_wanted():
             break
     return answers
+
+
+class Chosen(NamedTuple):
+    """The answer that was chosen among those of several trajectories.
+
+    Attributes:
+        answers: of the chosen trajectory, after each step.
+        trajectory: its number, from 0.
+        last: int16 [J, cells], the last answers of all trajectories.
+    """
+
+    answers: list[Answer]
+    trajectory: int
+    last: np.ndarray
+
+
+def solve_broadly(
+    objective: Recursive, graph: nnx.GraphDef, params: dict, tokens: np.ndarray, how: Breadth, choice: str, seed: int
+) -> Chosen:
+    """Return the answer that a way of choosing prefers after the last step, among several trajectories.
+
+    Args:
+      how: trajectories, steps and noise.
+      choice: a name in choosing.CHOICES.
+      seed: of the noise.
+    """
+    draws = jax.random.key_data(jax.random.key(seed))[None]
+    found = jax.device_get(_explored(params, graph, objective, _batch(tokens), draws, how))
+    cells, halts, changes = (part[:, 0] for part in found)
+    place = int(choosing.chosen(choice, cells[-1], halts[-1], changes[-1]))
+    answers = [Answer(cells[n, place].astype(np.int32), float(sigmoid(halts[n, place]))) for n in range(how.steps)]
+    return Chosen(answers, place, cells[-1])
+
+
+def report_choice(puzzle: Puzzle, found: Chosen, choice: str) -> list[str]:
+    """Return lines that say how the answer was chosen, and how many trajectories keep the rules."""
+    same = (found.last == found.last[found.trajectory]).all(axis=1).sum()
+    keeps = sum(not problem(puzzle, answer.reshape(puzzle.tokens.shape)) for answer in found.last)
+    return [
+        f"chosen by {choice}: trajectory {found.trajectory + 1} of {len(found.last)}; {same} have the same answer",
+        f"by the rules (which did not choose): {keeps} of {len(found.last)} trajectories solve it",
+    ]
+
+
+def _batch(tokens: np.ndarray) -> dict[str, np.ndarray]:
+    """Return a batch with one puzzle, without labels."""
+    cells = np.asarray(tokens, np.int32).reshape(1, -1)
+    return {
+        "inputs": cells,
+        "labels": np.full_like(cells, IGNORED),
+        "puzzle_identifiers": np.full(1, BLANK, np.int32),
+    }
+
+
+@functools.partial(jax.jit, static_argnames=("graph", "objective", "how"))
+def _explored(params, graph, objective, batch, draws, how):
+    return breadth.explore(objective, nnx.merge(graph, params), batch, draws, how)
 
 
 @functools.partial(jax.jit, static_argnames=("graph", "objective"))

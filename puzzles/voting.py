@@ -32,6 +32,7 @@ NO_ANSWER = [[0, 0], [0, 0]]  # a submission without a prediction, as in Kaggle'
 FORMAT = 1  # version of files
 LARGEST = 1 << 30  # bytes of a file after decompression; a vote has about 2,000
 LAST_COLOUR = 9
+AT_STEP = "at_step/"  # begins the names of figures of other checkpoints
 
 
 Hex = Annotated[str, pydantic.Field(pattern="^([0-9a-f]{2})*$", min_length=4, max_length=2 * (2 + 30 * 30))]
@@ -199,6 +200,12 @@ def results(votes: Votes, tasks: dict, earlier: Sequence[Votes] = ()) -> dict[st
     """
     pooled = passes(votes.merge(earlier), tasks) if earlier else {}
     return passes(votes, tasks) | {f"pooled/{name}": value for name, value in pooled.items()}
+
+
+def of_steps(votes: dict[str, Votes], tasks: dict, name: str) -> dict[str, float]:
+    """Return {"at_step/STEP/NAME": value} of the votes of each step alone; the last step is not always the best."""
+    found = {step: passes(of_step, tasks) for step, of_step in votes.items()}
+    return {f"{AT_STEP}{step}/{name}": of_step[name] for step, of_step in found.items() if name in of_step}
 
 
 def submission(votes: Votes, tasks: dict) -> dict[str, list[dict]]:

@@ -40,6 +40,7 @@ def check(config: ConfigDict) -> None:
         )
     if model.name == "trm":
         _check_recursion(model, config.train.sequence_length)
+        _check_parallel(config.supervision)
 
 
 def _check_recursion(model: ConfigDict, length: int) -> None:
@@ -52,6 +53,11 @@ def _check_recursion(model: ConfigDict, length: int) -> None:
         raise ConfigError(
             f"train.sequence_length={length} must be model.max_length={model.max_length}: the cells of a puzzle"
         )
+    if model.gradient_cycles > model.high_cycles:
+        raise ConfigError(
+            f"model.gradient_cycles={model.gradient_cycles} exceeds model.high_cycles={model.high_cycles}; "
+            f"use at most {model.high_cycles}"
+        )
     if model.low_latents and not model.low_cycles:
         raise ConfigError(f"model.low_cycles=0 must be greater than 0 with model.low_latents={model.low_latents}")
     divisible("model.low_cycles", model.low_cycles, "model.low_latents", model.low_latents or 1)
@@ -60,6 +66,14 @@ def _check_recursion(model: ConfigDict, length: int) -> None:
         raise ConfigError(
             f"model.puzzle_dim={model.puzzle_dim} does not fit model.prefix_length={model.prefix_length} positions of "
             f"model.embed_dim={model.embed_dim}; use at most {room}"
+        )
+
+
+def _check_parallel(supervision: ConfigDict) -> None:
+    if supervision.parallel > 1 and not supervision.random_start and not supervision.path_noise:
+        raise ConfigError(
+            f"supervision.parallel={supervision.parallel} needs supervision.random_start or supervision.path_noise: "
+            "without either, all latents of a puzzle are the same; use --config.supervision.random_start=1"
         )
 
 

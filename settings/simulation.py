@@ -41,10 +41,14 @@ OF_A_RAMP = {"batch.first": 8, "batch.increase_step": 40}
 OF_PUZZLES = {  # additional keys of a recursive model; the number of cells of a puzzle cannot change
     "model.high_cycles": 2,
     "model.low_cycles": 2,
+    "model.gradient_cycles": 2,
     "supervision.max_steps": 4,
     "data.puzzle_count": 100,
     "data.puzzle_augmentations": 10,
     "data.puzzle_heldout": 100,
+    "inference.trajectories": 4,
+    "inference.supervision_steps": 4,
+    "inference.puzzles": 100,
 }
 
 

@@ -3,6 +3,7 @@
 
 from configs.base import KEYS
 from configs.errors import ConfigError
+from configs.recursion_keys import KEYS as OF_RECURSION
 from settings.keys import flat
 from settings.resolving import Loaded
 
@@ -49,6 +50,7 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("model.name", ("trm",), "mesh.expert", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
     ("model.name", ("trm",), "mesh.model", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
     ("train.objective", ("recursive",), "model.name", ("trm",), ""),
+    ("model.convolution", ANY, "model.name", ("trm",), ""),
     ("train.objective", ("recursive",), "batch.ramp", ("none",), "its rows hold puzzles"),
     ("train.objective", ("distillation",), "distillation.teacher", ANY, "the folder of a run"),
     ("distillation.teacher", ANY, "train.objective", ("distillation",), "nothing else has a teacher"),
@@ -140,6 +142,7 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
 )
 
 OF_INNER_LOOP = ("meta.inner_steps", "meta.eval_steps", "meta.inner_rate", "meta.learn_rates")
+OF_SOLVING = tuple(key for key in OF_RECURSION if key.startswith("inference."))
 OUT_OF_FORCE = (  # a key, its value with which other keys are not read, and those keys
     ("model.num_experts", 0, (
         "model.experts_per_token", "model.shared_experts", "model.router", "model.gate_scale", "model.expert_capacity",
@@ -154,6 +157,7 @@ OUT_OF_FORCE = (  # a key, its value with which other keys are not read, and tho
     ("train.objective", "language_modeling", (
         "preference.beta", *(key for key in KEYS if key.startswith(("meta.", "grpo.", "error_correction."))),
     )),
+    ("train.objective", "language_modeling", OF_SOLVING),
     ("train.objective", "meta_learning", ("meta.share",)),
     ("train.objective", "meta_language_modeling", ("meta.support", "meta.loss")),
     ("meta.method", "prototypical", OF_INNER_LOOP),

@@ -21,6 +21,7 @@ class Outcome:
 
     Attributes:
       evaluations: the figures of each evaluation, in order of steps.
+      breadth: accuracy of a recursive model by depth and breadth, see core/evaluations/breadth.py; {} without.
       wall_seconds: in which processes of the run lived, over all its restarts.
       chips: of the topology; 1 without one.
       cost: in dollars; None if the price of a chip is not known.
@@ -36,6 +37,7 @@ class Outcome:
     goodput: float
     checkpoint: str
     checkpoint_bytes: int | None
+    breadth: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def chip_hours(self) -> float:
@@ -65,8 +67,18 @@ def chips_of(topology: str) -> int:
 
 def evaluations_of(workdir: str) -> list[dict[str, float | int | None]]:
     """Return the figures of each evaluation in a folder, in order of steps; none if they cannot be read."""
+    return _lines_of(workdir, "eval")
+
+
+def breadth_of(workdir: str) -> dict[str, float]:
+    """Return the last accuracies by depth and breadth in a folder; {} if there are none."""
+    lines = _lines_of(workdir, "breadth")
+    return {name: value for name, value in lines[-1].items() if "/" in name} if lines else {}
+
+
+def _lines_of(workdir: str, kind: str) -> list[dict[str, float | int | None]]:
     try:
-        lines = read_steps(path_of(workdir) / "metrics.jsonl", "eval")
+        lines = read_steps(path_of(workdir) / "metrics.jsonl", kind)
     except (OSError, JsonError):
         lines = []
     return [{name: value for name, value in line.items() if name not in ("kind", "time")} for line in lines]
@@ -95,6 +107,7 @@ def read(workdir: str, topology: str, ran_seconds: float = 0.0, price: float | N
     step = stored_config.trained_to(folder)
     return Outcome(
         evaluations=evaluations_of(workdir),
+        breadth=breadth_of(workdir),
         wall_seconds=wall,
         chips=chips,
         cost=None if price is None else wall * chips / HOUR * price,

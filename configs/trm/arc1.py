@@ -23,4 +23,5 @@ def get_config():
     config.optimizer.table_weight_decay = 0.1
     config.train.epochs = 100_000.0
     config.evaluation.every_epochs = 10_000.0
+    config.evaluation.votes_every = 50_000
     return config

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws random mazes with a single path from start to goal, and defines the tokens of their cells."""
+"""Draws random mazes with a single path from start to goal, and defines the tokens of their cells.
 
-import itertools
+A solver marks the path, and checks that there is no other. Mazes of other makers with one path, as Maze-Unique of
+arXiv:2605.21488, have the same tokens and are drawn in the same way; `data.puzzle_min_difficulty` is the shortest path.
+"""
 
 import numpy as np
 
@@ -10,7 +12,6 @@ from input_pipeline.puzzles.drawn import Drawn
 
 CHARACTERS = "# SGo"  # the token of a cell is its index here + 1; 0 is padding
 WALL, FLOOR, START, GOAL, PATH = range(1, 6)
-LARGEST_SIDE = 30
 STEPS = ((0, 1), (1, 0), (0, -1), (-1, 0))
 
 
@@ -24,7 +25,7 @@ def draw(generator: np.random.Generator, number: int, side: int) -> Drawn:
 
     Returns:
         questions and answers as tokens [number, side * side]; a rating is the number of steps from start to
-            goal.
+            goal. A form is shared by all rotations and reflections of a maze.
     """
     made = [_maze(generator, side) for _ in range(number)]
     questions, answers = (np.stack([maze[place].ravel() for maze in made]) for place in (0, 1))
@@ -34,55 +35,65 @@ def draw(generator: np.random.Generator, number: int, side: int) -> Drawn:
 
 def _maze(generator: np.random.Generator, side: int) -> tuple[np.ndarray, np.ndarray, int]:
     """Return (a maze uint8 [side, side], the same maze with its path, the number of steps of the path)."""
-    grid, parents = _tree(generator, (side + 1) // 2)
+    grid, rooms = _tree(generator, (side + 1) // 2)
     maze = np.full((side, side), WALL, np.uint8)
     maze[: len(grid), : len(grid)] = grid
-    rooms = list(parents)
     start, goal = (rooms[place] for place in generator.choice(len(rooms), 2, replace=False))
-    path = _path(start, goal, parents)
+    maze[start], maze[goal] = START, GOAL
+    (path,) = solutions(maze)  # a second one is an error of the generator
     solved = maze.copy()
-    for cell, after in itertools.pairwise(path):
-        solved[cell] = solved[(cell[0] + after[0]) // 2, (cell[1] + after[1]) // 2] = PATH
-    for board in (maze, solved):
-        board[start], board[goal] = START, GOAL
-    return maze, solved, 2 * (len(path) - 1)
+    solved[tuple(np.array(path[1:-1]).T)] = PATH
+    return maze, solved, len(path) - 1
 
 
-def _tree(generator: np.random.Generator, rooms: int) -> tuple[np.ndarray, dict]:
+def solutions(maze: np.ndarray, most: int = 2) -> list[list[tuple[int, int]]]:
+    """Return the paths from start to goal that visit no cell twice, `most` at most, by depth-first search.
+
+    Args:
+        maze: tokens [height, width]; a cell of a path is free, as floor is.
+
+    Returns:
+        the cells (row, column) of each path, start and goal included.
+    """
+    (start,), (goal,) = (map(tuple, np.argwhere(maze == token).tolist()) for token in (START, GOAL))
+    free = set(map(tuple, np.argwhere(maze != WALL).tolist()))
+    found, path, on_path = [], [start], {start}
+    waiting = [iter(STEPS)]
+    while waiting and len(found) < most:
+        step = next(waiting[-1], None)
+        if step is None:
+            waiting.pop()
+            on_path.discard(path.pop())
+            continue
+        cell = path[-1][0] + step[0], path[-1][1] + step[1]
+        if cell == goal:
+            found.append([*path, goal])
+        elif cell in free and cell not in on_path:
+            path.append(cell)
+            on_path.add(cell)
+            waiting.append(iter(STEPS))
+    return found
+
+
+def _tree(generator: np.random.Generator, rooms: int) -> tuple[np.ndarray, list[tuple[int, int]]]:
     """Return a random tree of long corridors, by depth-first search over rooms at even rows and columns.
 
     Returns:
-        uint8 [2 * rooms - 1, 2 * rooms - 1] of walls and floor, and {room: its parent}; the parent of the root is None.
+        uint8 [2 * rooms - 1, 2 * rooms - 1] of walls and floor, and all rooms (row, column).
     """
     grid = np.full((2 * rooms - 1, 2 * rooms - 1), WALL, np.uint8)
     first = tuple((2 * generator.integers(0, rooms, 2)).tolist())
-    parents, trail = {first: None}, [first]
+    found, trail = {first: None}, [first]  # in order
     while trail:
         row, column = trail[-1]
         near = [(row + 2 * down, column + 2 * right) for down, right in STEPS]
-        near = [room for room in near if room not in parents and all(0 <= place < len(grid) for place in room)]
+        near = [room for room in near if room not in found and all(0 <= place < len(grid) for place in room)]
         if not near:
             trail.pop()
             continue
         room = near[int(generator.random() * len(near))]
         grid[(row + room[0]) // 2, (column + room[1]) // 2] = FLOOR
-        parents[room] = trail[-1]
+        found[room] = None
         trail.append(room)
     grid[::2, ::2] = FLOOR
-    return grid, parents
-
-
-def _path(start: tuple, goal: tuple, parents: dict) -> list[tuple]:
-    """Return the rooms from start to goal, both included, through their lowest common ancestor."""
-    above = _to_root(start, parents)
-    other = _to_root(goal, parents)
-    common = next(room for room in above if room in set(other))
-    return above[: above.index(common)] + other[: other.index(common) + 1][::-1]
-
-
-def _to_root(room: tuple, parents: dict) -> list[tuple]:
-    rooms = []
-    while room is not None:
-        rooms.append(room)
-        room = parents[room]
-    return rooms
+    return grid, list(found)

@@ -26,6 +26,7 @@ class Row:
       values: the metric of each seed whose trial is done.
       curves: the metric by step, of each of these.
       seeds: of these.
+      breadths: the accuracies by depth and breadth, of each of these; {} for a run without.
       chip_hours: of all its trials.
       cost: in dollars; None if no price is known.
       failures: why trials failed, or why the configuration is refused.
@@ -45,6 +46,7 @@ class Row:
     hours: list[float] = dataclasses.field(default_factory=list)
     config: dict[str, object] = dataclasses.field(default_factory=dict)
     seeds: list[int] = dataclasses.field(default_factory=list)
+    breadths: list[dict[str, float]] = dataclasses.field(default_factory=list)
 
     @property
     def mean(self) -> float:
@@ -169,6 +171,11 @@ def words(metric: str) -> str:
     return metric.removeprefix("eval_").replace("_", " ")
 
 
+def _mixer(values: dict[str, object]) -> str:
+    """Return the mixer of a recursive model, on which its results depend more than on most keys; else ""."""
+    return f" ({values['model.mixer']} mixer)" if values.get("model.name") == "trm" else ""
+
+
 def _row(study: Study, name: str, seeds: list[Member], trials: dict[str, FrozenTrial]) -> Row:
     changes = ", ".join(f"{key}={value}" for key, value in planning.changed(study, seeds[0]).items())
     failures = list(dict.fromkeys(member.refusal for member in seeds if member.refusal))
@@ -183,7 +190,7 @@ def _row(study: Study, name: str, seeds: list[Member], trials: dict[str, FrozenT
     costs = [trial.user_attrs["cost"] for trial in ended if trial.user_attrs.get("cost") is not None]
     return Row(
         name=name,
-        changes=changes or "nothing",
+        changes=(changes or "nothing") + _mixer(seeds[0].values),
         values=[trial.value for trial in done],
         curves=[trial.intermediate_values for trial in done],
         chip_hours=sum(trial.user_attrs.get("chip_hours", 0.0) for trial in ended),
@@ -193,4 +200,5 @@ def _row(study: Study, name: str, seeds: list[Member], trials: dict[str, FrozenT
         hours=[trial.user_attrs.get("chip_hours", 0.0) for trial in done],
         config=seeds[0].values,
         seeds=[member.seed for member in seeds if trials.get(member.digest) in done],
+        breadths=[trial.user_attrs.get("breadth", {}) for trial in done],
     )

@@ -12,6 +12,10 @@ from studies.report.answers import Answer, Row, figure, words
 from studies.suites import Study
 
 CURVES = "Learning curves: a thin line is one seed."
+BREADTH = (
+    "Accuracy by depth, as the end of each run measured it: one trajectory (alone), and with several trajectories the "
+    "answer of each way of choosing. An oracle is a checker of the rules, which no other way can exceed."
+)
 CSS = """
 .answer { color: var(--ink); font-size: 16px; font-weight: 600; margin: 4px 0 10px; }
 .bad { color: #b3261e; } @media (prefers-color-scheme: dark) { .bad { color: #ff8a80; } }
@@ -66,6 +70,8 @@ def _plots(answer: Answer, group: Group, suite: Suite) -> list[str]:
     metric, name, found = words(suite.metric), answer.group, []
     if any(row.curves for row in answer.rows):
         found.append(_plot(plots.draw_curves, (answer.rows, metric), f"{name}-curves", CURVES))
+    if any(any(row.breadths) for row in answer.rows):
+        found.append(_plot(plots.draw_breadth, answer.rows, f"{name}-breadth", BREADTH))
     if answer.fit:
         found.append(_plot(plots.draw_fit, (answer, group.axis, metric), f"{name}-fit", _about_fit(answer)))
     if cost := costs.of_rows(answer.rows, suite.direction):

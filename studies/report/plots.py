@@ -4,6 +4,8 @@
 Each `draw_` function is an argument of reporting/page_parts.py: figure_of.
 """
 
+import statistics
+
 import numpy as np
 
 from reporting.page_parts import GRID, INK
@@ -13,6 +15,7 @@ from studies.report.costs import FLOPS, Costs
 COLOURS = ("#6ea8dc", "#e28a7c", "#5fc0b0", "#e9b44c", "#9a9fe0", "#93c572", "#b39ad6", "#b9a58c")
 HEIGHT = 3.2  # inches of a plot
 PLACE = (0.06, 0.15, 0.93, 0.72)  # of the axes in a figure
+ALONE = "alone"  # one trajectory, as core/evaluations/breadth.py names it
 LINE_POINTS = 60  # of a drawn line and its band
 
 
@@ -31,6 +34,41 @@ def draw_curves(drawn: tuple[list[Row], str], figure_, tips: dict[str, str]) -> 
     axes.set(xlabel="step", ylabel=metric)
     axes.grid(axis="y")
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=8, borderaxespad=0.2)
+
+
+def draw_breadth(rows: list[Row], figure_, tips: dict[str, str]) -> None:
+    """Draw accuracy over supervision steps, the mean over seeds: alone, and by each way of choosing."""
+    axes = figure_.add_axes(PLACE)
+    for number, row in enumerate(rows):
+        for way, curve in depth_curves(row.breadths).items():
+            line = axes.plot(
+                sorted(curve), [curve[depth] for depth in sorted(curve)], color=COLOURS[number % len(COLOURS)],
+                linewidth=1.3, linestyle="-" if way == ALONE else "--", marker=".", label=f"{row.name}, {way}",
+                gid=f"depth{number}-{way}",
+            )  # fmt: skip
+            tips[line[0].get_gid()] = f"{row.name}, {way}: {curve[max(curve)]:.4f} after {max(curve)} steps"
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: short(value))
+    axes.set(xlabel="supervision steps", ylabel="accuracy")
+    axes.grid(axis="y")
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4, borderaxespad=0.2)
+
+
+def depth_curves(breadths: list[dict[str, float]]) -> dict[str, dict[int, float]]:
+    """Return {way of choosing: {steps: mean accuracy over seeds}}: alone, and the others with most trajectories.
+
+    Args:
+      breadths: of each seed, {"WAY/STEPSxTRAJECTORIES": accuracy}.
+    """
+    shared = set.intersection(*map(set, breadths)) if breadths else set()
+    points = [(way, *map(int, place.split("x")), name) for name in shared for way, place in [name.split("/")]]
+    widest = max((width for *_, width, _ in points), default=1)
+    curves: dict[str, dict[int, float]] = {}
+    for way, depth, width, name in sorted(points):
+        if width == (1 if way == ALONE else widest):
+            title = way if way == ALONE else f"{way} of {width}"
+            curves.setdefault(title, {})[depth] = statistics.fmean(of[name] for of in breadths)
+    return curves
 
 
 def draw_fit(drawn: tuple[Answer, str, str], figure_, tips: dict[str, str]) -> None:

@@ -16,6 +16,7 @@ from configs import base
 from configs.errors import ConfigError
 from configs.trm import sudoku_mini
 from layers.axes import declared_axes
+from layers.latents import Path
 from migration.trm_reference import to_reference
 from models import trm
 from objectives.recursive import Recursive
@@ -291,6 +292,7 @@ VARIANTS = [
     {"positions": "learned", "networks": 2, "low_latents": 3, "low_cycles": 3},
     {"positions": "sinusoidal", "puzzle_dim": 0, "low_latents": 0, "low_cycles": 0, "high_cycles": 1},
     {"positions": "none", "mixer": "mlp", "low_latents": 0, "low_cycles": 1},
+    {"convolution": 2, "gradient_cycles": 2, "update_rate": 0.95},
 ]  # fmt: skip
 
 
@@ -369,10 +371,10 @@ def test_bfloat16_is_near_float32_in_the_first_step():
     assert halves[1].dtype == jnp.bfloat16 and relative_error(halves[1], exact[1]) < 3e-2
 
 
-@pytest.mark.parametrize(("mixer", "high", "low"), [("attention", 3, 2), ("mlp", 1, 1)])
-def test_flops_are_those_of_its_products(mixer, high, low):
+@pytest.mark.parametrize(("mixer", "high", "low", "last"), [("attention", 3, 2, 1), ("mlp", 1, 1, 1), ("mlp", 3, 1, 2)])
+def test_flops_are_those_of_its_products(mixer, high, low, last):
     """Within 10 %: embeddings, here a product, and the halt head are left out of them."""
-    config = small_model(mixer=mixer, high_cycles=high, low_cycles=low)
+    config = small_model(mixer=mixer, high_cycles=high, low_cycles=low, gradient_cycles=last)
     graph, params = abstract(config, scan=False)
     objective = Recursive(ROWS, config.max_length)
 
@@ -395,3 +397,76 @@ def _products(jaxpr) -> float:
         for inner in jax.extend.core.jaxprs_in_params(equation.params):
             total += _products(inner)
     return total
+
+
+def test_a_gradient_through_all_cycles_is_that_of_plain_backpropagation():
+    """With `gradient_cycles` 2 of 2, states are differentiated through both; with 1 only through the last."""
+    config = small_model(num_layers=1, gradient_cycles=2)
+    graph, shapes = abstract(config, scan=False)
+    params, inputs = random_weights(shapes), small_batch()["inputs"]
+
+    def of_two_steps_of_one(params):
+        """Return the logits of two steps with one cycle each, whose states keep their gradient."""
+        model = nnx.merge(graph, params)
+        x_BTD, networks = model._embed(inputs, jnp.zeros(ROWS, jnp.int32)), model._networks()
+        reached = model.start(ROWS), Path()
+        for _ in range(2):
+            reached = model._cycle(reached, networks, x_BTD, scan=False)
+        return jnp.sin(reached[0][0][:, model.prefix :] @ model.head()).sum()
+
+    def of_call(params):
+        model = nnx.merge(graph, params)
+        return jnp.sin(model(model.start(ROWS), inputs, jnp.zeros(ROWS, jnp.int32))[1]).sum()
+
+    found, wanted = jax.jit(jax.grad(of_call))(params), jax.jit(jax.grad(of_two_steps_of_one))(params)
+    for part in ("network", "head", "embedding"):
+        assert_close(found[part], wanted[part])
+
+
+def test_a_latent_moves_part_of_the_way_to_its_update():
+    """By z <- 0.25 z + 0.75 f(z) at each update, of one cycle with one low update."""
+    config = small_model(num_layers=1, high_cycles=1, low_cycles=1, update_rate=0.75)
+    graph, shapes = abstract(config, scan=False)
+    model = nnx.merge(graph, random_weights(shapes))
+    inputs = small_batch()["inputs"]
+    (high, (low,)), *_ = model(model.start(ROWS), inputs, jnp.zeros(ROWS, jnp.int32))
+    x_BTD, (update, _) = model._embed(inputs, jnp.zeros(ROWS, jnp.int32)), model._networks()
+    first_high, (first_low,) = model.start(ROWS)
+    new_low = 0.25 * first_low + 0.75 * update(first_low, first_high + x_BTD)
+    assert_close(low, new_low)
+    assert_close(high, 0.25 * first_high + 0.75 * update(first_high, new_low))
+
+
+def test_noise_on_the_path_is_of_its_rows_alone():
+    config = small_model(num_layers=1)
+    graph, shapes = abstract(config, scan=True)
+    model = nnx.merge(graph, random_weights(shapes))
+    inputs, none = small_batch()["inputs"], jnp.zeros(ROWS, jnp.int32)
+    keys = jax.random.key_data(jax.random.split(jax.random.key(0), ROWS))
+
+    def logits(rows, path):
+        return np.asarray(model(model.start(len(rows)), inputs[rows], none[rows], path=path)[1])
+
+    every = np.arange(ROWS)
+    noisy = logits(every, Path(keys, 0.1))
+    assert relative_error(noisy, logits(every, Path())) > 1e-2
+    assert_close(logits(every[1:2], Path(keys[1:2], 0.1)), noisy[1:2])
+
+
+def test_a_convolution_lets_positions_without_attention_see_their_neighbours():
+    """Of width 2, the cell before; nothing in a model that mixes cells by nothing else."""
+    config = small_model(num_layers=1, convolution=2, high_cycles=1, low_cycles=0, low_latents=0, puzzle_dim=0)
+    graph, shapes = abstract(config, scan=False)
+    params = random_weights(shapes)
+    block = nnx.merge(graph, params).network.blocks["0"]
+    x_BTD = jax.random.normal(jax.random.key(0), (1, CELLS, 16))
+    changed = np.asarray(block.mlp(x_BTD) - block.mlp(x_BTD.at[:, 2].add(1.0)))
+    assert np.flatnonzero(np.abs(changed).max(axis=(0, 2)) > 1e-6).tolist() == [2, 3]
+
+
+def test_muon_takes_the_matrices_of_an_mlp_over_positions_too():
+    _, state = nnx.split(abstract_model(small_model(num_layers=1, mixer="mlp", positions="none", convolution=2)))
+    kinds = {path: optimizers.kind(names) for path, (_, names) in declared_axes(state).items()}
+    found = {kind: {path[-1] for path, of in kinds.items() if of == kind} for kind in set(kinds.values())}
+    mixer = {path[-1] for path, kind in kinds.items() if "mixer" in path and kind == "matrix"}
+    assert mixer == {"gate", "up", "down"} and found["vector"] >= {"kernel", "kernel_bias", "bias"}

@@ -169,3 +169,76 @@ def test_slots_explore_with_the_probability_of_the_update():
     chances = jnp.where(jnp.arange(rows) < rows // 2, 0.0, 0.5)
     _, least = jax.jit(recursive._drawn, static_argnums=2)(draws, chances, 4)
     assert not least[: rows // 2].any() and 0.45 < float((least[rows // 2 :] > 0).mean()) < 0.55
+
+
+class Guessing:
+    """A model whose logits are its states: of the shape [rows, CELLS, VOCAB], scaled by a parameter."""
+
+    def __init__(self, scale=1.0):
+        self.scale = scale
+
+    def start(self, rows):
+        return jnp.zeros((rows, CELLS, VOCAB)), (jnp.zeros((rows, CELLS, VOCAB)),)
+
+    def __call__(self, states, inputs, puzzles):
+        high, (low,) = states
+        halts = jnp.arange(len(high), dtype=jnp.float32)
+        return (high + 1, (low + 2,)), self.scale * high, jnp.stack([halts, halts], axis=1)
+
+
+def test_of_latents_in_parallel_the_best_alone_has_the_gradient_and_hands_on_its_high():
+    """Loss and gradient are those of the latents with the lowest loss, each slot's own; all keep their low ones."""
+    objective = Recursive(ROWS, CELLS, exploration=0.0, parallel=3, random_start=1.0)
+    carry = empty(objective, Guessing())
+    labels = np.arange(ROWS * CELLS, dtype=np.int32).reshape(ROWS, CELLS) % VOCAB
+    of_batch = batch(1) | {"labels": labels}
+    states = jax.device_get(objective.start(Guessing(), carry["draws"])[0]).reshape(ROWS, 3, CELLS, VOCAB)
+
+    def total(scale):
+        return objective.loss(Guessing(scale), carry, of_batch, None)[0][0]
+
+    (value, (after, _)) = jax.device_get(loss(objective, Guessing(), carry, of_batch))
+    losses = np.asarray(
+        recursive.stablemax_loss(jnp.asarray(states), jnp.broadcast_to(labels[:, None], states.shape[:3]))
+    )
+    best = losses.mean(axis=-1).argmin(axis=1)
+    alone = Recursive(ROWS, CELLS, exploration=0.0)
+    halts = jnp.arange(ROWS * 3, dtype=jnp.float32).reshape(ROWS, 3)[np.arange(ROWS), best]
+
+    def of_best(scale):
+        held = {"labels": jnp.asarray(labels), "steps": jnp.ones(ROWS)}
+        sums = alone._sums(held, scale * states[np.arange(ROWS), best], halts)
+        return CELLS * (sums["lm_loss"].sum() + 0.5 * sums["halt_loss"].sum())
+
+    assert value[0] == pytest.approx(float(of_best(1.0)), rel=1e-5)
+    assert jax.grad(total)(1.0) == pytest.approx(float(jax.grad(of_best)(1.0)), rel=1e-4)
+    assert len(set(best.tolist())) > 1, "not the same one of all slots"
+    high, (low,) = after["states"]
+    for slot, place in enumerate(best):
+        np.testing.assert_allclose(high[slot], np.repeat(states[slot, place : place + 1] + 1, 3, axis=0), rtol=1e-6)
+    assert len({latent.tobytes() for latent in low.reshape(ROWS * 3, -1)}) == ROWS * 3
+
+
+def test_evaluation_has_one_latent_and_starts_at_random_if_training_does():
+    objective = Recursive(ROWS, CELLS, max_steps=2, exploration=0.0, parallel=3, random_start=1.0, path_noise=0.1)
+    answers, _ = objective.predict(Guessing(), batch(1))
+    assert answers.shape == (ROWS, CELLS) and len({row.tobytes() for row in np.asarray(answers)}) > 1
+    same, _ = Recursive(ROWS, CELLS, max_steps=2).predict(Guessing(), batch(1))
+    assert not np.asarray(same).any(), "and else with the model's own vectors, here zeros"
+
+
+@pytest.mark.parametrize("name", ["stablemax", "softmax"])
+def test_a_smoothed_label_is_the_cross_entropy_with_a_target_that_is_spread(name):
+    """With 1 - s on the label and s / V on all, in training alone."""
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(ROWS, CELLS, VOCAB)), jnp.float32)
+    labels = jnp.asarray(np.random.default_rng(1).integers(0, VOCAB, (ROWS, CELLS)))
+    of = recursive.LOSSES[name]
+    each = jnp.stack([of(logits, jnp.full_like(labels, token)) for token in range(VOCAB)], axis=-1)
+    target = 0.7 * jax.nn.one_hot(labels, VOCAB) + 0.3 / VOCAB
+    np.testing.assert_allclose(of(logits, labels, 0.3), (target * each).sum(axis=-1), rtol=1e-5)
+    plain, smoothed = Recursive(ROWS, CELLS), Recursive(ROWS, CELLS, label_smoothing=0.3)
+    model, answers = Told(np.zeros(ROWS)), batch(0)
+    (by_plain, _), (by_smoothed, _) = (loss(of, model, empty(of, model), answers) for of in (plain, smoothed))
+    assert by_smoothed[0] > by_plain[0]
+    evaluated = [of.evaluate(model, answers)["loss"][0] for of in (plain, smoothed)]
+    assert evaluated[0] == evaluated[1]

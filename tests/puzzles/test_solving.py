@@ -8,6 +8,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.trm import sudoku_mini
 from core import assembly
+from objectives.breadth import Breadth
 from parallelism.mesh import mesh_context
 from puzzles import solving
 from puzzles.puzzle_file import Puzzle
@@ -68,6 +69,26 @@ def test_each_step_is_told_and_a_random_model_solves_nothing(run, params):
     lines = solving.report(PUZZLE, answers)
     assert [line for line in lines if line.startswith("step ")][-1].startswith(f"step {STEPS + 2}: probability of halt")
     assert lines[-1].startswith("NOT a solution: it changes ")
+
+
+def test_the_answer_of_several_trajectories_is_one_of_theirs_and_says_how_it_was_chosen(run, params):
+    """The first is that of a model that is asked once; a choice takes the trajectory that it prefers."""
+    how = Breadth(4, STEPS, noise=1.0)
+    with mesh_context(run.mesh):
+        alone = solving.solve(run.objective, run.graph, params, GIVEN, STEPS)
+        found = solving.solve_broadly(run.objective, run.graph, params, GIVEN, how, "q_head", seed=1)
+        again = solving.solve_broadly(run.objective, run.graph, params, GIVEN, how, "q_head", seed=1)
+    assert len(found.answers) == STEPS and found.last.shape == (4, 16)
+    np.testing.assert_array_equal(found.last[0], alone[-1].cells)
+    np.testing.assert_array_equal(found.answers[-1].cells, found.last[found.trajectory])
+    np.testing.assert_array_equal(found.last, again.last)
+    assert found.answers[-1].halt >= alone[-1].halt - 1e-6, "the likeliest to halt"
+    lines = solving.report_choice(PUZZLE, found, "q_head")
+    assert lines[0].startswith(f"chosen by q_head: trajectory {found.trajectory + 1} of 4; ")
+    assert lines[1] == "by the rules (which did not choose): 0 of 4 trajectories solve it"
+    solved = solving.Chosen(found.answers, 1, np.stack([GIVEN.ravel(), SOLVED.ravel(), SOLVED.ravel()]))
+    lines = solving.report_choice(PUZZLE, solved, "vote")
+    assert lines[0].endswith("trajectory 2 of 3; 2 have the same answer") and "2 of 3 trajectories solve it" in lines[1]
 
 
 def test_a_puzzle_that_nobody_waits_for_ends_after_its_step(run, params):

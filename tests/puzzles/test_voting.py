@@ -208,3 +208,12 @@ def test_no_task_is_no_score():
 
 def test_sigmoid_neither_overflows_nor_spreads_what_is_no_number():
     np.testing.assert_array_equal(voting.sigmoid([-1e30, 0.0, 1e30, np.nan]), [0.0, 0.5, 1.0, 0.0])
+
+
+def test_the_votes_of_each_step_are_scored_alone():
+    right, wrong, truth = Votes(), Votes(), [[1, 2]]
+    for votes, answer in ((right, truth), (wrong, [[3]])):
+        votes.add("task", np.array([[5]], np.uint8), np.array(answer, np.uint8), 0.5)
+    tasks = {"task": {"test": [{"input": [[5]], "output": truth}]}}
+    found = voting.of_steps({"10": right, "20": wrong}, tasks, "pass@2")
+    assert found == {"at_step/10/pass@2": 1.0, "at_step/20/pass@2": 0.0}

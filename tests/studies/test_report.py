@@ -11,7 +11,10 @@ from tests.studies.conftest import ended, needs_optuna, sweep
 GROUP = "exp02b-h-cycles"
 
 
-def answer_of(*, seeds: int, bends: bool = False):
+DEPTHS = {"alone/1x1": 0.1, "alone/16x1": 0.5, "vote/16x2": 0.6, "vote/16x8": 0.7, "oracle/16x8": 0.9}
+
+
+def answer_of(*, seeds: int, bends: bool = False, breadth: dict | None = None):
     """Return (study, answer) of the group of cycles; each doubling adds 0.1, up to 2 cycles if it `bends`."""
     from optuna.trial import TrialState, create_trial
 
@@ -24,7 +27,7 @@ def answer_of(*, seeds: int, bends: bool = False):
         cycles = member.values["model.high_cycles"]
         value = 0.3 + 0.1 * math.log2(min(cycles, 2) if bends else cycles) + 0.002 * (-1) ** (cycles + member.seed)
         trials[member.digest] = create_trial(
-            state=TrialState.COMPLETE, value=value, user_attrs={"chip_hours": float(cycles)},
+            state=TrialState.COMPLETE, value=value, user_attrs={"chip_hours": float(cycles), "breadth": breadth or {}},
             intermediate_values={100: value / 2, 200: value},
         )  # fmt: skip
     return study, *answers.of_study(study, members, trials)
@@ -88,3 +91,15 @@ def test_a_guide_needs_no_database_and_without_a_name_lists_the_questions(tmp_pa
     assert status == 0, err
     assert re.search(r"^exp08-ema +Does evaluating an average of the parameters help\?$", out, re.MULTILINE)
     assert not list(tmp_path.iterdir())
+
+
+@needs_optuna
+def test_a_report_of_recursive_models_plots_accuracy_by_depth_and_names_the_mixer():
+    from studies.report import page, plots
+
+    assert plots.depth_curves([DEPTHS, {**DEPTHS, "alone/16x1": 0.7}]) == {
+        "alone": {1: 0.1, 16: 0.6}, "vote of 8": {16: 0.7}, "oracle of 8": {16: 0.9}
+    }  # fmt: skip
+    shown = page.page(*(lambda study, answer: (study, [answer]))(*answer_of(seeds=2, breadth=DEPTHS)))
+    assert shown.count("<svg") == 4 and "Accuracy by depth, as the end of each run" in shown
+    assert "01, vote of 8" in shown and "(mlp mixer)" in shown

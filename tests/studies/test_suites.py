@@ -84,7 +84,7 @@ def test_updates_are_those_of_the_study():
     ]  # fmt: skip
     assert {steps[title] for title in steps if title.startswith("exp04a")} == {8138}, "compute is held fixed"
     for member in members("trm"):
-        if not member.refusal:
+        if not member.refusal and steps[member.title] is not None:  # those of ARC are known with its data
             assert member.values["optimizer.warmup_steps"] <= steps[member.title] / 2
 
 

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does a recursive model learn mazes of 10 x 10 with one path on a laptop, and does recursion pay there?
+
+The recipe configs/trm/maze_unique.py with half its width, fewer cycles, and the rates of configs/trm/sudoku_mini.py. A
+transformer that answers in one pass, with as many parameters, is trained on the same mazes for as many FLOPs. The
+folders runs/benchmark-trm_maze_unique-* stay, so that the same command continues after an interruption.
+"""
+
+import sys
+
+import support
+
+STEPS = 12 if support.QUICK else 800
+AIM = 95.0  # percent
+MAZES = {
+    "data.puzzle_size": 10, "data.puzzle_min_difficulty": 0, "data.puzzle_heldout": 100 if support.QUICK else 500,
+    "data.puzzle_augmentations": 8, "model.max_length": 100, "train.sequence_length": 100,
+    "model.embed_dim": 64, "model.mlp_dim": 256, "model.num_heads": 4, "model.num_kv_heads": 4,
+    "train.global_batch": 64, "train.eval_every": 200, "evaluation.batches": 2,
+    "optimizer.learning_rate": 1e-3, "optimizer.warmup_steps": 100,
+    "optimizer.weight_decay": 0.1, "optimizer.ema_decay": 0.99,
+}  # fmt: skip
+RECURSIVE = {"model.high_cycles": 2, "model.low_cycles": 3, "supervision.max_steps": 8}
+ONE_PASS = {
+    "model.low_latents": 0, "model.low_cycles": 0, "model.high_cycles": 1, "model.update_rate": 1.0,
+    "supervision.max_steps": 1, "supervision.random_start": 0.0, "supervision.path_noise": 0.0,
+}  # fmt: skip
+CALLS_PER_STEP = 2 * 4 + 2 * 4  # of the recursive step, a backward pass being two; one pass has 1 + 2
+
+
+def trained(name: str, keys: dict) -> support.TrainRun:
+    """Train an arm, or go on with it."""
+    workdir = support.ROOT / "runs" / f"benchmark-trm_maze_unique-{name}{'-quick' if support.QUICK else ''}"
+    typed = [f"--config.{key}={value}" for key, value in (MAZES | keys).items()]
+    return support.train(["--config=configs/trm/maze_unique.py", *typed], workdir)
+
+
+def exact(run: support.TrainRun) -> float:
+    """Return the percentage of held-out mazes that are solved at the end."""
+    return run.figure(r"held-out exact: ([\d.]+)%")
+
+
+def main() -> None:
+    """Train both, and judge."""
+    recursive = trained("recursive", RECURSIVE | {"train.steps": STEPS})
+    steps = STEPS * CALLS_PER_STEP // 3
+    one_pass = trained("one-pass", ONE_PASS | {"train.steps": steps, "train.eval_every": steps // 4})
+    support.finish(
+        "trm_maze_unique",
+        {
+            "exact": exact(recursive), "steps": STEPS, "minutes": round(recursive.seconds / 60, 1),
+            "parameters": recursive.figure(r"Parameters: ([\d,]+)"),
+            "one_pass_exact": exact(one_pass), "one_pass_steps": steps,
+            "one_pass_minutes": round(one_pass.seconds / 60, 1),
+            "one_pass_parameters": one_pass.figure(r"Parameters: ([\d,]+)"),
+        },
+    )  # fmt: skip
+    if not support.QUICK and exact(recursive) < AIM:
+        sys.exit(f"{exact(recursive)} % of the mazes are solved, where {AIM} % were the aim")
+
+
+if __name__ == "__main__":
+    main()
