@@ -19,6 +19,7 @@ from input_pipeline.cache import digest
 from input_pipeline.chat.encoding import IDS, LEARNED, ChatTokenizer, format_of_tokenizer
 from input_pipeline.chat.messages import ASSISTANT
 from input_pipeline.errors import DataError
+from input_pipeline.expressions import is_formula, is_list
 from input_pipeline.order import MASK, mix
 from input_pipeline.packing import KEYS, empty_rows, put_sequence
 from input_pipeline.tokenization import open_tokenizer
@@ -32,6 +33,13 @@ HASHED = (  # draw from sets of texts, whose order Python draws for each process
     "intermediate_integration", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note",
     "word_ladder",
 )  # fmt: skip
+EVALUATED = {  # generators that evaluate an answer as Python, and which answers they are given
+    **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), is_list),
+    **dict.fromkeys(
+        ("countdown", "puzzle24", "polynomial_multiplication", "simple_integration", "intermediate_integration"),
+        is_formula,
+    ),
+}
 MOST_DRAWS = 1000  # of questions in a row that are too long or belong to the other stream
 SOURCES = "reasoning_gym", "reasoning_gym_rollouts"  # values of data.source
 UNSCORABLE = ArithmeticError, AttributeError, LookupError, RecursionError, SyntaxError, TypeError, ValueError
@@ -62,6 +70,7 @@ class Generator:
         except AssertionError as error:
             raise DataError(f"data.path={name} is a generator that needs settings of its own: {error}") from error
         self._find = reasoning_gym.utils.extract_answer
+        self._may_score = EVALUATED.get(name, lambda text: True)
         self._lock = threading.Lock()  # some generators draw from numpy's global state
 
     def entry(self, number: int) -> dict:
@@ -72,11 +81,15 @@ class Generator:
     def score(self, number: int, answer: str) -> float:
         """Return the package's score of an answer, from 0 to 1; 0 if the package fails on it.
 
-        What stands between <answer> and </answer> is scored, or else the whole text.
+        What stands between <answer> and </answer> is scored, or else the whole text. An answer that the package would
+        run as a program has the score 0.
         """
-        entry, found = self.entry(number), self._find(answer)
+        found = self._find(answer)
+        text = answer.strip() if found is None else found
+        if not self._may_score(text):
+            return 0.0
         try:
-            return float(self._made.score_answer(answer.strip() if found is None else found, entry))
+            return float(self._made.score_answer(text, self.entry(number)))
         except UNSCORABLE:
             return 0.0
 

@@ -101,6 +101,16 @@ def test_answers_are_scored_by_the_package(package):
     assert 0 < made.score(7, f"{entry['answer']} it is") < 1, "a part of the reward, as the package gives it"
 
 
+@pytest.mark.parametrize("name", ["spiral_matrix", "countdown"])
+def test_an_answer_never_runs_as_a_program(name, tmp_path, monkeypatch):
+    """The package evaluates these answers as Python."""
+    monkeypatch.chdir(tmp_path)
+    made = questions.generator(name)
+    assert made.score(3, made.entry(3)["answer"]) == 1
+    for program in ("open('ran', 'w')", "__import__('pathlib').Path('ran').touch()", "[open(f, 'w') for f in ['ran']]"):
+        assert made.score(3, program) == 0 and not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize("name, tokenizer, length, said", [
     ("leg_countin", "byte", LENGTH, "is not a generator of reasoning-gym; use one of leg_counting, "),
     ("basic_arithmetic", "byte", 12, "of 1,000 questions none is of the train stream and fits in train.sequence_len"),
