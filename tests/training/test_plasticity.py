@@ -2,8 +2,10 @@
 """Methods of plasticity replace the units that they should, on any mesh, and leave everything else as it was."""
 
 import functools
+import importlib
 import json
 import math
+import re
 import types
 
 import jax
@@ -24,7 +26,7 @@ from models import mlp_classifier
 from parallelism.mesh import mesh_context
 from settings.validation import validate
 from tests.one_step import batch, initial_state, placed, small_config
-from tests.support import one_device_mesh
+from tests.support import ROOT, one_device_mesh
 from training.optimizers import Weights
 from training.plasticity import replacement
 from training.plasticity.methods import METHODS
@@ -260,3 +262,16 @@ def test_a_resumed_run_replaces_the_same_units_and_reports_them(tmp_path):
     assert trained["units_replaced"] > 0 and 0 <= trained["dormant_share"] <= 1 and trained["weight_norm"] > 0
     ranks = {line["step"]: line["effective_rank"] for line in found if line["kind"] == "plasticity"}
     assert set(ranks) == {3, 6} and all(1 <= rank <= 16 for rank in ranks.values())
+
+
+@pytest.mark.parametrize("name", ["plasticity", "plasticity_decoder"])
+def test_the_gate_of_a_benchmark_passes_by_its_recorded_figures_and_fails_if_no_method_acts(monkeypatch, name):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    benchmark = importlib.import_module(name)
+    section = (ROOT / "benchmarks" / "RESULTS.md").read_text().partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    figures = {key: float(value) for key, value in re.findall(r"^\| (\w+) \| ([\d.]+) \|$", section, re.M)}
+    benchmark.judge(figures)
+    base = "adam" if name == "plasticity" else "plain"
+    alike = {key: figures.get(f"{base}_{key.rpartition('_')[2]}", value) for key, value in figures.items()}
+    with pytest.raises(SystemExit, match="continual_backprop"):
+        benchmark.judge(alike)
