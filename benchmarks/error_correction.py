@@ -193,7 +193,7 @@ def inverse_problem(key: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 @functools.partial(jax.jit, static_argnums=0)
 def inverse_nll(num_components: int, seed: int) -> jax.Array:
     """Return the negative log-likelihood of new examples, in nats, after training on STEPS batches."""
-    graph, params = nnx.split(Inverse(num_components, nnx.Rngs(seed)))
+    graph, params = nnx.split(Inverse(num_components, nnx.Rngs(jax.random.key(seed))))
     optimizer = optax.adam(optax.cosine_decay_schedule(3e-3, STEPS))
 
     def loss(params, key, count=EXAMPLES):
@@ -222,6 +222,7 @@ def of_inverse_problem(mesh) -> dict[str, float]:
 def main() -> None:
     """Train, measure and judge."""
     figures = of_detection()
+    print(figures, flush=True)
     figures |= of_inverse_problem(open_run(BASE).run.mesh)
     support.finish(
         "error_correction",

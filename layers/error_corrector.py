@@ -19,9 +19,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.traverse_util import unflatten_dict
 
 from layers.attention import MASKED, Attention, attend, soft_cap, through_cache
-from layers.axes import weight, zeros
+from layers.axes import declared_axes, weight, zeros
 from layers.block import Block, Stack
 from layers.cross_entropy import chunks
 from layers.fsdp import all_gather_params
@@ -145,7 +146,8 @@ class ErrorCorrector(nnx.Module):
         h_BTD = self._product("BTD,DE->BTE", next_BTD, "from_right")
         h_BTD, *_ = self.stack(h_BTD, [(angles, attends, segments_BT > 0)])
         h_BTD += self._product("BTD,DE->BTE", x_BTD, "from_states")
-        return self.norm(h_BTD + self.joined_mlp(self.joined_norm(h_BTD)))
+        joined_mlp = _gathered(self.joined_mlp, x_BTD.dtype)
+        return self.norm(h_BTD + joined_mlp(self.joined_norm(h_BTD)))
 
     def revisions(
         self, found: Findings, head_DV: jax.Array, draft_BT: jax.Array, *, num_chunks: int = 1, logit_cap: float = 0.0,
@@ -224,6 +226,13 @@ def _merged(parts: jax.Array) -> jax.Array:
     """Return chunks [num_chunks, B, T / num_chunks, ...] as [B, T, ...], see `chunks` of layers/cross_entropy.py."""
     parts = jnp.moveaxis(parts, 0, 2)
     return parts.reshape(parts.shape[0], -1, *parts.shape[3:])
+
+
+def _gathered(module: nnx.Module, dtype) -> nnx.Module:
+    """Return a module with all-gathered weights."""
+    graph, state = nnx.split(module)
+    axes = unflatten_dict({path: names for path, (_, names) in declared_axes(state).items()})
+    return nnx.merge(graph, all_gather_params(nnx.to_pure_dict(state), axes, dtype))
 
 
 def _block(sizes: Sizes, rngs: nnx.Rngs) -> Block:
