@@ -24,7 +24,7 @@ from settings.resolving import Loaded
 STEPS, SEEDS = (12, 1) if support.QUICK else (250, 3)
 FOLDER = support.ROOT / "runs" / ("benchmark-trm_fast-quick" if support.QUICK else "benchmark-trm_fast")
 BASE, METRIC = "baseline", "eval_exact_accuracy"
-EVALUATIONS = 10  # of an arm
+EVALUATIONS = 1 if support.QUICK else 10  # of an arm
 WARMUP = 0.4  # of the steps, as the base has
 POINTS, SHARE = 0.05, 0.6  # the best arm is so much better, or as good as the base with that share of its FLOPs
 LEVERS = OF_STUDY | {
@@ -70,6 +70,7 @@ def curve(arm: str, changes: dict, seed: int) -> dict[int, float]:
         keys = MINI_CHANGES | changes | {
             "train.steps": steps, "train.eval_every": max(1, steps // EVALUATIONS), "train.seed": seed,
             "optimizer.warmup_steps": int(WARMUP * steps), "inference.puzzles": 0, "checkpoint.keep": 1,
+            "data.puzzle_heldout": 20 if support.QUICK else 500,
         }  # fmt: skip
         support.train(
             ["--config=configs/trm/sudoku_mini.py", *(f"--config.{key}={value}" for key, value in keys.items())],
