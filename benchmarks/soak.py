@@ -38,7 +38,7 @@ TEXT_KEYS = {
 }  # fmt: skip
 PUZZLE_KEYS = {
     "data.puzzle_count": 50, "data.puzzle_augmentations": 3, "data.puzzle_heldout": 20, "model.high_cycles": 1,
-    "model.low_cycles": 1, "supervision.max_steps": 4,
+    "model.low_cycles": 1, "supervision.max_steps": 4, "inference.puzzles": 0,  # its program is compiled at the end
 }  # fmt: skip
 STEP = re.compile(r"step +(\d+)/")
 COMPILED = re.compile(r"Compiling (\S+)")

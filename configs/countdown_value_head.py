@@ -3,7 +3,7 @@
 
 Each step draws 16 answers to each of 8 problems, and trains the head to predict which are right. See docs/reasoning.md
 and benchmarks/countdown.py.
-Command: python train.py --config=configs/countdown_value_head.py --config.train.init_from=runs/countdown
+Command: python train.py --config=configs/countdown_value_head.py
 """
 
 from configs import countdown_grpo
@@ -13,6 +13,7 @@ def get_config():
     """Return the recipe."""
     config = countdown_grpo.get_config()
     config.train.objective = "value_head"
+    config.train.init_from = "runs/countdown"
     config.train.steps = 60
     config.optimizer.learning_rate = 1e-2
     config.tot.search = "bfs"

@@ -66,7 +66,7 @@ class BatchSampler:
         """Return the batch that `save` wrote."""
         file = self._folder / f"{step}.npz"
         try:
-            with np.load(file) as arrays:
+            with np.load(file, allow_pickle=False) as arrays:
                 return dict(arrays)
         except (OSError, ValueError) as error:
             raise DataError(

@@ -50,7 +50,8 @@ def num_parameters(config) -> int:
     D, F, V = model.embed_dim, model.mlp_dim, model.vocab_size
     mlps = 3 * D * F * max(1, model.num_experts + model.shared_experts) + (D + 1) * model.num_experts
     number = model.num_layers * (_attention(model) + mlps) + V * D * (1 if model.tie_embeddings else 2) + D
-    return number + (_corrector(config) if config.train.objective == "error_correction" else 0)
+    added = {"error_correction": _corrector, "value_head": lambda config: D}  # by the objective
+    return number + added.get(config.train.objective, lambda config: 0)(config)
 
 
 def _attention(model) -> int:

@@ -228,7 +228,7 @@ def test_adapters_know_what_they_are_beside(base, whole, tuned, tmp_path):
             act()
     shutil.rmtree(place)
     with pytest.raises(
-        CheckpointError, match=r"has only adapters, and their base weights cannot be loaded: .* holds no run"
+        CheckpointError, match=r"has only adapters, and the base weights cannot be loaded: .* holds no run"
     ):
         read()
     shutil.copytree(whole[1], place)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An equilibrium reasoner of width 128 on mazes of 30 x 30 with one path of at least 100 steps, made on the spot
-(Maze-Unique, arXiv:2605.21488: 100 % exact with 263,900 parameters, in the supplement of its code).
+(Maze-Unique, arXiv:2605.21488: 100 % exact with about as many weights, in the supplement of its code). 264,194
+parameters.
 
 The published paths have 100 to 140 steps. docs/puzzles.md says how to have smaller mazes.
 Expected: not yet run. Cost: 100,000 steps.

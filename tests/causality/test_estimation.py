@@ -149,7 +149,7 @@ def test_pc_does_not_depend_on_scale_or_order():
 
 
 def test_pc_finds_the_skeletons_of_random_graphs():
-    """benchmarks/causality.py has 200 of them."""
+    """benchmarks/causal_analysis.py has 200 of them."""
     hits = found = there = 0
     for seed in range(20):
         rng = np.random.default_rng(seed)

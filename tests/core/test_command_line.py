@@ -55,7 +55,7 @@ def parse(monkeypatch, tmp_path):
 MISTAKES = [
     # keys and values
     ("--config.train.stepz=5", "--config.train.stepz is not a configuration key; did you mean --config.train.steps?"),
-    ("--config.optimizer.num_layers=5", "did you mean --config.model.num_layers?"),
+    ("--config.optimizer.num_layers=5", "mean --config.error_correction.num_layers or --config.model.num_layers?"),
     ("--config.steps=5", "did you mean --config.train.steps?"),
     ("--config.train.steps=many", "--config.train.steps=many is not a whole number (now 500)"),
     ("--config.train.steps=1.5", "is not a whole number"),

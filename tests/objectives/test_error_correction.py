@@ -212,7 +212,7 @@ def test_devices_that_share_a_batch_compute_the_step_of_one():
         run = assembly.assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
         with mesh_context(run.mesh):
             rows = one_step.placed(one_step.batch(), run.abstract_batch)
-            _, scalars, gradients = run.train_step_with_grads(one_step.initial_state(run), rows)
+            _, scalars, gradients = run.train_step_with_grads(one_step.initial_state(run, spread=0.2), rows)
         return jax.device_get((gradients, scalars))
 
     assert_close(step(fsdp=4), step())

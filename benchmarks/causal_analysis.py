@@ -23,12 +23,10 @@ hand, and a forward pass in numpy; none of them calls causality/.
 """
 
 import functools
-import pathlib
 import sys
 
 import support
 
-sys.path.remove(str(pathlib.Path(__file__).resolve().parent))  # else `causality` would be this file, not the room
 
 import jax
 import jax.numpy as jnp
@@ -313,7 +311,7 @@ def main() -> None:
         figures |= planted() | induction() | equality()
     print("\n".join(f"{name}: {value:.4f}" for name, value in figures.items()))
     missed = [name for name, (least, most) in GATES.items() if not least <= figures[name] <= most]
-    support.finish("causality", figures)
+    support.finish("causal_analysis", figures)
     if missed:
         sys.exit(f"gates missed: {', '.join(missed)}")
 
