@@ -69,6 +69,11 @@ class Study:
     base: Base
     groups: dict[str, Group]
 
+    @property
+    def counted(self) -> list[str]:
+        """The names of the groups of the whole study; the others are asked for by name."""
+        return [name for name, group in self.groups.items() if group.counted]
+
 
 def suite_names() -> list[str]:
     """Return the names of the suites, which are the folders in configs/experiments/."""
@@ -96,7 +101,7 @@ def find(asked: str, base: str = "") -> tuple[Study, list[str]]:
             default = chosen == bases[suite_name]
             study_name = suite_name if default else f"{suite_name}-{chosen}"
             study = Study(study_name, suite, suite.bases[chosen], groups)
-            return study, list(groups) if name in bases else [name]
+            return study, study.counted if name in bases else [name]
     near = did_you_mean(similar(name, known))
     raise ConfigError(f"{shown(asked)} is no group or suite of configs/experiments/{near} (all: {', '.join(known)})")
 

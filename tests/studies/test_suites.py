@@ -41,7 +41,7 @@ def members(asked: str, topology: str = "") -> list:
 
 def of_group(group: str) -> dict:
     """Return the configurations of a group that run, by name, with the number of steps of the study."""
-    found = {m.name: m for m in members("trm") if m.group == group and not m.refusal}
+    found = {m.name: m for m in members(group) if not m.refusal}
     configs = {name: from_flat(member.values) for name, member in found.items()}
     for name, config in configs.items():
         config.train.update(steps=planning.steps_of(found[name].values), epochs=0.0)
