@@ -2,6 +2,7 @@
 """serve.py as the clients of other servers meet it: the official `openai` client over HTTP, and nothing between."""
 
 import concurrent.futures
+import functools
 import json
 import os
 import re
@@ -311,7 +312,8 @@ def test_a_step_that_fails_ends_the_requests_and_the_server(silent_run):
         assert line, finish(server)
     url, how = f"{line.split()[1]}/v1/completions", {"prompt": "1 is", "max_tokens": 20}
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        answers = [pool.submit(httpx2.post, url, json=how | {"stream": stream}) for stream in (False, True)]
+        ask = functools.partial(httpx2.post, url, timeout=60)  # on a busy machine
+        answers = [pool.submit(ask, json=how | {"stream": stream}) for stream in (False, True)]
         whole, stream = (answer.result() for answer in answers)
     status, _, err = finish(server)
     error = {"message": "the server failed and ends; its last line says why", "type": "server_error"}
