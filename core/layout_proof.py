@@ -5,7 +5,7 @@ import math
 
 import jax
 
-from configs.base import MESH_AXES, OF_DRAWS
+from configs.base import MESH_AXES, OF_PLAIN_PROOF
 from core.assembly import Run, assemble
 from parallelism import proof
 from parallelism.mesh import mesh_context
@@ -16,13 +16,14 @@ def layout_differences(config) -> list[str]:
     """Return differences between the results of a scaled-down configuration on its mesh and on one device.
 
     The copy keeps mesh, kinds of layers, remat, scan, microbatches, optimizer and objective. It computes in float32 and
-    without dropout, and with the model's own loss instead of one that draws, because random draws depend on the layout.
+    without dropout, and with the model's own loss instead of one that draws, because random draws depend on the layout,
+    or of one that trains a head on frozen weights.
     """
     config = config.copy_and_resolve_references()
     simulation.scale_down(config, {})
     config.model.update(dtype="float32", dropout=0.0)
     stored_config.drop_other_models(config)  # layouts are a property of the model, so its own loss suffices
-    if config.train.objective in OF_DRAWS:
+    if config.train.objective in OF_PLAIN_PROOF:
         config.train.objective = "language_modeling"
     config.batch.update(ramp="none", first=0, noise_scale=False)  # the parts of a batch depend on the layout too
     alone = config.copy_and_resolve_references()

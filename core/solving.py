@@ -30,11 +30,6 @@ def solve(engine: Engine, config, problems: list[str], seed: int = 0) -> tuple[l
     tokenizer = open_tokenizer(config.data.tokenizer)
     concurrent = min(max(1, ROWS // rows_of_search(tot)), len(problems))
     batch = Batch(engine, num_rows=concurrent * rows_of_search(tot), vocab_size=config.model.vocab_size)
-    if tot.value == "value_head" and config.train.objective != "value_head":
-        raise ConfigError(
-            "tot.value=value_head needs a run with train.objective=value_head, which trains the head, not "
-            f"{config.train.objective}; see docs/reasoning.md"
-        )
     solver = Solver(batch, tokenizer, task, VALUES[tot.value](task, tokenizer, engine), seed)
     return solver.solve(problems, tot.search, limits, concurrent), batch
 

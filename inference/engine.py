@@ -26,10 +26,10 @@ CACHE_TYPES = {"model": None, "int8": jnp.int8}  # of keys and values; "model": 
 NO_TOKEN = -1  # after the tokens of a shorter row
 
 
-def pad_rows(rows: Sequence[Sequence[int]]) -> np.ndarray:
-    """Return int32 [B, T]: the tokens of each row, then NO_TOKEN up to the length of the longest row."""
-    longest = max(map(len, rows))
-    return np.array([[*row, *[NO_TOKEN] * (longest - len(row))] for row in rows], np.int32)
+def pad_rows(rows: Sequence[Sequence[int]], length: int = 0) -> np.ndarray:
+    """Return int32 [B, T]: the tokens of each row, then NO_TOKEN up to `length` or the length of the longest row."""
+    length = max(length, *map(len, rows))
+    return np.array([[*row, *[NO_TOKEN] * (length - len(row))] for row in rows], np.int32)
 
 
 class Cache(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from inference.decoding import LARGEST_BATCH, LENGTH_MULTIPLE
-from inference.engine import NO_TOKEN
+from inference.engine import NO_TOKEN, pad_rows
 from layers.error_corrector import written
 
 CHUNK_TOKENS = 16  # of a row, whose logits exist at once; divides LENGTH_MULTIPLE
@@ -67,9 +67,7 @@ def _batch(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[np.nda
     """Return (tokens, targets, positions, segments) [B, T] of prompts with their drafts, one document a row."""
     rows = [[*prompt, *draft] for prompt, draft in pairs]
     length = -(-max(map(len, rows)) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
-    ids = np.full((len(rows), length + 1), NO_TOKEN, np.int32)
-    for row, tokens in zip(ids, rows, strict=True):
-        row[: len(tokens)] = tokens
+    ids = pad_rows(rows, length + 1)
     positions = np.broadcast_to(np.arange(length, dtype=np.int32), (len(rows), length))
     return np.maximum(ids[:, :-1], 0), ids[:, 1:], positions, (ids[:, :-1] != NO_TOKEN).astype(np.int32)
 

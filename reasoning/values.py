@@ -12,7 +12,7 @@ import numpy as np
 
 from inference.batching import Continuation, Request
 from inference.choice import Sampling
-from inference.engine import NO_TOKEN, Engine
+from inference.engine import Engine, pad_rows
 from input_pipeline.tokenization import AnyTokenizer
 from reasoning.tasks import Task
 from reasoning.thoughts import Thought
@@ -72,9 +72,7 @@ class Head(Value):
         prompt = self.task.prompt(problem)
         texts = [self.tokenizer.encode(prompt + thought.answer.removesuffix("\n")) for thought in thoughts]
         rows, length = (-(-size // 32) * 32 for size in (len(texts), max(map(len, texts))))  # each shape is compiled
-        tokens_BT = np.full((rows, length), NO_TOKEN, np.int32)
-        for row, text in zip(tokens_BT, texts, strict=False):
-            row[: len(text)] = text
+        tokens_BT = pad_rows([*texts, *[[]] * (rows - len(texts))], length)
         states_BD = np.asarray(self.engine.states(tokens_BT), np.float32)[: len(texts)]
         return (1 / (1 + np.exp(-states_BD @ self.head_D))).tolist()
 

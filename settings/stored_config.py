@@ -261,4 +261,5 @@ def drop_other_models(config: ConfigDict) -> None:
     """
     if config.train.objective in base.OF_TWO_MODELS:
         config.train.objective, config.distillation.teacher = "language_modeling", ""
+    config.grpo.kl = 0.0
     config.lora.rank = 0

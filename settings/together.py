@@ -84,6 +84,7 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("train.objective", ("error_correction",), "lora.rank", NONE, "the module is trained instead of adapters"),
     ("train.objective", ("error_correction",), "evaluation.chunk_tokens", NONE, "it sees both sides of a token"),
     ("error_correction.use_error_correction", (True,), "train.objective", ("error_correction",), "which trains it"),
+    ("tot.value", ("value_head",), "train.objective", ("value_head",), "which trains the head"),
     (
         "tot.use_tot",
         (True,),

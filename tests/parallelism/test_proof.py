@@ -346,6 +346,15 @@ def test_the_step_of_a_recursive_model_passes_on_its_meshes(changes):
     assert layout_proof.layout_differences(config) == []
 
 
+@pytest.mark.parametrize("recipe, changes", [
+    ("countdown_value_head", {}), ("countdown_grpo", {"grpo.kl": "0.1", "train.init_from": "runs/countdown"}),
+])  # fmt: skip
+def test_a_step_that_reads_frozen_weights_is_proved_without_them(recipe, changes):
+    """They are not restored for a proof."""
+    config = loading.load(f"configs/{recipe}.py", "", {"mesh.fsdp": "2"} | changes).config
+    assert layout_proof.layout_differences(config) == []
+
+
 def test_a_fault_in_our_own_step_is_told_by_name(monkeypatch):
     """The gradient of the last norm is summed twice over the devices."""
     config = tiny(**{"mesh.fsdp": "8", "optimizer.name": "sgd"})
