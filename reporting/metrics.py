@@ -33,6 +33,8 @@ class Line(Object, total=False):
     total_tokens: Annotated[int, pydantic.Field(ge=0, lt=2**63)]
     loss: Figure
     eval_loss: Figure
+    gradient_norm: Figure
+    learning_rate: Figure
     tokens_per_second: Figure
     step_seconds: Figure
     mfu: Figure
