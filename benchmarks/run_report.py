@@ -39,7 +39,7 @@ def write_run(folder: pathlib.Path, steps: int, seed: int = 0) -> None:
     (folder / "run.json").write_text(json.dumps(origin))
     with (folder / "metrics.jsonl").open("w") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines(steps, random.Random(seed)))
-    (folder / "summary.txt").write_text("held-out bits per byte: 1.234\nsample (temperature 0.8):\n  | to be or not to be")
+    (folder / "summary.txt").write_text("held-out bits per byte: 1.234\nsample (temperature 0.8):\n  | to be or not")
 
 
 def lines(steps: int, rng: random.Random):

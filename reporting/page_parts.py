@@ -35,8 +35,8 @@ def paragraphs(lines: list[str]) -> str:
     return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 
-def figure_of(draw: Callable, report, name: str, height: float) -> str:
-    """Return the SVG of a plot of `height` inches without dates or comments; its ids begin with `name`.
+def figure_of(draw: Callable, report, name: str, height: float, width: float = WIDE) -> str:
+    """Return the SVG of a plot of `height` and `width` inches without dates or comments; its ids begin with `name`.
 
     `draw` draws the report into a figure and fills a dictionary {gid of an artist: its tooltip}.
     """
@@ -45,7 +45,7 @@ def figure_of(draw: Callable, report, name: str, height: float) -> str:
 
     tips: dict[str, str] = {}
     with matplotlib.style.context(["default", STYLE | {"svg.hashsalt": name}]):
-        figure, file = Figure(figsize=(WIDE, height)), io.StringIO()
+        figure, file = Figure(figsize=(width, height)), io.StringIO()
         draw(report, figure, tips)
         figure.savefig(file, format="svg", metadata={"Date": None})
     text = file.getvalue()[file.getvalue().index("<svg") :].replace(INK, "var(--ink)").replace(GRID, "var(--rule)")

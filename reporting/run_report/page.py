@@ -10,12 +10,12 @@ import numpy as np
 
 from configs.base import KEYS
 from reporting import html_page, page_parts
-from reporting.display import counted, duration
+from reporting.display import duration
 from reporting.page_parts import figure_of, paragraphs, short, table_of
 from reporting.run_report import plots
 from reporting.run_report.reading import Answer, RunRecord
 
-HEIGHT = 2.5  # inches of a plot
+HALF = 5.2  # inches of the width of one of two plots side by side
 OF_EVERY_RUN = ("train", "eval")  # kinds of lines with plots of their own; the others are evaluations
 NOT_FIGURES = ("step", "time")
 LONGEST_CELL = 600  # characters of a prompt or an answer
@@ -23,8 +23,9 @@ ABSENT = "-"
 CSS = """
 nav a { margin-right: 14px; color: inherit; white-space: nowrap; } h3 { font-size: 15px; margin: 20px 0 4px; }
 pre { margin: 8px 0; padding: 10px; background: var(--panel); border-radius: 6px; font-size: 13px; overflow-x: auto; }
-summary { cursor: pointer; margin: 14px 0 4px; color: var(--soft); } td.text { white-space: pre-wrap; }
-figure + figure { margin-top: 12px; }
+summary { cursor: pointer; margin: 14px 0 4px; color: var(--soft); }
+.pair { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 400px), 1fr)); gap: 0 12px; }
+.pair svg { min-width: 0; } td { overflow-wrap: break-word; }
 @media print { nav, details:not([open]) { display: none; } pre { white-space: pre-wrap; } }
 """
 THINNED = "A line is the mean of the logged steps around a point, and the band behind it is their range."
@@ -106,7 +107,7 @@ def _peak(name: str) -> Callable[[RunRecord], str]:
 
 def _events(run: RunRecord) -> str:
     counts = {plots.EVENTS[name]: len(times) for name, times in plots.rows_of(run).items() if name != "start"}
-    return ", ".join(counted(count, word) for word, count in counts.items()) or "none"
+    return ", ".join(f"{word}: {count:,}" for word, count in counts.items()) or "none"
 
 
 OVERVIEW: dict[str, Callable[[RunRecord], str]] = {
@@ -124,24 +125,26 @@ OVERVIEW: dict[str, Callable[[RunRecord], str]] = {
 }
 
 
-def _figure(draw: Callable, drawn, name: str, height: float) -> str:
-    return f"<figure>{figure_of(draw, drawn, name, height)}</figure>"
+def _figure(draw: Callable, drawn, name: str, height: float, width: float = page_parts.WIDE) -> str:
+    return f"<figure>{figure_of(draw, drawn, name, height, width)}</figure>"
 
 
-def _panels(name: str, *panels: plots.Panel | None, caption: str = "") -> str:
-    """Return a figure with those plots that have figures; "" if none has."""
+def _pair(name: str, *panels: plots.Panel | None) -> str:
+    """Return two plots side by side, without those that have no figures."""
     there = [one for one in panels if one]
-    return _figure(plots.draw_panels, there, name, HEIGHT) + paragraphs([caption] if caption else []) if there else ""
+    figures = [_figure(plots.draw_panel, one, f"{name}{at}", one.height, HALF) for at, one in enumerate(there)]
+    return f'<div class="pair">{"".join(figures)}</div>' if there else ""
 
 
 def _loss(runs: Sequence[RunRecord]) -> str:
     figures = (("train", "loss", "training", "-"), ("eval", "eval_loss", "held-out", "--"))
-    return _panels("loss", plots.panel("loss", runs, figures), caption=THINNED)
+    shown = plots.panel("loss", runs, figures, logarithmic=True, columns=4)
+    return _figure(plots.draw_panel, shown, "loss", shown.height) + paragraphs([THINNED]) if shown else ""
 
 
 def _speeds(runs: Sequence[RunRecord]) -> str:
     rate = plots.panel("tokens per second", runs, [("train", "tokens_per_second", "", "-")])
-    return _panels("speed", rate, plots.panel("MFU", runs, [("train", "mfu", "", "-")]))
+    return _pair("speed", rate, plots.panel("MFU", runs, [("train", "mfu", "", "-")]))
 
 
 def _goodputs(runs: Sequence[RunRecord]) -> str:
@@ -157,12 +160,14 @@ def _memory(runs: Sequence[RunRecord]) -> str:
         ("train", "device_memory_peak_gib_max", "highest peak", "-"),
         ("train", "device_memory_peak_gib_min", "lowest peak", "--"), ("train", "device_memory_gib", "device 0", ":"),
     )  # fmt: skip
-    return _panels("memory", host, plots.panel("device memory, GiB", runs, of_devices), caption=MEMORY)
+    shown = _pair("memory", host, plots.panel("device memory, GiB", runs, of_devices))
+    return shown + paragraphs([MEMORY]) if shown else ""
 
 
 def _optimization(runs: Sequence[RunRecord]) -> str:
     rate = plots.panel("learning rate", runs, [("train", "learning_rate", "", "-")])
-    return _panels("optimization", rate, plots.panel("gradient norm", runs, [("train", "gradient_norm", "", "-")]))
+    norm = plots.panel("gradient norm", runs, [("train", "gradient_norm", "", "-")], logarithmic=True)
+    return _pair("optimization", rate, norm)
 
 
 def _timeline(runs: Sequence[RunRecord]) -> str:
@@ -176,7 +181,7 @@ def _timeline(runs: Sequence[RunRecord]) -> str:
 
 def _evaluations(runs: Sequence[RunRecord]) -> str:
     """Return a table of what evaluations measured, and curves of the tasks."""
-    rows, tasks = [], {}
+    rows, tasks = [], set()
     for run in runs:
         for kind, columns in run.kinds.items():
             names = [name for name in columns if name not in NOT_FIGURES and not name.endswith("_stderr")]
@@ -185,10 +190,10 @@ def _evaluations(runs: Sequence[RunRecord]) -> str:
                 error = _last(run, kind, f"{name}_stderr", ".4f")
                 rows.append((run.name, kind, name, f"{values[0]:.4g}", f"{values[-1]:.4g}", error, f"{steps[-1]:,.0f}"))
                 if kind == "tasks":
-                    tasks[name] = (kind, name, name, "-")
+                    tasks.add(name)
     columns = ("run", "evaluation", "figure", "First", "Last", "Standard error", "At step")
-    drawn = [plots.panel(name, runs, [figure[:2] + ("", "-")]) for name, figure in tasks.items()]
-    figures = [_panels(f"tasks{at}", *drawn[at : at + 2]) for at in range(0, len(drawn), 2)]
+    drawn = [plots.panel(name, runs, [("tasks", name, "", "-")]) for name in sorted(tasks)]
+    figures = [_pair(f"tasks{at}", *drawn[at : at + 2]) for at in range(0, len(drawn), 2)]
     return "".join([*figures, table_of(columns, rows)]) if rows else ""
 
 

@@ -12,6 +12,7 @@ from reporting.run_report.reading import RunRecord
 from reporting.run_report.thinning import Curve, thin
 
 LOGARITHMIC = 50.0  # an axis of positive values with a greater ratio of its ends has a logarithmic scale
+PLOT, TITLE, LABELS, POINTS = 1.65, 0.32, 0.45, 72  # inches of the parts of a plot; points of an inch
 FEW = 3  # points of a curve that gets markers, since a line of them is hardly seen
 ROW = 0.24  # inches of a row of the time line
 HOUR, DAY = 3600.0, 86_400.0
@@ -29,30 +30,50 @@ BAD_EVENTS = ("save_failed", "save_left_out", "update_not_taken", "roll_back", "
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """A line of a plot; `number` is that of its run, which decides the colour."""
+    """A line of a plot."""
 
     label: str
-    number: int
+    colour: str
     curve: Curve
-    dashes: str = "-"
+    dashes: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """A plot of figures over steps."""
+    """A plot of figures over steps.
+
+    Attributes:
+      may_be_logarithmic: whether the axis of very different positive values is logarithmic.
+      columns: of the legend.
+    """
 
     title: str
     series: Sequence[Series]
+    may_be_logarithmic: bool
+    columns: int
 
     @property
     def is_logarithmic(self) -> bool:
-        """Whether the values are positive and of very different sizes."""
+        """Whether the axis of values is logarithmic."""
         lows = [series.curve.low.min() for series in self.series]
         highs = [series.curve.high.max() for series in self.series]
-        return min(lows) > 0 and max(highs) > LOGARITHMIC * min(lows)
+        return self.may_be_logarithmic and min(lows) > 0 and max(highs) > LOGARITHMIC * min(lows)
+
+    @property
+    def legend_height(self) -> float:
+        """The inches of the legend; a single series needs none."""
+        return 0.19 * -(-len(self.series) // self.columns) if len(self.series) > 1 else 0.0
+
+    @property
+    def height(self) -> float:
+        """The inches of the plot with its title, legend and labels."""
+        return PLOT + self.legend_height + TITLE + LABELS
 
 
-def panel(title: str, runs: Sequence[RunRecord], figures: Sequence[tuple[str, str, str, str]]) -> Panel | None:
+def panel(
+    title: str, runs: Sequence[RunRecord], figures: Sequence[tuple[str, str, str, str]], *, logarithmic: bool = False,
+    columns: int = 2,
+) -> Panel | None:  # fmt: skip
     """Return a plot of figures of all runs; None if no run has one of them.
 
     Args:
@@ -60,31 +81,26 @@ def panel(title: str, runs: Sequence[RunRecord], figures: Sequence[tuple[str, st
     """
     found = []
     for number, run in enumerate(runs):
-        for kind, name, label, dashes in figures:
+        for which, (kind, name, label, dashes) in enumerate(figures):
             steps, values = run.column(kind, name)
             if len(steps):
                 words = " ".join(word for word in (run.name if len(runs) > 1 else "", label) if word)
-                found.append(Series(words or run.name, number, thin(steps, values), dashes))
-    return Panel(title, found) if found else None
+                colour = COLOURS[(number if len(runs) > 1 else which) % len(COLOURS)]
+                found.append(Series(words or run.name, colour, thin(steps, values), dashes))
+    return Panel(title, found, logarithmic, columns) if found else None
 
 
-def draw_panels(panels: Sequence[Panel], figure, tips: dict[str, str]) -> None:
-    """Draw one plot, or two side by side."""
-    width = 1 / len(panels)
-    for place, shown in enumerate(panels):
-        left = 0.055 if len(panels) == 1 else 0.06
-        axes = figure.add_axes((place * width + left, 0.17, width - left - 0.012, 0.66))
-        _draw_panel(shown, axes, f"{place}", tips)
-
-
-def _draw_panel(shown: Panel, axes, prefix: str, tips: dict[str, str]) -> None:
+def draw_panel(shown: Panel, figure, tips: dict[str, str]) -> None:
+    """Draw the lines of a plot, each with the band of its extremes."""
+    (width, height), left = figure.get_size_inches(), 0.58
+    axes = figure.add_axes((left / width, LABELS / height, 1 - (left + 0.15) / width, PLOT / height))
     for number, series in enumerate(shown.series):
-        curve, colour = series.curve, COLOURS[series.number % len(COLOURS)]
+        curve = series.curve
         if (curve.high > curve.low).any():
-            axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.25, linewidth=0)
+            axes.fill_between(curve.x, curve.low, curve.high, color=series.colour, alpha=0.25, linewidth=0)
         line = axes.plot(
-            curve.x, curve.mean, series.dashes, color=colour, linewidth=1.3, label=series.label,
-            marker="." if len(curve.x) <= FEW else "", gid=f"line{prefix}-{number}",
+            curve.x, curve.mean, series.dashes, color=series.colour, linewidth=1.3, label=series.label,
+            marker="." if len(curve.x) <= FEW else "", gid=f"line{number}",
         )  # fmt: skip
         tips[line[0].get_gid()] = f"{series.label}: {curve.mean[-1]:.5g} at step {curve.x[-1]:,.0f}"
     if shown.is_logarithmic:
@@ -93,10 +109,12 @@ def _draw_panel(shown: Panel, axes, prefix: str, tips: dict[str, str]) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: short(value))
     axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
     axes.set(xlabel="step")
-    axes.set_title(shown.title, loc="left", fontsize=9.5, pad=20 if len(shown.series) > 1 else 6)
+    axes.set_title(shown.title, loc="left", fontsize=9.5, pad=6 + POINTS * shown.legend_height)
     axes.grid(axis="y")
     if len(shown.series) > 1:
-        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4, borderaxespad=0.1, fontsize=8.5)
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=shown.columns, borderaxespad=0.1, fontsize=8.5
+        )  # fmt: skip
 
 
 def format_ticks(axis) -> None:
@@ -152,7 +170,7 @@ def rows_of(run: RunRecord) -> dict[str, np.ndarray]:
 def draw_timeline(run: RunRecord, figure, tips: dict[str, str]) -> None:
     """Draw the steps over the time since the run began, and below it a row for each kind of event."""
     rows, height = rows_of(run), figure.get_figheight()
-    times = np.concatenate([*rows.values(), run.progress[:, 0] if len(run.progress) else np.empty(0)])
+    times = np.concatenate([*rows.values(), run.progress[:, 0]])
     began, ended = times.min(), times.max()
     unit, word = (DAY, "days") if ended - began > 3 * DAY else (HOUR, "hours")
     unit, word = (60.0, "minutes") if ended - began < 2 * HOUR else (unit, word)
@@ -191,5 +209,3 @@ def timeline_height(run: RunRecord) -> float:
 def shortened(name: str, most: int = 18) -> str:
     """Return a name that fits beside a plot."""
     return name if len(name) <= most else f"{name[: most - 1]}…"
-
-

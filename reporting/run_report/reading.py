@@ -118,13 +118,12 @@ def read_run(folder: pathlib.Path, name: str) -> RunRecord:
     try:
         lines = metrics.read_lines((folder / METRICS).read_bytes(), str(folder / METRICS))
         origin = _optional(folder / ORIGIN, Origin) or {}
-        trained = [line for line in lines if line["kind"] == TRAIN]
+        progress = [(line["time"], line["step"]) for line in lines if line["kind"] == TRAIN and "time" in line]
         events = [line for line in lines if line["kind"] == EVENT and "time" in line]
         return RunRecord(
-            name, folder, kinds_of(lines), np.array([(line["time"], line["step"]) for line in trained if "time" in line]),
-            events, _seconds(folder, events), _optional(folder / CONFIG, dict[str, Scalar]) or {},
-            origin.get("recipe_config", {}), origin.get("command", []), _text(folder / "summary.txt"),
-            _last_answers(folder / "rollouts.jsonl"), _optional(folder / "profile.json", Profile),
+            name, folder, kinds_of(lines), np.array(progress).reshape(-1, 2), events, _seconds(folder, events),
+            _optional(folder / CONFIG, dict[str, Scalar]) or {}, origin.get("recipe_config", {}),
+            origin.get("command", []), _text(folder / "summary.txt"), _last_answers(folder / "rollouts.jsonl"), _optional(folder / "profile.json", Profile),
             _optional(folder / "rehearsal.json", Rehearsal),
         )  # fmt: skip
     except OSError as error:
@@ -180,5 +179,3 @@ def _last_answers(path: pathlib.Path) -> list[Answer]:
         file.seek(max(0, size - TAIL_BYTES))
         texts = file.read().split(b"\n")[1 if size > TAIL_BYTES else 0 : -1]
     return [parse_json(text, Answer, str(path)) for text in texts[-MOST_ANSWERS:]]
-
-
