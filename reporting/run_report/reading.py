@@ -123,7 +123,8 @@ def read_run(folder: pathlib.Path, name: str) -> RunRecord:
         return RunRecord(
             name, folder, kinds_of(lines), np.array(progress).reshape(-1, 2), events, _seconds(folder, events),
             _optional(folder / CONFIG, dict[str, Scalar]) or {}, origin.get("recipe_config", {}),
-            origin.get("command", []), _text(folder / "summary.txt"), _last_answers(folder / "rollouts.jsonl"), _optional(folder / "profile.json", Profile),
+            origin.get("command", []), _text(folder / "summary.txt"), _last_answers(folder / "rollouts.jsonl"),
+            _optional(folder / "profile.json", Profile),
             _optional(folder / "rehearsal.json", Rehearsal),
         )  # fmt: skip
     except OSError as error:
