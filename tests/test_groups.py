@@ -20,6 +20,7 @@ OF_A_GROUP = SMALL | RISING | {
     "model.dtype": "float32", "mesh.data": 2, "mesh.fsdp": 2, "optimizer.name": "sgd", "train.steps": 6,
     "train.eval_every": 2, "train.save_every": 2, "checkpoint.keep": 99, "evaluation.sample_tokens": 0,
     "evaluation.batches": 23, "logging.tensorboard": False,  # all that is held out, the last batch not full
+    "logging.report": False,
 }  # fmt: skip
 ENDLESS = {"train.steps": 100_000}
 DEVICES = 4
@@ -163,7 +164,7 @@ def test_a_checkpoint_of_four_processes_goes_on_in_fewer(place, of_two):
 def test_strangers_at_the_hub_change_nothing_and_are_counted(place, of_two):
     """The losses, too, are those of processes that none disturbed, as the test above has it."""
     log = (place / "two" / "logs" / "train_worker_0.out").read_text()
-    [number] = re.findall(r"WARNING closed (\d+) connections that did not know the secret of the run", log)
+    [number] = re.findall(r"WARNING - closed (\d+) connections that did not know the secret of the run", log)
     assert 0.95 * NUM_STRANGERS < int(number) <= NUM_STRANGERS  # some hang up before anybody has seen them
     assert [err.count("warning") for _, _, err in of_two] == [0, 0] and not (place / "two" / "run_secret").exists()
 

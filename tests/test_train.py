@@ -284,7 +284,7 @@ def in_process(**changes):
         section, name = key.split(".")
         config[section][name] = value
     config.mesh.fsdp = len(jax.devices())
-    config.logging.tensorboard = False
+    config.logging.tensorboard = config.logging.report = False
     return config
 
 
