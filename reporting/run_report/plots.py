@@ -15,7 +15,7 @@ LOGARITHMIC = 50.0  # an axis of positive values with a greater ratio of its end
 PLOT, TITLE, LABELS, POINTS = 1.65, 0.32, 0.45, 72  # inches of the parts of a plot; points of an inch
 FEW = 3  # points of a curve that gets markers, since a line of them is hardly seen
 ROW = 0.24  # inches of a row of the time line
-HOUR, DAY = 3600.0, 86_400.0
+UNITS = ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))  # of the time line
 PART_COLOURS = {  # of the account of time; waiting and lost time stand out
     "training": COLOURS[2], "compile": COLOURS[0], "start_up": COLOURS[4], "evaluation": COLOURS[5],
     "checkpoint": COLOURS[6], "data": COLOURS[3], "lost": COLOURS[1], "idle": COLOURS[7],
@@ -119,7 +119,7 @@ def draw_panel(shown: Panel, figure, tips: dict[str, str]) -> None:
 
 def format_ticks(axis) -> None:
     """Label an axis by plain numbers; a logarithmic one at each decade, or if it has few of them at 2 and 5 too."""
-    axis.set_major_formatter(lambda value, _: short(value))
+    axis.set_major_formatter(lambda value, _: short(value) if abs(value) >= 100 else f"{value:.5g}")
     low, high = axis.get_view_interval()
     if axis.get_scale() == "log":
         labelled = "125" if high < 1e3 * low else "1"
@@ -172,8 +172,7 @@ def draw_timeline(run: RunRecord, figure, tips: dict[str, str]) -> None:
     rows, height = rows_of(run), figure.get_figheight()
     times = np.concatenate([*rows.values(), run.progress[:, 0]])
     began, ended = times.min(), times.max()
-    unit, word = (DAY, "days") if ended - began > 3 * DAY else (HOUR, "hours")
-    unit, word = (60.0, "minutes") if ended - began < 2 * HOUR else (unit, word)
+    unit, word = next(found for found in UNITS if ended - began > 3 * found[0] or found == UNITS[-1])
     deep = ROW * len(rows) + 0.1
     below = figure.add_axes((0.14, 0.48 / height, 0.83, deep / height))
     above = figure.add_axes((0.14, (0.48 + deep + 0.1) / height, 0.83, 1 - (0.48 + deep + 0.2) / height), sharex=below)

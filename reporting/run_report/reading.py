@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from configs.errors import ConfigError
-from files.json_reader import Object, Scalar, parse_json, read_json
+from files.json_reader import JsonError, Object, Scalar, parse_json, read_json
 from reporting import metrics
 from reporting.goodput import last_account
 from settings.stored_config import CONFIG, ORIGIN, Origin
@@ -124,8 +124,7 @@ def read_run(folder: pathlib.Path, name: str) -> RunRecord:
             name, folder, kinds_of(lines), np.array(progress).reshape(-1, 2), events, _seconds(folder, events),
             _optional(folder / CONFIG, dict[str, Scalar]) or {}, origin.get("recipe_config", {}),
             origin.get("command", []), _text(folder / "summary.txt"), _last_answers(folder / "rollouts.jsonl"),
-            _optional(folder / "profile.json", Profile),
-            _optional(folder / "rehearsal.json", Rehearsal),
+            _profile(folder / "profile.json"), _optional(folder / "rehearsal.json", Rehearsal),
         )  # fmt: skip
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}; name a run that can be read") from None
@@ -165,6 +164,17 @@ def _optional(path: pathlib.Path, schema: type):
         return read_json(path, schema)
     except FileNotFoundError:
         return None
+
+
+def _profile(path: pathlib.Path) -> Profile | None:
+    """Return the content of profile.json; JsonError if a table has rows of different lengths."""
+    profile = _optional(path, Profile)
+    for table in profile["tables"] if profile else ():
+        wrong = next((row for row in table["rows"] if len(row) != len(table["columns"])), None)
+        if wrong is not None:
+            what = f"a row of the table {table['title']:.60} has {len(wrong)} cells, not {len(table['columns'])}"
+            raise JsonError(f"{path}: {what}")
+    return profile
 
 
 def _text(path: pathlib.Path) -> str:
