@@ -24,6 +24,11 @@ class Sink:
         """End; `error` ends the run, None if it has finished."""
 
 
+def numbers(kind: str, figures: Mapping[str, object]) -> dict[str, float]:
+    """Return {KIND/NAME: figure} of the figures of a line that are numbers."""
+    return {f"{kind}/{name}": value for name, value in figures.items() if isinstance(value, int | float)}
+
+
 def check(config) -> None:
     """Raise ConfigError if the configuration asks for a sink that cannot be made."""
     for module in _modules():

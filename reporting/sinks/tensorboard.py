@@ -4,7 +4,7 @@
 import contextlib
 import pathlib
 
-from reporting.sink import Sink
+from reporting.sink import Sink, numbers
 
 
 def check(config) -> None:
@@ -29,9 +29,8 @@ class TensorBoard(Sink):
         import tensorflow as tf  # only when there is something to write
 
         scalars = tf.compat.v1.Summary()
-        for name, value in figures.items():
-            if isinstance(value, int | float):
-                scalars.value.add(tag=f"{kind}/{name}", simple_value=value)
+        for tag, value in numbers(kind, figures).items():
+            scalars.value.add(tag=tag, simple_value=value)
         try:
             self.events = self.events or tf.summary.create_file_writer(str(self.folder))
             with self.events.as_default():
