@@ -73,7 +73,10 @@ def by_name(places: list[str]) -> dict[str, str]:
 def local_folder(place: str) -> pathlib.Path:
     """Return the folder of a run; of one in a bucket, a local copy of its small files."""
     if bucket := open_bucket(place, cache_path("")):
-        bucket.fetch()
+        try:
+            bucket.fetch()
+        except ConfigError as error:
+            raise ConfigError(str(error).removeprefix("--workdir=")) from None
         return bucket.folder
     return pathlib.Path(place).expanduser()
 

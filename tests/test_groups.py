@@ -14,6 +14,7 @@ import pytest
 
 from tests import groups
 from tests.hostile import Siege
+from tests.receiver import receiver
 from tests.test_train import RISING, SMALL, lines_of
 
 OF_A_GROUP = SMALL | RISING | {
@@ -91,9 +92,16 @@ def wait_for(place: pathlib.Path, workdir: str, line: str, processes: list[subpr
 
 
 @pytest.fixture(scope="module")
-def of_four(place) -> list[tuple[int, str, str]]:
+def alerted():
+    """The receiver of the alerts of the four processes."""
+    with receiver() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def of_four(place, alerted) -> list[tuple[int, str, str]]:
     """What 4 processes printed that trained in `place`/four until number 2 was killed, some steps after the sixth."""
-    processes = start(place, "four", 4, ENDLESS)
+    processes = start(place, "four", 4, ENDLESS | {"logging.alerts": alerted.url})
     wait_for(place, "four", SIXTH, processes)
     processes[KILLED].kill()
     began = time.monotonic()
@@ -153,6 +161,11 @@ def test_a_killed_process_ends_the_others_who_name_it(place, of_four):
             assert "the stacks of this process:" in log
             # In the loop, or at the end that a collective brought which failed before this process was told.
             assert "train.py" in log or "in _end_with_one_line" in log
+
+
+def test_a_killed_process_is_one_alert_of_process_0(of_four, alerted):
+    said = f"process {KILLED} of 4 ({socket.gethostname()}) died"
+    assert [(alert["event"], alert["text"]) for alert in alerted.taken] == [("lost_worker", said)]
 
 
 def test_a_checkpoint_of_four_processes_goes_on_in_fewer(place, of_two):

@@ -24,6 +24,7 @@ HURRIED_PAUSE = 0.2  # seconds, when the run ends
 TIMEOUT_SECONDS = 5.0  # of one attempt
 END_SECONDS = 10.0  # for alerts on their way when a run has finished or failed
 SHORT_END_SECONDS = 2.0  # when it was interrupted, or must end at once
+BLAME_SECONDS = 5.0  # after a failed collective; if another process died, `tell_end` is called meanwhile
 MOST_WAITING = 100  # alerts; further ones are lost
 LONGEST_TEXT = 1000  # characters
 INTERRUPTED = 75  # exit status
@@ -91,7 +92,10 @@ class Alerts(Sink):
                 return self._end(SHORT_END_SECONDS)
             case _:
                 text = " ".join(str(error).split()) or type(error).__name__
-                self._tell(event_of(f"{type(error).__name__}: {text}"), text)
+                event = event_of(f"{type(error).__name__}: {text}")
+                if event == "failure" and type(error).__module__.startswith("jax"):
+                    time.sleep(BLAME_SECONDS)
+                self._tell(event, text)
         return self._end(END_SECONDS)
 
     def tell_end(self, line: str, status: int) -> None:
