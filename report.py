@@ -12,6 +12,7 @@ import pathlib
 import sys
 
 from checkpointing.bucket import open_bucket
+from cluster import startup
 from configs.errors import ConfigError
 from files.atomic import write_atomically
 from input_pipeline.cache import cache_path
@@ -73,6 +74,7 @@ def by_name(places: list[str]) -> dict[str, str]:
 def local_folder(place: str) -> pathlib.Path:
     """Return the folder of a run; of one in a bucket, a local copy of its small files."""
     if bucket := open_bucket(place, cache_path("")):
+        startup.choose_libraries()
         try:
             bucket.fetch()
         except ConfigError as error:
