@@ -24,7 +24,8 @@ CSS = """
 nav a { margin-right: 14px; color: inherit; white-space: nowrap; } h3 { font-size: 15px; margin: 20px 0 4px; }
 pre { margin: 8px 0; padding: 10px; background: var(--panel); border-radius: 6px; font-size: 13px; overflow-x: auto; }
 summary { cursor: pointer; margin: 14px 0 4px; color: var(--soft); }
-.pair { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 400px), 1fr)); gap: 0 12px; }
+.pair { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 0 12px; }
+@media screen and (max-width: 640px) { .pair { grid-template-columns: minmax(0, 1fr); } }
 .pair svg { min-width: 0; } td { overflow-wrap: break-word; }
 @media print { nav, details:not([open]) { display: none; } pre { white-space: pre-wrap; } }
 """
