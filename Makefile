@@ -14,15 +14,15 @@ ACCELERATOR ?= $(or $(installed),$(detected))
 EXTRAS ?= $(patsubst .venv/extra-%,%,$(wildcard .venv/extra-*))
 
 # A name that nothing reads is a mistake, as TOPOLGY=v4-32, which would train without it.
-variables := ACCELERATOR ARGS CONFIG EXTRAS OSV PYTHON STORAGE TOPOLOGY WORKDIR
+variables := ACCELERATOR ARGS CONFIG EXTRAS OSV PORT PYTHON STORAGE TOPOLOGY WORKDIR
 typed := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(if $(filter-out $(variables),$(typed)),$(error \
     $(firstword $(filter-out $(variables),$(typed))) is no variable; they are $(variables). Keys go into ARGS="--config...."))
 
-.PHONY: help setup train runs rehearse reasoning dashboard test bench lint style audit format lock clean
+.PHONY: help setup train runs report rehearse reasoning tensorboard dashboard test bench lint style audit format lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 locks = $(strip requirements.lock $(patsubst %,requirements-%.lock,$(filter-out cpu,$(ACCELERATOR)) $(EXTRAS)))
 # A copy of the lock files, not a time: neither a checkout nor a touched file installs anything anew.
@@ -64,9 +64,9 @@ else rm $(unfinished); echo "setup: $(locks) could not be installed; the cause i
 endef
 
 # A .venv made for another accelerator is no start; flock (where there is one) lets one set-up run at a time.
-setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS="bench causality huggingface interop lm-eval reasoning serve studies"] [PYTHON=python3.12]
+setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS="bench causality huggingface interop lm-eval reasoning serve studies wandb"] [PYTHON=python3.12]
 	$(if $(filter cpu gpu tpu,$(ACCELERATOR)),,$(error ACCELERATOR=$(ACCELERATOR) is unknown: it is cpu, gpu or tpu))
-	$(if $(filter-out bench causality huggingface interop lm-eval reasoning serve studies,$(EXTRAS)),$(error EXTRAS=$(EXTRAS) is unknown: it is bench, causality, huggingface, interop, lm-eval, reasoning, serve, studies))
+	$(if $(filter-out bench causality huggingface interop lm-eval reasoning serve studies wandb,$(EXTRAS)),$(error EXTRAS=$(EXTRAS) is unknown: it is bench, causality, huggingface, interop, lm-eval, reasoning, serve, studies, wandb))
 	@exec 9<Makefile; flock 9 2>/dev/null; \
 	if $(usable) && cat $(locks) | cmp -s - $(stamp); then exit; fi; \
 	{ $(if $(filter-out cpu $(ACCELERATOR),$(installed)),false,$(usable)); } || { $(create); }; \
@@ -78,12 +78,18 @@ train: setup ## train [CONFIG=configs/large.py] [TOPOLOGY=v4-32] [WORKDIR=runs/m
 runs: setup ## list the runs with state, step, losses and command [ARGS=FOLDER]
 	$(python) scripts/list_runs.py $(ARGS)
 
+report: setup ## write report.html about runs [ARGS="runs/mine runs/other --html=FILE"]
+	$(python) report.py $(or $(ARGS),$(error report needs the folders of runs: make report ARGS=runs/mine))
+
 rehearse: setup ## compile the step for a slice without having it TOPOLOGY=v4-32 [CONFIG=...] [ARGS="--search"]
 	$(python) rehearse.py --config=$(CONFIG) $(if $(TOPOLOGY),--topology=$(TOPOLOGY)) $(ARGS)
 
 reasoning: setup ## train on arithmetic countdown; compare searches, then reinforcement learning [ARGS=--quick]
 	$(python) benchmarks/countdown.py $(ARGS)
 	$(python) benchmarks/grpo.py $(ARGS)
+
+tensorboard: setup ## show the metrics and profiles of runs in a browser [WORKDIR=runs/mine] [PORT=6006]
+	.venv/bin/tensorboard --logdir=$(or $(WORKDIR),runs) --host=127.0.0.1 --port=$(or $(PORT),6006)
 
 dashboard: setup ## show the studies in a browser, after make setup EXTRAS=studies [STORAGE=sqlite:///studies.db]
 	.venv/bin/optuna-dashboard $(or $(STORAGE),sqlite:///studies.db)
@@ -129,6 +135,7 @@ lock: ## resolve pyproject.toml anew into the lock files [ARGS=--upgrade]; needs
 	$(call compile,--group lm-eval -c requirements.lock -c requirements-huggingface.lock -c requirements-interop.lock -c requirements-reasoning.lock,requirements-lm-eval.lock)
 	$(call compile,--group serve -c requirements.lock,requirements-serve.lock)
 	$(call compile,--group studies -c requirements.lock,requirements-studies.lock)
+	$(call compile,--group wandb -c requirements.lock,requirements-wandb.lock)
 	$(call compile,--group bench -c requirements.lock,requirements-bench.lock)
 
 clean: ## remove .venv and what the tools left; runs/ stays

@@ -53,6 +53,7 @@ from core.callbacks import Callback, Recheck, Reshard, Save, StepsInAThread, Sto
 from core.evaluators import Evaluator, check_names, check_without_corpus, evaluate_newest, of_corpus, task_items
 from core.faults import Fault, Faults, NaNGradients, parse_faults
 from core.job import Job, digest, losses_of
+from core.run_report import RunReport
 from core.sampling import BatchSampler
 from core.stages import Stages, position_of
 from core.start import announce, check_tokenizers, initial_state, may_change, other_models, prepare_corpus, set_steps
@@ -60,7 +61,7 @@ from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
 from input_pipeline.errors import DataError
-from reporting import preflight, step_log
+from reporting import preflight, sink, step_log
 from reporting.clock import Clock
 from reporting.display import Display
 from reporting.goodput import Goodput
@@ -121,6 +122,7 @@ def train(
       SaveFailed: the last state could not be saved.
     """
     check_names(evaluators)
+    sink.check(config)
     clock = Clock(time.monotonic() if started is None else started)
     for after, on_mesh in layouts.on_each_mesh(config).items():
         with layouts.named(after):
@@ -195,9 +197,10 @@ def run_training(
     run_of = functools.cache(functools.partial(run_of_shape, config, on_microbatch=display.microbatch))
     run = run_of(shape._replace(rows=config.train.global_batch))
     injected = Faults(faults, workdir, clock, lambda: nan_step(config, job.compiled_steps))
+    sinks = sink.sinks_of(config, workdir, processes.index())
     with (
-        MetricsWriter(workdir, tensorboard=config.logging.tensorboard, first=first) as writer,
-        MetricsWriter(workdir, "rollouts.jsonl", tensorboard=False, first=first) as rollouts,
+        MetricsWriter(workdir, sinks=sinks, first=first) as writer,
+        MetricsWriter(workdir, "rollouts.jsonl", first=first) as rollouts,
         display,
         watchdog(clock, 0 if run.slow else config.train.hang_seconds, processes.log_file(workdir)),
         interruption() as signals,
@@ -219,7 +222,7 @@ def run_training(
         in_thread = [StepsInAThread()] if run.slow and processes.count() == 1 else []
         job = Job(
             config=config, workdir=workdir, run_of=run_of, compiled_steps=compiled_steps, stages=stages,
-            callbacks=[injected, *in_thread, Recheck(), stages, *callbacks],
+            callbacks=[injected, *in_thread, Recheck(), stages, *callbacks, RunReport()],
             evaluators=[*(of_corpus(config, corpus) if corpus else []), *evaluators], checkpoints=checkpoints,
             checkpoint_refs=checkpoint_refs, corpus=corpus, batches=batches, topology=topology, clock=clock, log=log,
             rollouts=rollouts, signals=signals, lost=LostData(signals), context=context,

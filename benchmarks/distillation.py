@@ -19,6 +19,7 @@ SMALL = {
     "model.vocab_size": 512, "model.max_length": 64, "data.source": "synthetic", "train.sequence_length": 64,
     "train.global_batch": 16, "train.eval_every": 0, "train.save_every": 0, "optimizer.learning_rate": 0.01,
     "optimizer.warmup_steps": 10, "evaluation.sample_tokens": 0, "logging.tensorboard": "false",
+    "logging.report": "false",
 }  # fmt: skip
 LARGE = {"model.num_layers": 2, "model.embed_dim": 96, "model.mlp_dim": 256, "optimizer.learning_rate": 0.005}
 

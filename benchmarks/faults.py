@@ -47,6 +47,7 @@ KEYS = {
     "train.steps": STEPS, "train.log_every": 1, "train.eval_every": 10, "train.save_every": SAVE_EVERY,
     "optimizer.warmup_steps": 2, "optimizer.learning_rate": 0.003, "evaluation.sample_tokens": 0,
     "evaluation.batches": 3, "data.holdout_fraction": 0.3, "data.tokenizer": "byte", "logging.tensorboard": False,
+    "logging.report": False,
     "train.hang_seconds": HANG_SECONDS,  # longer than it takes to compile what evaluates
 }  # fmt: skip
 OF_FOUR = {"mesh.data": 2, "mesh.fsdp": 2}

@@ -24,7 +24,7 @@ def trained(quantization: str) -> dict[str, dict[int, dict]]:
     """Return the lines of metrics of the tiny recipe with a quarter of its batch."""
     typed = {"model.quantization": quantization, "model.dtype": "bfloat16", "train.steps": STEPS}
     typed |= {"train.global_batch": 8, "train.eval_every": 0, "train.save_every": 0}
-    typed |= {"evaluation.sample_tokens": 0, "logging.tensorboard": "false"}
+    typed |= {"evaluation.sample_tokens": 0, "logging.tensorboard": "false", "logging.report": "false"}
     return support.train([f"--config.{key}={value}" for key, value in typed.items()]).lines
 
 

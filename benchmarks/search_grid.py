@@ -55,6 +55,7 @@ FIXED = {
     "train.steps": STEPS[-1], "train.eval_every": STEPS[0], "train.sequence_length": 32, "model.max_length": 32,
     "evaluation.batches": 1000, "train.save_every": 0, "data.tokenizer": "byte", "model.vocab_size": 256,
     "model.layer_loop": "scan", "evaluation.sample_tokens": 0, "logging.tensorboard": "false",
+    "logging.report": "false",
 }  # fmt: skip
 
 

@@ -43,7 +43,7 @@ KEYS = {
     "model.num_layers": 2, "model.embed_dim": 64, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 96,
     "model.vocab_size": 256, "model.max_length": LENGTH, "train.sequence_length": 64, "train.global_batch": 8,
     "train.steps": 40, "train.eval_every": 0, "evaluation.sample_tokens": 0, "data.tokenizer": "byte",
-    "optimizer.learning_rate": 0.01, "optimizer.warmup_steps": 2, "logging.tensorboard": False,
+    "optimizer.learning_rate": 0.01, "optimizer.warmup_steps": 2, "logging.tensorboard": False, "logging.report": False,
 }  # fmt: skip
 
 

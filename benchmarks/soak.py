@@ -30,7 +30,7 @@ TEXTS = 40
 KEYS = {
     "model.num_layers": 1, "model.embed_dim": 32, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 48,
     "train.global_batch": 8, "train.log_every": 10, "evaluation.sample_tokens": 0, "evaluation.batches": 2,
-    "logging.tensorboard": False,
+    "logging.tensorboard": False, "logging.report": False,
 }  # fmt: skip
 TEXT_KEYS = {
     "model.vocab_size": 300, "model.max_length": 32, "train.sequence_length": 32, "data.holdout_fraction": 0.3,

@@ -12,6 +12,7 @@ GROWING = ("metrics.jsonl", "ledger.jsonl")  # append-only: the longer copy is t
 COPIED = (  # in both directions
     *GROWING, "config.json", "run.json", "tokenizer.model", "tokenizer.json",
     "tokenizer_config.json", "chat_template.jinja", "summary.txt", "submission.json", "causes.html",
+    "report.html", "profile.json", "rehearsal.json",
 )  # fmt: skip
 VOTES = "votes"  # one file per step; a repeated evaluation of a step overwrites its file
 

@@ -19,7 +19,7 @@ from cluster.hub import RunError
 from files.atomic import write_atomically
 from reporting.clock import END_SECONDS, Clock, Repeated
 from reporting.step_log import StepLog
-from reporting.throughput import device_memory_gib, host_memory_gib
+from reporting.throughput import device_memory_gib, device_peak_gib, host_memory_gib
 
 INTERVAL_SECONDS = 1.0
 START_SECONDS = 900.0  # allowed at least before the first step, to restore and compile
@@ -103,6 +103,7 @@ class HeartbeatFile:
             "seconds": self.log.goodput.record(),
             "host_memory_gib": host_memory_gib()[0],
             "device_memory_gib": device_memory_gib(),
+            "device_memory_peak_gib": device_peak_gib(),
         }
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,20 @@ import math
 
 from ml_collections import ConfigDict
 
-from configs.key import EXECUTION, MACHINE, PER_HOST, READ, RESUME, TRANSFER, UNCOMPILED, WEIGHTS, Key, Scope, Section
+from configs.key import (
+    EXECUTION,
+    MACHINE,
+    PER_HOST,
+    READ,
+    RESUME,
+    SECRET,
+    TRANSFER,
+    UNCOMPILED,
+    WEIGHTS,
+    Key,
+    Scope,
+    Section,
+)
 from configs.reasoning_keys import KEYS as OF_REASONING
 from configs.recursion_keys import KEYS as OF_RECURSION
 
@@ -368,6 +381,13 @@ inference.cache_dtype = Key(
 KEYS |= OF_REASONING
 logging = Section(KEYS, "logging", MACHINE | RESUME | UNCOMPILED)
 logging.tensorboard = Key(True, "whether to write event files to workdir/tensorboard")
+logging.report = Key(True, "whether to write report.html at the end of the run")
+logging.alerts = Key(
+    "", 'web address that gets a JSON POST when a run fails, stalls, diverges, loses a process or a checkpoint, or '
+    'finishes; "": the address in TORUS_ALERTS_URL, or none', scope=SECRET,
+)  # fmt: skip
+logging.wandb = Key(False, "whether process 0 sends metrics to Weights & Biases; WANDB_MODE=offline: to a folder only")
+logging.trackio = Key(False, "whether process 0 keeps metrics in the local dashboard trackio")
 
 
 @functools.cache

@@ -20,6 +20,7 @@ class Scope(enum.Flag):
     UNCOMPILED = enum.auto()  # no compiled training step reads it
     WEIGHTS = enum.auto()  # describes the weights: another run takes it over with them (`--config=FOLDER_OF_A_RUN`)
     EXECUTION = enum.auto()  # how the weights are executed, and not the function that they stand for
+    SECRET = enum.auto()  # its value is neither printed nor stored
     TRANSFER = enum.auto()  # may differ from the run of `train.init_from`, as keys of EXECUTION may
 
 

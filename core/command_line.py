@@ -32,10 +32,11 @@ try:
     from cluster import identity, processes, startup
     from configs import base, topologies
     from configs.errors import ConfigError, did_you_mean, shown, similar
-    from configs.key import PER_HOST
+    from configs.key import PER_HOST, SECRET
     from input_pipeline.cache import cache_path
+    from reporting.sink import LAST_WORDS
     from settings import loading, simulation, stored_config, validation
-    from settings.keys import NAMES_ELSEWHERE, flat, similar_keys, stray_argument
+    from settings.keys import HIDDEN, NAMES_ELSEWHERE, flat, similar_keys, stray_argument
     from settings.resolving import Loaded
 except ModuleNotFoundError as missing:
     sys.exit(f"error: Python package {missing.name} is not installed here; run `make setup`, then .venv/bin/python")
@@ -98,7 +99,7 @@ class Command:
     @property
     def origin(self) -> dict:
         """The content for the run's run.json."""
-        return self.loaded.origin | {"command": sys.argv}
+        return self.loaded.origin | {"command": without_secrets(sys.argv)}
 
     def banner(self) -> list[str]:
         """Return lines about ignored variables, the simulation, and the sizes that it changed."""
@@ -252,6 +253,13 @@ def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
     return overrides, rest
 
 
+def without_secrets(argv: list[str]) -> list[str]:
+    """Return arguments in which the values of secret keys are hidden."""
+    overrides, _ = split_overrides(argv)
+    secrets = [overrides[key] for key in base.keys_of(SECRET) if overrides.get(key)]
+    return [functools.reduce(lambda text, secret: text.replace(secret, HIDDEN), secrets, word) for word in argv]
+
+
 def config_text(loaded: Loaded) -> str:
     """Return a line for each key with its value and its origin."""
     values = flat(loaded.config).items()
@@ -270,11 +278,12 @@ def check_file_to_write(flag: str) -> None:
 def log_to(workdir: pathlib.Path) -> None:
     """Write messages and tracebacks to `workdir`/logs/train_worker_<process>.out from now on."""
     handler = logging.FileHandler(processes.log_file(workdir), delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    LOG.addHandler(handler)
+    handler.setFormatter(logging.Formatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s", "%Y-%m-%d %H:%M:%S"))
     logging.raiseExceptions = False  # on a full disk, lines are lost and the run continues
-    LOG.propagate = False
-    LOG.setLevel(logging.INFO)
+    for log in (LOG, logging.getLogger("__main__")):
+        log.addHandler(handler)
+        log.propagate = False
+        log.setLevel(logging.INFO)
 
 
 def _workdir() -> tuple[pathlib.Path, Bucket | None]:
@@ -382,6 +391,8 @@ def end_with_the_others(line: str, status: int) -> None:
 
 def _end(line: str, status: int) -> None:
     _ending.acquire()  # never released, so that only one line is the last
+    for tell in list(LAST_WORDS):
+        tell(line, status)
     speaker = threading.Thread(target=_say_last, args=[line], daemon=True)
     speaker.start()
     speaker.join(LAST_WORD_SECONDS)  # the pipe may have no reader

@@ -25,12 +25,12 @@ from inference.engine import Engine
 from input_pipeline.batches import OnLost
 from input_pipeline.corpus import Corpus
 from parallelism.mesh import mesh_context
+from reporting.metrics import OF_A_LINE
 from reporting.step_log import StepLog
 from scoring import figures as scores
 from scoring import questions, tasks
 
 OWN_KINDS = ("train", "event")  # kinds of lines of every run
-OF_A_LINE = ("kind", "step", "time")  # keys of every line
 
 
 def engine_of(run: Run, params: dict) -> Engine:

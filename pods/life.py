@@ -21,7 +21,8 @@ from pods.settings import Settings, worker_numbers
 from pods.transports import Transport, expect_success
 
 BACKUP = "/tmp/backup_models"
-SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "TORUS_RUN_SECRET")  # variables of this machine that are copied to the hosts
+# Variables of this machine that are copied to the hosts.
+SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "TORUS_ALERTS_URL", "TORUS_RUN_SECRET")
 REMOTE = re.compile(r"([a-z][-a-z0-9]*):(?:/(?=/))?(.*)", re.DOTALL)  # NAME:/path, NAME:~/path and NAME://path
 
 

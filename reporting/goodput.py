@@ -55,7 +55,7 @@ class Goodput:
         """
         began = time.time() - _elapsed(clock)
         nothing: Account = {"began": began, "time": began, "parts": {}}
-        accounts = [account for account in (saved, _last(sign_of_life)) if account]
+        accounts = [account for account in (saved, last_account(sign_of_life)) if account]
         last = max(accounts, key=lambda account: account["time"], default=nothing)
         self.clock, self.began = clock, min(last["began"], last["time"])
         self.process_began = max(began, last["time"])
@@ -101,8 +101,8 @@ def _elapsed(clock: Clock) -> float:
     return sum(clock.read().values())
 
 
-def _last(sign_of_life: pathlib.Path) -> Account | None:
-    """Return the account in the file; None if it is missing or damaged."""
+def last_account(sign_of_life: pathlib.Path) -> Account | None:
+    """Return the account in a file of workers/; None if it is missing or damaged."""
     try:
         return read_json(sign_of_life, SignOfLife)["seconds"]
     except (OSError, JsonError):

@@ -13,6 +13,8 @@ h2 { font-size: 18px; font-weight: 600; margin: 40px 0 8px; }
 p { color: var(--soft); margin: 4px 0; max-width: 85ch; }
 figure { margin: 0; padding: 10px; background: var(--panel); border-radius: 6px; }
 svg { display: block; height: auto; }
+@media print { :root { color-scheme: light; --ink: #000; --soft: #333; --rule: #bbb; --paper: #fff; --panel: #fff; }
+  body { max-width: none; padding: 0; font-size: 10pt; } h2 { break-after: avoid; } }
 """
 
 

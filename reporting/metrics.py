@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write metrics.jsonl, the reference record of a run, and TensorBoard's event files."""
+"""Write and read metrics.jsonl, the reference record of a run; other receivers of its figures are sinks."""
 
 import contextlib
 import json
@@ -10,11 +10,13 @@ import pathlib
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Annotated, Required
 
 import pydantic
 
 from files.json_reader import JsonError, Object, parse_json
+from reporting.sink import Sink
 
 Figure = Annotated[float, pydantic.Field(allow_inf_nan=False)] | None
 LOG = logging.getLogger("torus")
@@ -33,12 +35,15 @@ class Line(Object, total=False):
     total_tokens: Annotated[int, pydantic.Field(ge=0, lt=2**63)]
     loss: Figure
     eval_loss: Figure
+    gradient_norm: Figure
+    learning_rate: Figure
     tokens_per_second: Figure
     step_seconds: Figure
     mfu: Figure
     goodput: Figure
 
 
+OF_A_LINE = ("kind", "step", "time")  # keys of every line
 OF_A_STEP = ("train", "eval")  # kinds of lines with a step
 
 
@@ -79,30 +84,26 @@ class MetricsWriter:
     """
 
     def __init__(
-        self, workdir: pathlib.Path, name: str = "metrics.jsonl", *, tensorboard: bool, first: bool = True
+        self, workdir: pathlib.Path, name: str = "metrics.jsonl", *, sinks: Sequence[Sink] = (), first: bool = True
     ):  # fmt: skip
-        """Open the file in `workdir` if this is the `first` process; the other processes write nothing."""
+        """Open the file in `workdir` if this is the `first` process; the other processes write only to `sinks`."""
         self.path = workdir / name if first else pathlib.Path(os.devnull)
         if first and self.path.exists():
             os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
-        self.lock, self.pending = threading.Lock(), []
-        self.event_folder, self.events = workdir / "tensorboard" if tensorboard and first else None, None
+        self.lock, self.pending, self.sinks = threading.Lock(), [], sinks
 
     def __enter__(self):
         return self
 
-    def __exit__(self, *unused):
+    def __exit__(self, kind, error, trace):
         with self.lock:
             self._append()
         if self.pending:
             LOG.error(f"{self.path}: {len(self.pending)} lines could not be written: {''.join(self.pending)}")
             with contextlib.suppress(OSError):  # stderr may be on the same disk; do not hide the run's error
                 print(f"{self.path}: {len(self.pending)} lines could not be written", file=sys.stderr, flush=True)
-        if self.events:
-            import tensorflow as tf
-
-            with contextlib.suppress(tf.errors.OpError):
-                self.events.close()
+        for sink in self.sinks:
+            sink.close(error)
 
     def write(self, kind: str, **figures) -> None:
         """Write one line; non-finite numbers become null."""
@@ -113,8 +114,9 @@ class MetricsWriter:
         with self.lock:
             self.pending.append(json.dumps(line) + "\n")
             self._append()
-            if self.event_folder and kind != "event":
-                self._write_event(kind, line)
+            rest = {name: value for name, value in line.items() if name not in OF_A_LINE}
+            for sink in self.sinks:
+                sink.write(kind, rest, line["step"])
 
     def _append(self) -> None:
         """Write all pending lines or none."""
@@ -128,18 +130,3 @@ class MetricsWriter:
                 self.pending.clear()
             else:
                 file.truncate(size)
-
-    def _write_event(self, kind: str, line: dict) -> None:
-        """Write the numbers of a line as scalars kind/name in one record, since each record takes 0.5 ms."""
-        import tensorflow as tf  # only when there is something to write
-
-        scalars = tf.compat.v1.Summary()
-        for name, value in line.items():
-            if isinstance(value, int | float) and name not in ("step", "time"):
-                scalars.value.add(tag=f"{kind}/{name}", simple_value=value)
-        try:
-            self.events = self.events or tf.summary.create_file_writer(str(self.event_folder))
-            with self.events.as_default():
-                tf.summary.experimental.write_raw_pb(scalars.SerializeToString(), step=line["step"])
-        except tf.errors.OpError:  # a full disk or a deleted folder; a later line starts another file
-            self.events = None

@@ -17,6 +17,7 @@ STYLE = {
     "xtick.major.size": 0, "xtick.minor.size": 0, "ytick.major.size": 0, "ytick.minor.size": 0, "legend.frameon": False,
     "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "grid.linewidth": 0.6,
 }  # fmt: skip
+COLOURS = ("#6ea8dc", "#e28a7c", "#5fc0b0", "#e9b44c", "#9a9fe0", "#93c572", "#b39ad6", "#b9a58c")  # of series
 WIDE = 10.6  # inches; the page is 1100 units wide
 CSS = """
 figure { margin: 8px 0 0; overflow-x: auto; } svg { width: 100%; min-width: 700px; }
@@ -25,6 +26,7 @@ table { border-collapse: collapse; width: 100%; font-size: 13.5px; } th { text-a
 th, td { padding: 4px 14px 4px 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
 .number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 td { overflow-wrap: anywhere; }
+@media print { svg { min-width: 0; } figure, .wide { overflow: visible; } figure, tr { break-inside: avoid; } }
 """
 
 
@@ -33,8 +35,8 @@ def paragraphs(lines: list[str]) -> str:
     return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 
-def figure_of(draw: Callable, report, name: str, height: float) -> str:
-    """Return the SVG of a plot of `height` inches without dates or comments; its ids begin with `name`.
+def figure_of(draw: Callable, report, name: str, height: float, width: float = WIDE) -> str:
+    """Return the SVG of a plot of `height` and `width` inches without dates or comments; its ids begin with `name`.
 
     `draw` draws the report into a figure and fills a dictionary {gid of an artist: its tooltip}.
     """
@@ -43,7 +45,7 @@ def figure_of(draw: Callable, report, name: str, height: float) -> str:
 
     tips: dict[str, str] = {}
     with matplotlib.style.context(["default", STYLE | {"svg.hashsalt": name}]):
-        figure, file = Figure(figsize=(WIDE, height)), io.StringIO()
+        figure, file = Figure(figsize=(width, height)), io.StringIO()
         draw(report, figure, tips)
         figure.savefig(file, format="svg", metadata={"Date": None})
     text = file.getvalue()[file.getvalue().index("<svg") :].replace(INK, "var(--ink)").replace(GRID, "var(--rule)")
@@ -62,3 +64,10 @@ def table_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for cell, row in (("th", columns), *(("td", row) for row in rows))
     ]
     return f'<div class="wide"><table>{"".join(f"<tr>{row}</tr>" for row in lines)}</table></div>'
+
+
+def short(number: float) -> str:
+    """Return a number as a tick label: 0.002, 6,144, 5.03M, 2e+17."""
+    if 1e6 <= number < 1e9:
+        return f"{number / 1e6:.3g}M"
+    return f"{number:,.0f}" if 100 <= number < 1e6 else f"{number:.3g}"

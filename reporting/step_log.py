@@ -9,7 +9,7 @@ import jax
 from reporting.display import Display
 from reporting.goodput import Goodput
 from reporting.metrics import MetricsWriter
-from reporting.throughput import Speed
+from reporting.throughput import Speed, log_memory
 
 POLL_SECONDS = 0.001
 
@@ -84,6 +84,7 @@ class StepLog:
         """Write and show the metrics of held-out data; `weight` counts its tokens."""
         named = {f"eval_{name}": value for name, value in figures.items()}
         self.writer.write("eval", step=step, **named, eval_tokens=weight)
+        log_memory()
         name, values, unit = format_evaluation(self.run.objective, figures, weight)
         self.display.line(f"step {step}  held-out {name} {values} ({weight:,} {unit})")
 
@@ -128,6 +129,7 @@ class StepLog:
         rates = self.speed.interval(self.run.mesh.size, self.run.flops_per_example, self.peak_flops)
         rates["goodput"] = self.goodput.fraction()
         self.writer.write("train", step=step, **figures, **rates)
+        log_memory()
         self.display.train(step, figures | rates)
 
 

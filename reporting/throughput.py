@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the peak speed and the memory of this hardware, and the speed of the steps of a run."""
 
+import logging
 import os
 import pathlib
 import sys
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from reporting.clock import OF_STEPS, Clock
 
 GIB = 2**30
+EARLIER_LOG = logging.getLogger("__main__")  # by this name lines of memory are looked for
 
 
 def measured_matmul_peak(size: int = 2048, repetitions: int = 5) -> float:
@@ -69,6 +71,19 @@ def device_memory_gib() -> list[float] | None:
     return [device["bytes_in_use"] / GIB for device in stats] if all(stats) else None
 
 
+def device_peak_gib() -> list[float] | None:
+    """Return the highest memory in use so far on each local device in GiB; None if a device does not report it."""
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
+    return [peak / GIB for peak in peaks] if None not in peaks else None
+
+
+def log_memory() -> None:
+    """Log the memory of this process and the peak of each local device, in 10^9 bytes; earlier tools look for these."""
+    EARLIER_LOG.info(f"Host memory usage: {host_memory_gib()[0] * GIB / 1e9:.2f} GB")
+    for device, peak in zip(jax.local_devices(), device_peak_gib() or [], strict=False):
+        EARLIER_LOG.info(f"{device.platform.upper()} {device.id} peak memory: {peak * GIB / 1e9:.2f} GB")
+
+
 class Speed:
     """The speed of the steps since the last line of metrics, from the seconds that a clock counted for them."""
 
@@ -88,7 +103,8 @@ class Speed:
         read = self.clock.read()
         spent = {phase: seconds - self.before[phase] for phase, seconds in read.items()}
         seconds, steps = max(sum(spent[phase] for phase in OF_STEPS), 1e-9), max(self.steps, 1)
-        rate, examples_rate, memory = self.tokens / seconds, self.examples / seconds, device_memory_gib()
+        rate, examples_rate = self.tokens / seconds, self.examples / seconds
+        memory, peaks = device_memory_gib(), device_peak_gib()
         figures = {
             "step_seconds": seconds / steps,
             "tokens_per_second": rate,
@@ -98,6 +114,8 @@ class Speed:
             "data_wait_seconds": spent["data"] / steps,
             "host_memory_gib": host_memory_gib()[0],
             "device_memory_gib": memory and memory[0],
+            "device_memory_peak_gib_min": peaks and min(peaks),
+            "device_memory_peak_gib_max": peaks and max(peaks),
         }
         if spent["rollout"]:
             figures["rollout_seconds"] = spent["rollout"] / steps

@@ -5,6 +5,7 @@ from ml_collections import ConfigDict
 
 from configs import base
 from configs.errors import ConfigError, did_you_mean, initials, shown, similar
+from configs.key import SECRET
 
 DASHES = ("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2212")  # editors replace hyphens by these
 DATA_READ = ("data.path", "data.mixture", "data.stream", "data.validation_path")  # keys that name data
@@ -15,6 +16,7 @@ NAMES_ELSEWHERE = {  # names in other programs, and the keys here
     "n_layer": "model.num_layers", "num_hidden_layers": "model.num_layers", "n_head": "model.num_heads",
     "num_attention_heads": "model.num_heads", "intermediate_size": "model.mlp_dim", "dataset": "data.path",
 }  # fmt: skip
+HIDDEN = "(hidden)"  # in place of a secret, where values are printed and stored
 LENGTHS = ("train.steps", "train.tokens", "train.epochs")  # of a run; one of them is set
 ALTERNATIVES = (  # groups of exclusive keys: typing one of them clears the others
     (LENGTHS, "say how long to train"),
@@ -23,8 +25,9 @@ ALTERNATIVES = (  # groups of exclusive keys: typing one of them clears the othe
 
 
 def flat(config: ConfigDict) -> dict[str, object]:
-    """Return {"section.key": value} in alphabetical order, like a ConfigDict."""
-    return {f"{section}.{key}": value for section, keys in config.items() for key, value in keys.items()}
+    """Return {"section.key": value} in alphabetical order, like a ConfigDict; a secret is HIDDEN."""
+    values = {f"{section}.{key}": value for section, keys in config.items() for key, value in keys.items()}
+    return values | {key: HIDDEN for key in base.keys_of(SECRET) if values.get(key)}
 
 
 def from_flat(values: dict[str, object]) -> ConfigDict:

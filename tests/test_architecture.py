@@ -40,7 +40,7 @@ ROOMS["pods"] = {"configs", "files", "settings", "checkpointing", "reporting"}  
 ROOMS |= dict.fromkeys(("core", "serving"), LOWER)
 ROOMS |= dict.fromkeys(("rehearsal", "trained_run"), LOWER | {"core"})
 ROOMS["studies"] = LOWER | {"core", "rehearsal"}
-COMMANDS = {"train", "generate", "score", "explain", "serve", "rehearse", "convert", "sweep", "pod"}
+COMMANDS = {"train", "generate", "score", "explain", "serve", "rehearse", "convert", "sweep", "pod", "report"}
 OTHERS = {
     "migration": LOWER | {"train", "core"},
     "examples": LOWER | {"train", "core"},

@@ -38,12 +38,15 @@ def test_a_run_in_a_bucket_goes_on_on_another_host_and_is_sampled_from(bucket, t
     lines = [json.loads(line) for line in bucket.cat("runs/mine/metrics.jsonl").splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2, 3]
     stored = {name.rpartition("/")[2] for name in bucket.ls("runs/mine")}
-    assert {"config.json", "summary.txt", "checkpoints", "logs", "tensorboard"} <= stored
+    assert {"config.json", "summary.txt", "checkpoints", "logs", "tensorboard", "report.html"} <= stored
     assert [name.rpartition("/")[2] for name in bucket.ls("runs/mine/checkpoints")] == ["3"]
     prompt = ["--workdir=gs://runs/mine", "--prompt=1 and ", "--max_tokens=4"]
     status, out, err = finish(command("generate.py", *prompt, cache=tmp_path / "third"))
     assert status == 0 and out.startswith("1 and "), err
     assert not os.path.exists("gs:")
+    page = tmp_path / "page.html"
+    status, _, err = finish(command("report.py", "gs://runs/mine", f"--html={page}", cache=tmp_path / "fourth"))
+    assert status == 0 and "<h1>Run mine</h1>" in page.read_text(), err
 
 
 def test_votes_go_to_the_bucket_and_come_back_on_another_host(tmp_path):
@@ -61,6 +64,9 @@ def test_a_bucket_that_is_not_there_is_one_line(bucket, tmp_path):
     status, _, err = finish(process)
     assert status == 2
     assert err.strip().splitlines()[-1].startswith("error: --workdir=gs://nothing/mine: the bucket does not exist")
+    status, _, err = finish(command("report.py", "gs://nothing/mine", cache=tmp_path))
+    assert status == 2
+    assert err.strip().splitlines()[-1].startswith("error: gs://nothing/mine: the bucket does not exist")
 
 
 def test_a_run_that_was_stopped_says_so_where_the_bucket_answers_no_more(bucket, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ SMALL = {
     "model.num_kv_heads": "2", "model.mlp_dim": "48", "model.vocab_size": "300", "model.max_length": "64",
     "train.sequence_length": "32", "train.global_batch": "8", "train.steps": "4", "train.save_every": "2",
     "train.log_every": "1", "train.eval_every": "0", "evaluation.batches": "1", "evaluation.sample_tokens": "0",
-    "data.tokenizer": "byte", "data.holdout_fraction": "0.3", "logging.tensorboard": "false",
+    "data.tokenizer": "byte", "data.holdout_fraction": "0.3", "logging.tensorboard": "false", "logging.report": "false",
 }  # fmt: skip
 OF_MODULE = {"error_correction.num_layers": "1", "error_correction.threshold": "0.05"}
 

@@ -14,12 +14,14 @@ import pytest
 
 from tests import groups
 from tests.hostile import Siege
+from tests.receiver import receiver
 from tests.test_train import RISING, SMALL, lines_of
 
 OF_A_GROUP = SMALL | RISING | {
     "model.dtype": "float32", "mesh.data": 2, "mesh.fsdp": 2, "optimizer.name": "sgd", "train.steps": 6,
     "train.eval_every": 2, "train.save_every": 2, "checkpoint.keep": 99, "evaluation.sample_tokens": 0,
     "evaluation.batches": 23, "logging.tensorboard": False,  # all that is held out, the last batch not full
+    "logging.report": False,
 }  # fmt: skip
 ENDLESS = {"train.steps": 100_000}
 DEVICES = 4
@@ -90,9 +92,16 @@ def wait_for(place: pathlib.Path, workdir: str, line: str, processes: list[subpr
 
 
 @pytest.fixture(scope="module")
-def of_four(place) -> list[tuple[int, str, str]]:
+def alerted():
+    """The receiver of the alerts of the four processes."""
+    with receiver() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def of_four(place, alerted) -> list[tuple[int, str, str]]:
     """What 4 processes printed that trained in `place`/four until number 2 was killed, some steps after the sixth."""
-    processes = start(place, "four", 4, ENDLESS)
+    processes = start(place, "four", 4, ENDLESS | {"logging.alerts": alerted.url})
     wait_for(place, "four", SIXTH, processes)
     processes[KILLED].kill()
     began = time.monotonic()
@@ -154,6 +163,11 @@ def test_a_killed_process_ends_the_others_who_name_it(place, of_four):
             assert "train.py" in log or "in _end_with_one_line" in log
 
 
+def test_a_killed_process_is_one_alert_of_process_0(of_four, alerted):
+    said = f"process {KILLED} of 4 ({socket.gethostname()}) died"
+    assert [(alert["event"], alert["text"]) for alert in alerted.taken] == [("lost_worker", said)]
+
+
 def test_a_checkpoint_of_four_processes_goes_on_in_fewer(place, of_two):
     """Bit for bit, by one of the two that reads for the other too."""
     assert start_of(place, "two") == 2
@@ -163,7 +177,7 @@ def test_a_checkpoint_of_four_processes_goes_on_in_fewer(place, of_two):
 def test_strangers_at_the_hub_change_nothing_and_are_counted(place, of_two):
     """The losses, too, are those of processes that none disturbed, as the test above has it."""
     log = (place / "two" / "logs" / "train_worker_0.out").read_text()
-    [number] = re.findall(r"WARNING closed (\d+) connections that did not know the secret of the run", log)
+    [number] = re.findall(r"WARNING - closed (\d+) connections that did not know the secret of the run", log)
     assert 0.95 * NUM_STRANGERS < int(number) <= NUM_STRANGERS  # some hang up before anybody has seen them
     assert [err.count("warning") for _, _, err in of_two] == [0, 0] and not (place / "two" / "run_secret").exists()
 

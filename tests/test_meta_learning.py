@@ -14,6 +14,7 @@ from settings import loading, validation
 SMALL = {
     "model.mlp_dim": "8", "train.steps": "6", "train.save_every": "3", "train.eval_every": "3", "train.log_every": "1",
     "train.global_batch": "4", "evaluation.batches": "2", "logging.tensorboard": "false", "meta.learn_rates": "true",
+    "logging.report": "false",
 }  # fmt: skip
 
 

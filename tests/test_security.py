@@ -61,7 +61,7 @@ def place(tmp_path_factory):
 
 @pytest.mark.parametrize(("script", "status"), [(["train.py"], 0), (["-c", FAILING], 1)], ids=["whole", "failed"])
 def test_a_run_keeps_no_secret(place, script, status):
-    given = arguments(place, f"ends-{status}", train__steps=3)
+    given = arguments(place, f"ends-{status}", train__steps=3, logging__alerts=f"http://127.0.0.1:9/{SECRET}")
     ended, out, err = finish(command(*script, *given, cache=place / "cache"))
     assert ended == status, err
     log = place / f"ends-{status}" / "logs" / "train_worker_0.out"

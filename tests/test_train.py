@@ -4,6 +4,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -107,6 +108,21 @@ def test_metrics_hold_the_contract_and_the_loss_falls(place, whole):
     assert 0 < trained[12]["goodput"] < 1
     assert evaluated[12]["eval_tokens"] > evaluated[6]["eval_tokens"] > 0
     assert list((place / "whole" / "tensorboard").glob("*tfevents*"))
+
+
+def test_a_run_ends_with_a_report_of_itself(place, whole):
+    page = (place / "whole" / "report.html").read_text()
+    assert "<h1>Run whole</h1>" in page and "held-out bits per byte" in page and page.count("<svg") == 8
+    assert "whole: finished, last line written " in page
+
+
+def test_the_log_has_the_memory_of_the_host_at_each_logged_step_and_evaluation(place, whole):
+    log = (place / "whole" / "logs" / "train_worker_0.out").read_text()
+    form = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d - __main__ - INFO - Host memory usage: (\d+\.\d\d) GB$"
+    told = [float(text) for text in re.findall(form, log, re.MULTILINE)]
+    assert len(told) == 12 + 2 and "Host memory usage" not in whole, "and stdout has none"
+    measured = lines_of(place / "whole", "train")[1]["host_memory_gib"] * 2**30 / 1e9
+    assert told[0] == pytest.approx(measured, rel=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -284,7 +300,7 @@ def in_process(**changes):
         section, name = key.split(".")
         config[section][name] = value
     config.mesh.fsdp = len(jax.devices())
-    config.logging.tensorboard = False
+    config.logging.tensorboard = config.logging.report = False
     return config
 
 

@@ -30,7 +30,7 @@ SMALL = {
     "train.steps": STEPS, "train.log_every": 1, "train.eval_every": 0, "train.save_every": SAVED,
     "data.puzzle_count": 4, "data.puzzle_augmentations": 0, "data.puzzle_heldout": 20,
     "optimizer.learning_rate": 1e-2, "optimizer.warmup_steps": 5, "optimizer.table_learning_rate": 0.01,
-    "logging.tensorboard": False,
+    "logging.tensorboard": False, "logging.report": False,
 }  # fmt: skip
 
 

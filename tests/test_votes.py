@@ -63,7 +63,7 @@ def small_config(place, **train_changes):
     config.optimizer.schedule = "constant"
     config.mesh.update(data=8, fsdp=1)
     config.supervision.max_steps = 2
-    config.logging.tensorboard = False
+    config.logging.tensorboard = config.logging.report = False
     return config
 
 

@@ -8,11 +8,10 @@ import statistics
 
 import numpy as np
 
-from reporting.page_parts import GRID, INK
+from reporting.page_parts import COLOURS, GRID, INK, short
 from studies.report.answers import Answer, Row, figure
 from studies.report.costs import FLOPS, Costs
 
-COLOURS = ("#6ea8dc", "#e28a7c", "#5fc0b0", "#e9b44c", "#9a9fe0", "#93c572", "#b39ad6", "#b9a58c")
 HEIGHT = 3.2  # inches of a plot
 PLACE = (0.06, 0.15, 0.93, 0.72)  # of the axes in a figure
 ALONE = "alone"  # one trajectory, as core/evaluations/breadth.py names it
@@ -120,10 +119,3 @@ def log_ticks(axes) -> None:
     axes.set_xscale("log", subs=[2, 5])
     axes.xaxis.set_major_formatter(lambda value, _: short(value))
     axes.xaxis.set_minor_formatter(lambda value, _: short(value))
-
-
-def short(number: float) -> str:
-    """Return a number as a tick label: 0.002, 6,144, 5.03M, 2e+17."""
-    if 1e6 <= number < 1e9:
-        return f"{number / 1e6:.3g}M"
-    return f"{number:,.0f}" if 100 <= number < 1e6 else f"{number:.3g}"

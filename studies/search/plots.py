@@ -7,8 +7,8 @@ import textwrap
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from reporting.page_parts import INK
-from studies.report.plots import COLOURS, PLACE, log_ticks
+from reporting.page_parts import COLOURS, INK
+from studies.report.plots import PLACE, log_ticks
 from studies.search.searches import Searched, point
 
 COLUMNS = 3  # of small multiples

@@ -129,7 +129,7 @@ def test_the_file_is_fresh_while_a_phase_lasts(raised, clock, tmp_path):
     assert (last["phase"], last["phase_seconds"], last["seconds"]) == ("finished", 0.0, {"training": 5.0})
     assert last.keys() == {
         "process", "host", "pid", "code", "step", "phase", "time", "phase_seconds", "seconds", "host_memory_gib",
-        "device_memory_gib",
+        "device_memory_gib", "device_memory_peak_gib",
     }  # fmt: skip
     assert last["time"] == pytest.approx(time.time(), abs=2)
 

@@ -29,7 +29,7 @@ def small_config(**changes):
     config.optimizer.update(name="sgd", clip_norm=0.0, schedule="constant")  # one program, however many steps
     config.evaluation.sample_tokens = 0
     config.mesh.update(fsdp=1, context=8)
-    config.logging.tensorboard = False
+    config.logging.tensorboard = config.logging.report = False
     return config
 
 

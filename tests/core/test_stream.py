@@ -13,7 +13,7 @@ SMALL = {
     "train.global_batch": "8", "train.steps": "40", "train.save_every": "20", "train.eval_every": "20",
     "train.log_every": "1", "optimizer.warmup_steps": "1", "optimizer.learning_rate": "0.01",
     "evaluation.batches": "1", "evaluation.sample_tokens": "0", "data.tokenizer": "byte",
-    "data.holdout_fraction": "0.2", "logging.tensorboard": "false",
+    "data.holdout_fraction": "0.2", "logging.tensorboard": "false", "logging.report": "false",
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ SMALL = {
     "model.vocab_size": 256, "model.max_length": 32, "train.sequence_length": 32, "train.global_batch": 8,
     "train.save_every": 0, "train.eval_every": 0, "evaluation.sample_tokens": 0, "mesh.fsdp": 1,
     "optimizer.name": "sgd", "optimizer.schedule": "constant",  # one program for runs of any length
-    "logging.tensorboard": False, "data.tokenizer": "byte",
+    "logging.tensorboard": False, "logging.report": False, "data.tokenizer": "byte",
 }  # fmt: skip
 
 

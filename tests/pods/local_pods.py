@@ -24,7 +24,7 @@ SMALL = {
     "model.vocab_size": 300, "model.max_length": 32, "train.sequence_length": 32, "train.global_batch": 8,
     "train.log_every": 1, "train.eval_every": 0, "evaluation.sample_tokens": 0,
     "optimizer.name": "sgd", "optimizer.schedule": "constant", "optimizer.warmup_steps": 2, "optimizer.clip_norm": 0.0,
-    "data.tokenizer": "byte", "data.holdout_fraction": 0.2, "logging.tensorboard": "false",
+    "data.tokenizer": "byte", "data.holdout_fraction": 0.2, "logging.tensorboard": "false", "logging.report": "false",
 }  # fmt: skip
 LAUNCH = {  # a record of pods/records.py
     "subcommand": "launch", "words": ["true"], "environment": {}, "log": "train_worker", "workdir": None,

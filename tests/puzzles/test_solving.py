@@ -31,7 +31,7 @@ def small_config(cache):
     config.train.update(steps=2, global_batch=8, log_every=1)
     config.mesh.update(data=1)
     config.supervision.max_steps = STEPS
-    config.logging.tensorboard = False
+    config.logging.tensorboard = config.logging.report = False
     return config
 
 

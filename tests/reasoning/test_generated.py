@@ -18,6 +18,7 @@ SMALL = {
     "model.vocab_size": "256", "model.max_length": "256", "train.sequence_length": "256", "train.global_batch": "8",
     "train.steps": "4", "train.save_every": "2", "train.log_every": "1", "train.eval_every": "2",
     "evaluation.batches": "1", "evaluation.sample_tokens": "0", "logging.tensorboard": "false",
+    "logging.report": "false",
     "data.tokenizer": "byte", "data.source": "reasoning_gym_rollouts", "train.objective": "grpo",
 }  # fmt: skip
 REASON = "reasoning-gym is not installed here: make setup EXTRAS=reasoning"

@@ -25,6 +25,7 @@ SMALL = {
     "model.dtype": "float32", "model.num_layers": "1", "model.embed_dim": "32", "model.mlp_dim": "64",
     "train.global_batch": "8", "grpo.group_size": "4", "train.steps": "4", "train.save_every": "2",
     "train.log_every": "1", "train.eval_every": "0", "evaluation.batches": "1", "logging.tensorboard": "false",
+    "logging.report": "false",
     "tot.use_tot": "false",
 }  # fmt: skip
 SAMPLER = rollouts.Sampler("countdown_rollouts", "", "byte", 4, 1.0, True, "task", 128)

@@ -28,7 +28,7 @@ PROBLEMS = CountdownWindows(0, "heldout").problems(6, num_numbers=4)
 SMALL = {
     "model.dtype": "float32", "model.num_layers": 2, "model.embed_dim": 64, "model.mlp_dim": 128,
     "train.global_batch": 32, "train.steps": 120, "train.eval_every": 0, "optimizer.warmup_steps": 10,
-    "logging.tensorboard": False, "evaluation.batches": 1,
+    "logging.tensorboard": False, "logging.report": False, "evaluation.batches": 1,
     "tot.use_tot": True, "tot.problems": 4, "tot.max_thoughts": 2, "tot.thoughts_per_step": 2,
 }  # fmt: skip
 
@@ -162,7 +162,7 @@ def test_a_trained_head_values_what_a_search_draws(run, tmp_path):
     """The head is trained on rewarded answers of the frozen model, and its values are those of a full forward pass."""
     of_head = {name: value for name, value in SMALL.items() if name.startswith(("model.", "tot."))} | {
         "train.global_batch": 16, "grpo.group_size": 8, "train.steps": 3, "train.log_every": 1, "train.eval_every": 0,
-        "logging.tensorboard": False, "evaluation.batches": 1, "train.init_from": str(run[0]),
+        "logging.tensorboard": False, "logging.report": False, "evaluation.batches": 1, "train.init_from": str(run[0]),
     }  # fmt: skip
     typed = {name: str(value) for name, value in of_head.items()}
     loaded = loading.load("configs/countdown_value_head.py", "", typed)

@@ -9,6 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from files.json_reader import JsonError
 from reporting.metrics import MetricsWriter, read_lines
+from reporting.sinks.tensorboard import TensorBoard
 
 
 def lines(folder) -> list[dict]:
@@ -16,12 +17,12 @@ def lines(folder) -> list[dict]:
 
 
 def write(folder, kind, **figures):
-    with MetricsWriter(folder, tensorboard=False) as writer:
+    with MetricsWriter(folder) as writer:
         writer.write(kind, **figures)
 
 
 def test_tensorboard_finds_the_numbers_of_each_step(tmp_path):
-    with MetricsWriter(tmp_path, tensorboard=True) as writer:
+    with MetricsWriter(tmp_path, sinks=[TensorBoard(tmp_path / "tensorboard")]) as writer:
         for step in (1, 2):
             writer.write("train", step=step, loss=2.5 / step, tokens=step * 64, mfu=None)
         writer.write("event", step=2, event="stop")
@@ -52,7 +53,7 @@ def test_what_is_not_finite_or_unknown_is_null_so_that_every_line_is_json(tmp_pa
 
 def test_what_cannot_be_written_is_kept_and_written_when_it_can_be(tmp_path):
     """A folder that vanishes and comes back: no line is lost, none is torn."""
-    with MetricsWriter(tmp_path / "run", tensorboard=False) as writer:
+    with MetricsWriter(tmp_path / "run") as writer:
         writer.write("train", step=1)
         (tmp_path / "run").mkdir()
         writer.write("train", step=2)
@@ -65,7 +66,7 @@ def test_what_cannot_be_written_is_kept_and_written_when_it_can_be(tmp_path):
 def test_a_line_for_which_there_is_no_room_is_not_left_half_written(tmp_path):
     write(tmp_path, "train", step=1)
     size = (tmp_path / "metrics.jsonl").stat().st_size
-    with MetricsWriter(tmp_path, tensorboard=False) as writer:
+    with MetricsWriter(tmp_path) as writer:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, resource.RLIM_INFINITY))
         try:
             writer.write("train", step=2)
@@ -76,7 +77,7 @@ def test_a_line_for_which_there_is_no_room_is_not_left_half_written(tmp_path):
 
 
 def test_without_room_for_events_metrics_go_on_and_events_again_when_there_is(tmp_path):
-    with MetricsWriter(tmp_path, tensorboard=True) as writer:
+    with MetricsWriter(tmp_path, sinks=[TensorBoard(tmp_path / "tensorboard")]) as writer:
         writer.write("train", step=1, loss=3.0)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         try:

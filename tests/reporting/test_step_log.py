@@ -21,7 +21,7 @@ def test_the_loss_of_a_batch_in_which_nothing_counts_is_unknown(tmp_path):
     config.train.log_every = 1
     run = types.SimpleNamespace(config=config, slow=False, mesh=one_device_mesh(), flops_per_example=1.0)
     goodput = Goodput(Clock(0.0), tmp_path / "none.json", None)
-    with MetricsWriter(tmp_path, tensorboard=False) as writer, Display(2, quiet=True) as display:
+    with MetricsWriter(tmp_path) as writer, Display(2, quiet=True) as display:
         log = StepLog(run, writer, display, goodput=goodput, peak_flops=None, record=None)
         for step, tokens in enumerate((4.0, 0.0), start=1):
             figures = {"loss": 0.0, "gradient_norm": 0.0, "tokens": tokens, "skipped": 0.0, "skipped_in_a_row": 0.0}

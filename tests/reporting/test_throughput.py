@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the time of a run is booked, and what is said of the machine."""
 
+import logging
 import os
+import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -88,3 +91,42 @@ def test_the_peak_of_a_busy_machine_is_that_of_an_idle_one():
 def test_memory_in_use_is_part_of_what_the_machine_has():
     used, total = throughput.host_memory_gib()
     assert 0.01 < used < total
+
+
+class Device:
+    """A local device with the figures that it reports of its memory."""
+
+    platform = "tpu"
+
+    def __init__(self, number: int, stats: dict | None):
+        self.id, self.memory_stats = number, lambda: stats
+
+
+def logged(monkeypatch, caplog, devices: list[Device]) -> list[str]:
+    """Return the lines that `log_memory` writes, as a log file has them."""
+    monkeypatch.setattr(throughput.jax, "local_devices", lambda: devices)
+    form = logging.Formatter("%(name)s - %(levelname)s - %(message)s")
+    with caplog.at_level(logging.INFO, "__main__"):
+        throughput.log_memory()
+    return [form.format(record) for record in caplog.records]
+
+
+def test_the_log_has_the_memory_of_the_host_and_the_peak_of_every_device(monkeypatch, caplog):
+    devices = [Device(number, {"peak_bytes_in_use": int(gb * 1e9)}) for number, gb in ((0, 6.78), (1, 7.0))]
+    host, *rest = logged(monkeypatch, caplog, devices)
+    said = float(re.fullmatch(r"__main__ - INFO - Host memory usage: (\d+\.\d\d) GB", host)[1])
+    [resident] = re.findall(r"VmRSS:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())
+    assert said == pytest.approx(int(resident) * 1024 / 1e9, rel=0.05)
+    assert rest == ["__main__ - INFO - TPU 0 peak memory: 6.78 GB", "__main__ - INFO - TPU 1 peak memory: 7.00 GB"]
+
+
+def test_a_device_that_reports_no_memory_has_no_line(monkeypatch, caplog):
+    assert len(logged(monkeypatch, caplog, [Device(0, None)])) == 1
+
+
+def test_a_step_has_the_lowest_and_the_highest_peak_of_the_devices(monkeypatch, turn):
+    devices = [Device(n, {"bytes_in_use": 2**30, "peak_bytes_in_use": (n + 2) * 2**30}) for n in range(3)]
+    monkeypatch.setattr(throughput.jax, "local_devices", lambda: devices)
+    figures = throughput.Speed(clocks.Clock(100.0)).interval(3, 1.0, None)
+    assert figures["device_memory_gib"] == 1.0
+    assert (figures["device_memory_peak_gib_min"], figures["device_memory_peak_gib_max"]) == (2.0, 4.0)

@@ -19,6 +19,7 @@ SMALL = {
     "model.vocab_size": 256, "model.max_length": 32, "train.sequence_length": 32, "train.global_batch": 8,
     "train.save_every": 0, "train.eval_every": 0, "evaluation.sample_tokens": 0, "mesh.fsdp": 1, "train.steps": 3,
     "optimizer.name": "sgd", "optimizer.schedule": "constant", "logging.tensorboard": False, "data.tokenizer": "byte",
+    "logging.report": False,
     "evaluation.tasks_every": 2, "data.holdout_fraction": 0.3,
 }  # fmt: skip
 ITEMS = [{"question": "6 is 2 times", "choices": ["3", "9"], "answer": 0}, {"text": "12 is 3 times 4; " * 4}]

@@ -19,7 +19,7 @@ TINY = {
     "model.high_cycles": 1, "model.low_cycles": 1, "model.layer_loop": "unroll", "supervision.max_steps": 3,
     "train.global_batch": 16, "train.steps": 60, "train.eval_every": 30, "train.save_every": 30,
     "data.puzzle_count": 4, "data.puzzle_augmentations": 0, "data.puzzle_heldout": 20, "optimizer.warmup_steps": 5,
-    "logging.tensorboard": False,
+    "logging.tensorboard": False, "logging.report": False,
 }  # fmt: skip
 KEYS = [f"--config.{key}={value}" for key, value in TINY.items()]
 

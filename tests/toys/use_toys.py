@@ -26,7 +26,7 @@ def config_of(objective: str = "language_modeling", **mesh):
     config = small_config(**mesh)
     config.model.num_layers = 4
     config.train.update(objective=objective, steps=4, save_every=2, eval_every=0, log_every=1)
-    config.logging.tensorboard = False
+    config.logging.tensorboard = config.logging.report = False
     validate(config, int(np.prod(list(config.mesh.values()))))
     return config
 

@@ -234,7 +234,7 @@ def images(path):
     config.model.update(num_layers=2, mlp_dim=16, max_length=8, vocab_size=2, dtype="float32")
     config.train.update(sequence_length=8, global_batch=8, steps=6, save_every=0, eval_every=0, log_every=1)
     config.plasticity.update(method="continual_backprop", rate=0.05, maturity=1, measure=3)
-    config.logging.tensorboard = False
+    config.logging.tensorboard = config.logging.report = False
     return config
 
 

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report of a run at its end, as a callback."""
+
+import pathlib
+import subprocess
+import sys
+
+from cluster import processes
+from cluster.interruption import Interrupted
+from core.callbacks import Callback
+from settings.loading import ROOT
+
+PAGE = "report.html"  # in the run's folder
+MOST_SECONDS = 60
+
+
+class RunReport(Callback):
+    """Write report.html when the run has finished or failed, by process 0, if `logging.report` asks for it.
+
+    report.py does so in a process of its own, so that neither its memory nor its failure is one of the run. An
+    interrupted run goes on later, and leaves its machine at once.
+    """
+
+    def on_end(self, job, *, has_failed):
+        """Write the page; a failure is an event."""
+        if processes.index() or not job.config.logging.report:
+            return
+        if isinstance(sys.exc_info()[1], Interrupted | KeyboardInterrupt):  # what is ending the run
+            return
+        if problem := write_page(job.workdir):
+            job.log.event(f"{PAGE} was not written: {problem}", "report_failed")
+
+
+def write_page(workdir: pathlib.Path) -> str:
+    """Write the report of a run into its folder; return what went wrong, "" if nothing did."""
+    command = [sys.executable, str(ROOT / "report.py"), str(workdir), f"--html={workdir / PAGE}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=MOST_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"it took more than {MOST_SECONDS} s"
+    except OSError as error:
+        return str(error)
+    last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    return last.removeprefix("error: ") if done.returncode else ""

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write a page about one or several runs: python report.py runs/mine [runs/other ...] --html=report.html
+
+It shows losses, speed, memory, goodput, events, evaluations and the configuration, of several runs over each other. A
+run may still be going on, and may be in a gs:// folder. docs/observability.md describes the page.
+"""
+
+from core import command_line
+
+import os
+import pathlib
+import sys
+
+from checkpointing.bucket import open_bucket
+from cluster import startup
+from configs.errors import ConfigError
+from files.atomic import write_atomically
+from input_pipeline.cache import cache_path
+
+PAGE = "report.html"
+NOT_READ = ("config", "topology", "print_config", "workdir", "join_seconds")  # flags of the other commands
+command_line.flags.DEFINE_string("html", PAGE, "file of the page")
+
+
+def main(arguments: list[str]) -> None:
+    """Read the runs that the command line names, and write their page."""
+    words, rest = positional(arguments)
+    sys.argv = [sys.argv[0], *rest]
+    overrides = command_line.parse_flags(__doc__)
+    if given := [*(f"config.{key}" for key in overrides), *(flag for flag in NOT_READ if is_given(flag))]:
+        raise ConfigError(f"--{given[0]} is not read here: a report shows runs as they are; leave it out")
+    if not words:
+        raise ConfigError(f"no run is named; give its folder, as in report.py runs/mine --html={PAGE}")
+    command_line.check_file_to_write("html")
+    named = by_name(words)
+    from reporting.run_report import page, reading  # numpy is imported only for a command line without mistakes
+
+    made = page.page([reading.read_run(local_folder(place), name) for name, place in named.items()])
+    target = pathlib.Path(command_line.FLAGS.html).expanduser()
+    try:
+        write_atomically(target, made.encode())
+    except OSError as error:
+        raise ConfigError(f"--html={target}: {error.strerror}; name a file that can be written") from None
+    print(f"report: {target}")
+
+
+def positional(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words that name runs, and the flags, of which --html may have its value in the next word."""
+    words, rest = [], []
+    for before, word in zip(["", *arguments], arguments, strict=False):
+        (rest if word.startswith("-") or before == "--html" else words).append(word)
+    return words, rest
+
+
+def is_given(flag: str) -> bool:
+    """Return whether a flag is on the command line."""
+    return bool(command_line.FLAGS[flag].present)
+
+
+def by_name(places: list[str]) -> dict[str, str]:
+    """Return {name of a run: its folder}; ConfigError if two have the same name."""
+    named: dict[str, str] = {}
+    for place in places:
+        name = os.path.basename(os.path.abspath(place)) or place
+        if name in named:
+            raise ConfigError(
+                f"{named[name]} and {place} are both named {name}, by which the page tells runs apart; rename one, or "
+                "give a link to it"
+            )
+        named[name] = place
+    return named
+
+
+def local_folder(place: str) -> pathlib.Path:
+    """Return the folder of a run; of one in a bucket, a local copy of its small files."""
+    if bucket := open_bucket(place, cache_path("")):
+        startup.choose_libraries()
+        try:
+            bucket.fetch()
+        except ConfigError as error:
+            raise ConfigError(str(error).removeprefix("--workdir=")) from None
+        return bucket.folder
+    return pathlib.Path(place).expanduser()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plots of a run's report; each `draw_` function is an argument of reporting/page_parts.py: figure_of."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from reporting.goodput import PARTS
+from reporting.page_parts import COLOURS, INK, short
+from reporting.run_report.reading import RunRecord
+from reporting.run_report.thinning import Curve, thin
+
+LOGARITHMIC = 50.0  # an axis of positive values with a greater ratio of its ends has a logarithmic scale
+PLOT, TITLE, LABELS, POINTS = 1.65, 0.32, 0.45, 72  # inches of the parts of a plot; points of an inch
+FEW = 3  # points of a curve that gets markers, since a line of them is hardly seen
+ROW = 0.24  # inches of a row of the time line
+UNITS = ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))  # of the time line
+PART_COLOURS = {  # of the account of time; waiting and lost time stand out
+    "training": COLOURS[2], "compile": COLOURS[0], "start_up": COLOURS[4], "evaluation": COLOURS[5],
+    "checkpoint": COLOURS[6], "data": COLOURS[3], "lost": COLOURS[1], "idle": COLOURS[7],
+}  # fmt: skip
+EVENTS = {  # rows of the time line: events, and their words
+    "start": "start", "restart": "restart", "saved": "save", "save_failed": "save failed", "save_left_out": "no save",
+    "update_not_taken": "update skipped", "roll_back": "roll back", "mesh": "mesh change", "batch": "batch change",
+    "blame": "slow process", "damaged": "bad checkpoint",
+}  # fmt: skip
+BAD_EVENTS = ("save_failed", "save_left_out", "update_not_taken", "roll_back", "blame", "damaged")
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """A line of a plot."""
+
+    label: str
+    colour: str
+    curve: Curve
+    dashes: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """A plot of figures over steps.
+
+    Attributes:
+      may_be_logarithmic: whether the axis of very different positive values is logarithmic.
+      columns: of the legend.
+    """
+
+    title: str
+    series: Sequence[Series]
+    may_be_logarithmic: bool
+    columns: int
+
+    @property
+    def is_logarithmic(self) -> bool:
+        """Whether the axis of values is logarithmic."""
+        lows = [series.curve.low.min() for series in self.series]
+        highs = [series.curve.high.max() for series in self.series]
+        return self.may_be_logarithmic and min(lows) > 0 and max(highs) > LOGARITHMIC * min(lows)
+
+    @property
+    def legend_height(self) -> float:
+        """The inches of the legend; a single series needs none."""
+        return 0.19 * -(-len(self.series) // self.columns) if len(self.series) > 1 else 0.0
+
+    @property
+    def height(self) -> float:
+        """The inches of the plot with its title, legend and labels."""
+        return PLOT + self.legend_height + TITLE + LABELS
+
+
+def panel(
+    title: str, runs: Sequence[RunRecord], figures: Sequence[tuple[str, str, str, str]], *, logarithmic: bool = False,
+    columns: int = 2,
+) -> Panel | None:  # fmt: skip
+    """Return a plot of figures of all runs; None if no run has one of them.
+
+    Args:
+      figures: of each (kind of line, name, label, dashes of the line).
+    """
+    found = []
+    for number, run in enumerate(runs):
+        for which, (kind, name, label, dashes) in enumerate(figures):
+            steps, values = run.column(kind, name)
+            if len(steps):
+                words = " ".join(word for word in (run.name if len(runs) > 1 else "", label) if word)
+                colour = COLOURS[(number if len(runs) > 1 else which) % len(COLOURS)]
+                found.append(Series(words or run.name, colour, thin(steps, values), dashes))
+    return Panel(title, found, logarithmic, columns) if found else None
+
+
+def draw_panel(shown: Panel, figure, tips: dict[str, str]) -> None:
+    """Draw the lines of a plot, each with the band of its extremes."""
+    (width, height), left = figure.get_size_inches(), 0.58
+    axes = figure.add_axes((left / width, LABELS / height, 1 - (left + 0.15) / width, PLOT / height))
+    for number, series in enumerate(shown.series):
+        curve = series.curve
+        if (curve.high > curve.low).any():
+            axes.fill_between(curve.x, curve.low, curve.high, color=series.colour, alpha=0.25, linewidth=0)
+        line = axes.plot(
+            curve.x, curve.mean, series.dashes, color=series.colour, linewidth=1.3, label=series.label,
+            marker="." if len(curve.x) <= FEW else "", gid=f"line{number}",
+        )  # fmt: skip
+        tips[line[0].get_gid()] = f"{series.label}: {curve.mean[-1]:.5g} at step {curve.x[-1]:,.0f}"
+    if shown.is_logarithmic:
+        axes.set_yscale("log")
+    format_ticks(axes.yaxis)
+    axes.xaxis.set_major_formatter(lambda value, _: short(value))
+    axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
+    axes.set(xlabel="step")
+    axes.set_title(shown.title, loc="left", fontsize=9.5, pad=6 + POINTS * shown.legend_height)
+    axes.grid(axis="y")
+    if len(shown.series) > 1:
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=shown.columns, borderaxespad=0.1, fontsize=8.5
+        )  # fmt: skip
+
+
+def format_ticks(axis) -> None:
+    """Label an axis by plain numbers; a logarithmic one at each decade, or if it has few of them at 2 and 5 too."""
+    axis.set_major_formatter(lambda value, _: short(value) if abs(value) >= 100 else f"{value:.5g}")
+    low, high = axis.get_view_interval()
+    if axis.get_scale() == "log":
+        labelled = "125" if high < 1e3 * low else "1"
+        axis.set_minor_formatter(lambda value, _: short(value) if f"{value:e}"[0] in labelled else "")
+
+
+def draw_goodput(runs: Sequence[RunRecord], figure, tips: dict[str, str]) -> None:
+    """Draw the time of each run as a bar of its parts, in percent."""
+    height = figure.get_figheight()
+    axes = figure.add_axes((0.14, 0.5 / height, 0.83, 1 - 0.85 / height))
+    named = {}
+    for row, run in enumerate(runs):
+        whole, left = sum(run.seconds.values()) or 1.0, 0.0
+        for part, colour in PART_COLOURS.items():
+            share = 100 * run.seconds.get(part, 0.0) / whole
+            if share > 0:
+                bar = axes.barh(row, share, left=left, height=0.62, color=colour, linewidth=0)
+                bar[0].set_gid(f"part{row}-{part}")
+                tips[f"part{row}-{part}"] = f"{PARTS[part][0]}: {share:.1f} % of {run.name}"
+                named.setdefault(PARTS[part][0], bar)
+                if share > 6:
+                    axes.text(left + share / 2, row, f"{share:.0f} %", ha="center", va="center", color="#15181c")
+            left += share
+    axes.set(yticks=range(len(runs)), yticklabels=[shortened(run.name) for run in runs], xlim=(0, 100))
+    axes.set(xlabel="percent of the time since the run began", ylim=(len(runs) - 0.5, -0.5))
+    axes.legend(
+        named.values(), named.keys(), loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=8, borderaxespad=0.2,
+        handlelength=1.2, columnspacing=1.2,
+    )  # fmt: skip
+
+
+def goodput_height(runs: Sequence[RunRecord]) -> float:
+    """Return the inches of that plot."""
+    return 0.95 + 0.34 * len(runs)
+
+
+def rows_of(run: RunRecord) -> dict[str, np.ndarray]:
+    """Return the rows of the time line: {event: Unix seconds}; every start but the first is a restart."""
+    times: dict[str, list[float]] = {}
+    for line in run.events:
+        name = line.get("event", "")
+        name = "restart" if name == "start" and "start" in times else name
+        if name in EVENTS:
+            times.setdefault(name, []).append(line["time"])
+    return {name: np.array(times[name]) for name in EVENTS if name in times}
+
+
+def draw_timeline(run: RunRecord, figure, tips: dict[str, str]) -> None:
+    """Draw the steps over the time since the run began, and below it a row for each kind of event."""
+    rows, height = rows_of(run), figure.get_figheight()
+    times = np.concatenate([*rows.values(), run.progress[:, 0]])
+    began, ended = times.min(), times.max()
+    unit, word = next(found for found in UNITS if ended - began > 3 * found[0] or found == UNITS[-1])
+    deep = ROW * len(rows) + 0.1
+    below = figure.add_axes((0.14, 0.48 / height, 0.83, deep / height))
+    above = figure.add_axes((0.14, (0.48 + deep + 0.1) / height, 0.83, 1 - (0.48 + deep + 0.2) / height), sharex=below)
+    if len(run.progress):
+        order = np.argsort(run.progress[:, 0], kind="stable")
+        curve = thin((run.progress[order, 0] - began) / unit, run.progress[order, 1])
+        above.fill_between(curve.x, curve.low, curve.high, color=COLOURS[0], alpha=0.25, linewidth=0)
+        line = above.plot(curve.x, curve.mean, color=COLOURS[0], linewidth=1.3, gid="steps")
+        tips[line[0].get_gid()] = f"step {curve.mean[-1]:,.0f} after {curve.x[-1]:.3g} {word}"
+    for row, (name, at) in enumerate(rows.items()):
+        seen = thin(np.sort(at - began) / unit, np.full(len(at), float(row)))
+        colour = COLOURS[1] if name in BAD_EVENTS else COLOURS[2]
+        marks = below.plot(seen.x, seen.mean, "|", color=colour, markersize=11, markeredgewidth=1.4, gid=f"row{row}")
+        tips[marks[0].get_gid()] = f"{EVENTS[name]}: {len(at):,}"
+    below.set(yticks=range(len(rows)), ylim=(len(rows) - 0.4, -0.6), xlabel=f"{word} since the run began")
+    below.set_yticklabels([f"{EVENTS[name]} ({len(at):,})" for name, at in rows.items()])
+    margin = 0.01 * max(ended - began, 1.0) / unit
+    below.set_xlim(-margin, (ended - began) / unit + margin)
+    below.grid(axis="x")
+    above.set(ylabel="step")
+    above.yaxis.set_major_formatter(lambda value, _: short(value))
+    above.tick_params(labelbottom=False)
+    above.grid()
+    below.spines["left"].set_visible(False)
+    above.yaxis.label.set_color(INK)
+
+
+def timeline_height(run: RunRecord) -> float:
+    """Return the inches of that plot."""
+    return 2.1 + ROW * len(rows_of(run))
+
+
+def shortened(name: str, most: int = 18) -> str:
+    """Return a name that fits beside a plot."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"

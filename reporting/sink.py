@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of what receives a run's figures besides metrics.jsonl; each is a file of reporting/sinks/.
+
+Such a file has `check(config)`, which raises ConfigError if the configuration asks for a sink that cannot be made, and
+`make(config, workdir, process)`, which returns the sink of a process, or None if it has none.
+"""
+
+import importlib
+import pathlib
+from collections.abc import Callable, Mapping
+
+# Called with the last line and the exit status of a process that ends while its `with` blocks are still open, as at a
+# hang or when another process was lost. They are called in any thread, and return within 2 seconds.
+LAST_WORDS: list[Callable[[str, int], None]] = []
+
+
+class Sink:
+    """Receives the lines of metrics.jsonl. Its failures never end the run, and are lines of the log."""
+
+    def write(self, kind: str, figures: Mapping[str, object], step: int) -> None:
+        """Take the figures of a line; one call at a time, from any thread. A figure that is not finite is None."""
+
+    def close(self, error: BaseException | None) -> None:
+        """End; `error` ends the run, None if it has finished."""
+
+
+def numbers(kind: str, figures: Mapping[str, object]) -> dict[str, float]:
+    """Return {KIND/NAME: figure} of the figures of a line that are numbers."""
+    return {f"{kind}/{name}": value for name, value in figures.items() if isinstance(value, int | float)}
+
+
+def check(config) -> None:
+    """Raise ConfigError if the configuration asks for a sink that cannot be made."""
+    for module in _modules():
+        module.check(config)
+
+
+def sinks_of(config, workdir: pathlib.Path, process: int) -> list[Sink]:
+    """Return the sinks of a process that the configuration asks for."""
+    return [made for module in _modules() if (made := module.make(config, workdir, process))]
+
+
+def _modules() -> list:
+    folder = pathlib.Path(__file__).parent / "sinks"
+    return [importlib.import_module(f"reporting.sinks.{path.stem}") for path in sorted(folder.glob("*.py"))]

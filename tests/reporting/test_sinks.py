@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Receivers of metrics besides metrics.jsonl, with their real clients where these are installed."""
+
+import contextlib
+import importlib.util
+import pathlib
+import sqlite3
+
+import pytest
+
+from cluster.interruption import Interrupted
+from configs import base
+from configs.errors import ConfigError
+from reporting import sink
+from reporting.metrics import MetricsWriter
+from reporting.sinks import weights_and_biases
+from reporting.sinks.tensorboard import TensorBoard
+
+
+def config_with(**values):
+    config = base.get_config()
+    config.logging.update({"tensorboard": False, **values})
+    return config
+
+
+@pytest.fixture
+def workdir(tmp_path) -> pathlib.Path:
+    folder = tmp_path / "study" / "mine"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def write(config, workdir: pathlib.Path, steps: range, error: BaseException | None = None) -> None:
+    """Write the lines of a process of a run."""
+    with MetricsWriter(workdir, sinks=sink.sinks_of(config, workdir, 0)) as writer:
+        for step in steps:
+            writer.write("train", step=step, loss=1 / step, mfu=None)
+            writer.write("event", step=step, event="saved", write_seconds=1.0)
+        if error:
+            raise error
+
+
+def test_a_run_has_the_sinks_that_its_configuration_asks_for(workdir):
+    assert [type(one) for one in sink.sinks_of(config_with(tensorboard=True), workdir, 0)] == [TensorBoard]
+    assert sink.sinks_of(config_with(tensorboard=True), workdir, 1) == []
+    assert sink.sinks_of(config_with(), workdir, 0) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("wandb", "logging.wandb needs the package wandb; make setup EXTRAS=wandb"),
+        ("trackio", "logging.trackio needs the package trackio; .venv/bin/python -m pip install trackio"),
+    ],
+)
+def test_a_missing_package_is_one_line_before_anything_begins(monkeypatch, key, message):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as error:
+        sink.check(config_with(**{key: True}))
+    assert str(error.value) == message
+    sink.check(config_with())
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """Weights & Biases without its servers."""
+    wandb = pytest.importorskip("wandb")
+    wandb.teardown()  # it reads its variables once in a process
+    for name in weights_and_biases.CHOSEN_BY.values():
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+
+
+def test_weights_and_biases_gets_every_figure_and_a_run_that_continues_is_the_same_run(offline, workdir):
+    for steps in (range(1, 3), range(3, 5)):
+        write(config_with(wandb=True), workdir, steps)
+    kept = sorted(workdir.rglob("*.wandb"))
+    number = (workdir / weights_and_biases.ID_FILE).read_text()
+    assert [path.name for path in kept] == [f"run-{number}.wandb"] * 2
+    for content in (path.read_bytes() for path in kept):
+        for part in (b"train/loss", b"mine", b"study", b"decoder_lm", b"language_modeling", b"optimizer.learning_rate"):
+            assert part in content, part
+        assert b"write_seconds" not in content and b"train/mfu" not in content
+
+
+def test_the_variables_of_weights_and_biases_win(offline, workdir, monkeypatch):
+    monkeypatch.setenv("WANDB_NAME", "another-name")
+    monkeypatch.setenv("WANDB_TAGS", "first-tag,second-tag")
+    write(config_with(wandb=True), workdir, range(1, 2))
+    [content] = [path.read_bytes() for path in workdir.rglob("*.wandb")]
+    assert b"another-name" in content and b"second-tag" in content
+
+
+def test_an_interrupted_run_ends_its_run_too(offline, workdir):
+    with pytest.raises(Interrupted):
+        write(config_with(wandb=True), workdir, range(1, 2), Interrupted(1))
+    assert list(workdir.rglob("*.wandb"))
+
+
+def test_without_an_account_weights_and_biases_is_refused_in_one_line(offline, workdir, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("WANDB_API_KEY", "")
+    monkeypatch.setenv("NETRC", str(workdir / "none"))
+    monkeypatch.setenv("HOME", str(workdir))
+    with pytest.raises(ConfigError, match=r"^logging\.wandb: .*; run wandb login, or set WANDB_MODE=offline$"):
+        sink.sinks_of(config_with(wandb=True), workdir, 0)
+
+
+def test_trackio_keeps_every_figure_of_a_run_that_continues(workdir, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    pytest.importorskip("trackio")
+    for steps in (range(1, 3), range(3, 5)):
+        write(config_with(trackio=True), workdir, steps)
+    [path] = (tmp_path / "trackio").glob("*.db")
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        rows = database.execute("select run_name, step, metrics from metrics order by step").fetchall()
+    assert [(name, step) for name, step, _ in rows] == [("mine", step) for step in range(1, 5)]
+    assert all(b"train/loss" in text and b"mfu" not in text for *_, text in rows)
