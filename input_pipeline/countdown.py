@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arithmetic countdown: reach a target from three or four numbers by +, -, * and /. Problems, answers, and windows.
 
-A problem is the text `3 4 25 50=82:`. Each line of its answer combines two numbers, and repeats those that are left in
+A problem is the text `3 4 8 12=27:`. Each line of its answer combines two numbers, and repeats those that are left in
 ascending order:
 
-    50+25=75;3 4 75
-    75+4=79;3 79
-    79+3=82;82
+    12+8=20;3 4 20
+    20+4=24;3 24
+    24+3=27;27
 
 Numbers and results are whole, from 1 to LARGEST. The larger number of a pair comes first. After any line, `?` in place
-of the next line asks for a verdict: `y` if a right answer begins with these lines, else `n`. All texts are ASCII, with
-a token for each byte.
+of the next line asks for a verdict: `y` if a right answer begins with these lines, else `n`. A token is a number, or
+another character.
 """
 
 import functools
@@ -26,11 +26,12 @@ import numpy as np
 from input_pipeline.cache import digest
 from input_pipeline.order import MASK, mix
 from input_pipeline.packing import empty_rows, put_sequence
+from input_pipeline.tokenization import NumberTokenizer
 from input_pipeline.windows import Windows
 
-LARGEST, LARGEST_GIVEN = 99, 50  # of results and targets; of the numbers of a problem
+LARGEST, LARGEST_GIVEN = 30, 15  # of results and targets; of the numbers of a problem
 FOUR_SHARE = 0.8  # of the problems; the others have three numbers
-VERDICT_SHARE = 0.75  # of the texts
+SHARES = {"verdict_of_numbers": 0.4, "verdict": 0.45, "attempt": 0.075}  # of the texts; the others are right answers
 HELDOUT_SHARE = 1 / 16  # of the problems
 TOKENS = {"train": 1 << 32, "heldout": 1 << 17}  # by stream
 
@@ -46,7 +47,7 @@ def question(numbers: State, target: int) -> str:
 def parse(text: str) -> tuple[State, int]:
     """Return the numbers and the target of a problem's text; ValueError if it is none."""
     if not (found := PROBLEM.fullmatch(text)):
-        raise ValueError(f"{text!r} is not a countdown problem; write one as '3 4 25 50=82:'")
+        raise ValueError(f"{text!r} is not a countdown problem; write one as '3 4 8 12=27:'")
     return tuple(sorted(map(int, found[1].split()))), int(found[2])
 
 
@@ -101,13 +102,16 @@ def is_heldout(numbers: State, target: int) -> bool:
 class CountdownWindows(Windows):
     """Rows of problems with answers or verdicts, each in a segment of its own; a window source without files.
 
-    An answer is a random way to reach the target. A verdict is about the first lines of an answer, about random moves,
-    or about lines of which the last has a mistake. Only answers and verdicts are learned: other targets are IGNORED. A
-    row is a pure function of (seed, stream, index). No problem of the training rows is held out, nor are three numbers
-    with a target that an answer goes through.
+    An answer is a random way to reach the target, or an attempt: random moves, wherever they lead. Without attempts,
+    the model would learn that each last line ends with the target, and would claim it of any two numbers. A verdict is
+    about numbers alone, about the first lines of an answer, about random moves, or about lines of which the last has a
+    mistake. Only answers and verdicts are learned: other targets are IGNORED. A row is a pure function of (seed,
+    stream, index). No problem of the training rows is held out, nor are three numbers with a target that an answer goes
+    through.
     """
 
-    vocab_size = 128
+    vocab_size = NumberTokenizer.vocab_size
+    tokenizer = NumberTokenizer()
     batch_exceeds_pass = True
 
     def __init__(self, seed: int, stream: str):
@@ -125,10 +129,9 @@ class CountdownWindows(Windows):
         keys = mix(np.asarray(indices, np.uint64)) ^ self._key
         for row, key in enumerate(keys.tolist()):
             first = 0
-            for number, (asked, answer) in enumerate(self._texts(key, sequence_length), start=1):
-                tokens = np.frombuffer((asked + answer).encode(), np.uint8)
-                is_learned = np.arange(len(tokens)) >= len(asked)
-                first = put_sequence(batch, row, first, number, tokens.astype(np.int32), is_learned)
+            for number, (asked, answer) in enumerate(self._sequences(key, sequence_length), start=1):
+                is_learned = np.arange(len(asked) + len(answer)) >= len(asked)
+                first = put_sequence(batch, row, first, number, [*asked, *answer], is_learned)
         return batch
 
     def problems(self, count: int, num_numbers: int) -> list[str]:
@@ -138,18 +141,41 @@ class CountdownWindows(Windows):
         texts = dict.fromkeys(question(*problem[:2]) for problem in itertools.islice(found, 2 * count))
         return list(texts)[:count]
 
-    def _texts(self, key: int, length: int) -> Iterator[tuple[str, str]]:
-        """Yield (question, answer) of a row."""
+    def _sequences(self, key: int, length: int) -> Iterator[tuple[list[int], list[int]]]:
+        """Yield the tokens (of the question, of the answer) of each text of a row."""
         draw = random.Random(key)
         while True:
-            numbers, target, path = self._problem(draw, 4 if draw.random() < FOUR_SHARE else 3)
-            asked, answer = question(numbers, target), "".join(f"{line}\n" for line, _ in path)
-            if draw.random() < VERDICT_SHARE:
-                asked, answer = _verdict(draw, asked, numbers, path)
+            asked, answer = map(self.tokenizer.encode, self._text(draw))
             if (size := len(asked) + len(answer) - 1) > length:
                 return
             length -= size
             yield asked, answer
+
+    def _text(self, draw: random.Random) -> tuple[str, str]:
+        """Return a question and its answer, of a kind of SHARES."""
+        kinds = list(zip(SHARES, itertools.accumulate(SHARES.values()), strict=True))
+        drawn = draw.random()
+        kind = next((name for name, end in kinds if drawn < end), "answer")
+        if kind == "verdict_of_numbers":
+            return self._verdict_of_numbers(draw)
+        numbers, target, path = self._problem(draw, 4 if draw.random() < FOUR_SHARE else 3)
+        if kind == "verdict":
+            return _verdict(draw, question(numbers, target), numbers, path)
+        moves_made = _walk(draw, numbers, len(path)) if kind == "attempt" else path
+        return question(numbers, target), _text_of(moves_made)
+
+    def _verdict_of_numbers(self, draw: random.Random) -> tuple[str, str]:
+        """Return a question about two or three numbers and a target, and its verdict.
+
+        A wrong target is one that nearly the same numbers reach.
+        """
+        while True:
+            numbers, target, path = self._problem(draw, 3)
+            state = path[0][1] if draw.random() < 0.4 else numbers
+            if draw.random() < 0.6:
+                target = _walk(draw, _nearly(draw, state), len(state) - 1)[-1][1][0]
+            if self._has(state, target):
+                return f"{question(state, target)}?", "y" if target in reachable(state) else "n"
 
     def _problem(self, draw: random.Random, num_numbers: int) -> tuple[State, int, list[tuple[str, State]]]:
         """Return (numbers, target, moves to it) of a problem of this stream."""
@@ -185,6 +211,18 @@ def _verdict(draw: random.Random, asked: str, numbers: State, path: list[tuple[s
     return asked + "".join(f"{line}\n" for line in lines) + "?", verdict
 
 
+def _nearly(draw: random.Random, numbers: State) -> State:
+    """Return numbers of which one is another one, up to 4 away."""
+    place = _below(draw, len(numbers))
+    other = numbers[place] + 1 + _below(draw, 3) - 5 * _below(draw, 2)
+    return tuple(sorted([*numbers[:place], min(max(other, 1), LARGEST), *numbers[place + 1 :]]))
+
+
+def _text_of(path: list[tuple[str, State]]) -> str:
+    """Return the lines of an answer."""
+    return "".join(f"{line}\n" for line, _ in path)
+
+
 def _claiming(draw: random.Random, numbers: State, target: int, count: int) -> list[str]:
     """Return random moves, and a last line that claims the target; its operation comes nearest half the time."""
     walk = _walk(draw, numbers, count - 1)
@@ -211,11 +249,11 @@ def _mistaken(draw: random.Random, line: str) -> str:
 class CountdownRollouts(CountdownWindows):
     """Rows of one problem each for `train.objective=grpo`, which draws answers."""
 
-    def _texts(self, key, length):
+    def _sequences(self, key, length):
         """Yield the question and the answer of one problem."""
         draw = random.Random(key)
         numbers, target, path = self._problem(draw, 4 if draw.random() < FOUR_SHARE else 3)
-        yield question(numbers, target), "".join(f"{line}\n" for line, _ in path)
+        yield self.tokenizer.encode(question(numbers, target)), self.tokenizer.encode(_text_of(path))
 
 
 def _walk(draw: random.Random, numbers: State, count: int) -> list[tuple[str, State]]:

@@ -118,13 +118,13 @@ def test_a_function_of_the_user_is_a_value_and_the_oracle_knows_what_is_right(ru
         (found,) = solver(run[2], limits, longest).solve(PROBLEMS[:1], "bfs", limits)
     assert all(one.value == len(one.answer) for one in found.root.all()[1:])
     oracle = VALUES["oracle"](Countdown(), None, None)
-    lines = ["50+25=75;3 4 75", "75+4=79;3 79", "79+3=82;82"]
-    for count, wrong in ((1, "50+25=76;3 4 76"), (2, "75-4=71;3 71"), (3, "79-3=76;76")):
+    lines = ["12+8=20;3 4 20", "20+4=24;3 24", "24+3=27;27"]
+    for count, wrong in ((1, "12+8=21;3 4 21"), (2, "20-3=17;4 17"), (3, "24-3=21;21")):
         for line, value in ((lines[count - 1], 1.0), (wrong, 0.0)):
             thought = Thought()
             for text in [*lines[: count - 1], line]:
                 thought = Thought(text, thought)
-            assert oracle.value("3 4 25 50=82:", thought, []) == value
+            assert oracle.value("3 4 8 12=27:", thought, []) == value
 
 
 def test_the_page_shows_every_thought_and_escapes_what_the_model_wrote():
@@ -150,8 +150,8 @@ def test_generate_searches_and_says_what_it_cannot_do(run, tmp_path):
     status, out, err = finish(command(*asked, f"--prompt={PROBLEMS[0]}", f"--html={html}", cache=tmp_path))
     assert status == 0 and out.startswith(PROBLEMS[0]) and html.read_text().count("<li") > 5, err
     for words, said in (
-        (["--prompt=3 4=5"], "error: --prompt=3 4=5: '3 4=5' is not a countdown problem; write one as '3 4 25 50=82:'"),
-        (["--prompt=3 4=5:"], "'3 4=5:' needs 3 or 4 numbers; they and the target are from 1 to 99"),
+        (["--prompt=3 4=5"], "error: --prompt=3 4=5: '3 4=5' is not a countdown problem; write one as '3 4 8 12=27:'"),
+        (["--prompt=3 4=5:"], "'3 4=5:' needs 3 or 4 numbers; they and the target are from 1 to 30"),
         ([f"--prompt={PROBLEMS[0]}", "--temperature=1"], "--temperature: --search does not read it"),
     ):
         status, out, err = finish(command(*asked, *words, cache=tmp_path))
