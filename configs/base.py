@@ -201,7 +201,9 @@ data.max_document_mib = Key(
 )  # fmt: skip
 BUILT_IN_TOKENIZERS = ("byte", "numbers")  # those without a file
 data.tokenizer = Key(
-    "sentencepiece", 'sentencepiece (trained on the corpus), byte, numbers, or a path (.model, .json); "": none', scope=WEIGHTS
+    "sentencepiece",
+    'sentencepiece (trained on the corpus), byte, numbers, or a path (.model, .json); "": none',
+    scope=WEIGHTS,
 )
 data.cache_dir = Key(
     "", 'folder of tokenizers, shards and compiled programs; "": $XDG_CACHE_HOME/torus or ~/.cache/torus',

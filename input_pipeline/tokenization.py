@@ -95,7 +95,9 @@ class NumberTokenizer(ByteTokenizer):
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text; characters that are not ASCII have none."""
-        return [self.first_number + int(part) if part[0] in "123456789" else ord(part) for part in self._parts.findall(text)]
+        return [
+            self.first_number + int(part) if part[0] in "123456789" else ord(part) for part in self._parts.findall(text)
+        ]
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """Return an integer array for each text."""

@@ -25,53 +25,52 @@ def is_right(problem: str, answer: str) -> bool:
     for line in answer.splitlines():
         first, sign, second, result, rest = re.fullmatch(r"(\d+)([-+*/])(\d+)=(\d+);([\d ]+)", line).groups()
         a, b = fractions.Fraction(first), fractions.Fraction(second)
-        left.remove(a)
-        left.remove(b)
+        for used in (a, b):
+            if used not in left:
+                return False
+            left.remove(used)
         left.append({"+": a + b, "-": a - b, "*": a * b, "/": a / b}[sign])
         if left[-1] != int(result) or sorted(left) != list(map(int, rest.split())):
             return False
     return left == [int(target)]
 
 
-def texts(row: dict[str, np.ndarray]) -> list[tuple[str, str]]:
-    """Return (question, answer) of the segments of a row."""
-    found = []
+def texts(row: dict[str, np.ndarray]) -> list[tuple[str, str, str]]:
+    """Return (question, answer, what is learned of it) of the segments of a row."""
+    found, decode = [], NumberTokenizer().decode
     for segment in range(1, row["segments"].max() + 1):
         places = row["segments"] == segment
         tokens, targets = row["tokens"][places], row["targets"][places]
         assert row["positions"][places].tolist() == list(range(len(tokens)))
         learned = targets != IGNORED
-        size = len(tokens) - learned.sum() + 1
-        assert learned[size - 1 :].all() and (targets[size - 1 : -1] == tokens[size:]).all()
-        decode = NumberTokenizer().decode
-        found.append((decode(tokens[:size].tolist()), decode(targets[learned].tolist())))
+        assert (targets[:-1] == tokens[1:])[learned[:-1]].all()
+        whole = decode([*tokens.tolist(), int(targets[-1])])
+        question, colon, answer = whole.partition(":")
+        found.append((question + colon, answer, decode(targets[learned].tolist())))
     return found
 
 
 @pytest.mark.parametrize("stream", ["train", "heldout"])
 def test_rows_teach_right_answers_and_right_verdicts_of_their_stream(stream):
     windows = CountdownWindows(0, stream)
-    batch, verdicts, answers, mistakes, of_numbers = windows.read(np.arange(300), 128), [], [], 0, 0
+    batch, verdicts, right, mistakes = windows.read(np.arange(300), 128), [], [], 0
     for index in range(300):
-        for asked, answer in texts({name: values[index] for name, values in batch.items()}):
-            problem, _, lines = asked.partition(":")
-            problem += ":"
+        for problem, answer, learned in texts({name: values[index] for name, values in batch.items()}):
             numbers, target = countdown.parse(problem)
-            assert len(numbers) == 2 or countdown.is_heldout(numbers, target) == (stream == "heldout")
-            if not lines:
-                assert is_right(problem, answer) == countdown.is_correct(problem, answer)
-                assert countdown.state_after(numbers, answer[:-1].split("\n")) is not None, "attempts are moves too"
-                answers.append(countdown.is_correct(problem, answer))
-                continue
-            assert lines.endswith("\n?") or lines == "?"
-            left = countdown.state_after(numbers, lines[:-2].split("\n") if lines != "?" else [])
-            assert (answer == "y") == (left is not None and target in countdown.reachable(left))
-            verdicts.append(answer)
+            assert countdown.is_heldout(numbers, target) == (stream == "heldout")
+            lines = []
+            for line, verdict in re.findall(r"([^\n]+)\n\?([yn])", answer):
+                lines.append(line)
+                left = countdown.state_after(numbers, lines)
+                assert (verdict == "y") == (left is not None and target in countdown.reachable(left))
+                assert left is not None or line not in learned, "a mistake is not learned"
+                verdicts.append(verdict)
             mistakes += left is None
-            of_numbers += lines == "?"
-    assert 0.25 < verdicts.count("y") / len(verdicts) < 0.75, "the model must learn to tell them apart"
-    assert mistakes > 0.1 * len(verdicts) and 0.3 < of_numbers / len(verdicts) < 0.6
-    assert 0.1 < len(answers) / (len(answers) + len(verdicts)) < 0.3 and 0.4 < np.mean(answers) < 0.8
+            assert countdown.is_correct(problem, answer.removesuffix("?y")) == is_right(problem, "\n".join(lines))
+            right.append(is_right(problem, "\n".join(lines)))
+            assert not right[-1] or lines[0] in learned
+    assert 0.2 < verdicts.count("n") / len(verdicts) < 0.6, "the model must learn to tell them apart"
+    assert 0.15 < mistakes / len(right) < 0.35 and 0.25 < np.mean(right) < 0.6
     assert (batch["segments"] > 0).mean() > 0.75, "rows are nearly full"
 
 
