@@ -7,7 +7,7 @@ one prompt or message while it is decoded. A recursive model solves a puzzle ins
 python generate.py --workdir=runs/sudoku --puzzle=puzzle.txt [--html=steps.html]
 --trajectories=16 --supervision_steps=16 lets it try 16 times, and chooses one answer, see docs/puzzles.md.
 --search=bfs searches for an answer to each --prompt, a problem of the task that the model learned, see
-docs/reasoning.md: python generate.py --workdir=runs/countdown --search=bfs --prompt="3 4 25 50=82:" [--html=tree.html]
+docs/reasoning.md: python generate.py --workdir=runs/countdown --search=bfs --prompt="3 4 8 12=27:" [--html=tree.html]
 """
 
 from configs.reasoning_keys import KEYS

@@ -10,6 +10,8 @@ same held-out problems of four numbers, and none sees whether an answer is right
 - `value_head`: breadth-first search with the trained head of configs/countdown_value_head.py in place of verdicts.
 - `oracle`: breadth-first search whose value knows what is right, an upper bound.
 - `shared`: of the prompt tokens of breadth-first search, the share that other rows had computed.
+- `moves_N`, `verdict_auc_N`: of the lines of level N that breadth-first search draws, the share that are moves, and the
+  chance that the verdict of one that can succeed is above that of one that cannot.
 - `cache_mib_N`: size of the cache of a search with max_thoughts N.
 
 Gate: greedy is between 0.15 and 0.35, `tree_of_thoughts` is at least 2.5 times as large, and above best_of_n.
@@ -21,13 +23,14 @@ import time
 
 import support
 from scipy.stats import binomtest
+from sklearn.metrics import roc_auc_score
 
 import jax
 
 from core import solving
 from core.evaluators import engine_of
 from inference.batching import Batch
-from input_pipeline.countdown import CountdownWindows
+from input_pipeline.countdown import CountdownWindows, can_succeed, parse, state_after
 from parallelism.mesh import mesh_context
 from reasoning.solving import Solved
 from settings import loading
@@ -79,7 +82,20 @@ def measured(run: TrainedRun, name: str, problems: list[str]) -> dict[str, float
     figures[f"{name}_tokens"] = tokens
     if name == "tree_of_thoughts":
         shared, computed = batch.num_shared_tokens, batch.num_prompt_tokens
-        figures["shared"] = round(shared / (shared + computed), 3)
+        figures |= {"shared": round(shared / (shared + computed), 3)} | levels(found)
+    return figures
+
+
+def levels(found: list[Solved]) -> dict[str, float]:
+    """Return how good the lines and the verdicts of trees are, by level."""
+    figures = {}
+    for depth in range(1, 4):
+        lines = [(one.problem, line) for one in found for line in one.root.all() if line.depth == depth]
+        legal = [state_after(parse(problem)[0], line.lines) is not None for problem, line in lines]
+        good = [can_succeed(problem, line.lines) for problem, line in lines]
+        figures[f"moves_{depth}"] = round(sum(legal) / len(legal), 3)
+        if len(set(good)) == 2:
+            figures[f"verdict_auc_{depth}"] = round(roc_auc_score(good, [line.value for _, line in lines]), 3)
     return figures
 
 

@@ -21,7 +21,7 @@ from checkpointing.bucket import path_of
 from checkpointing.checkpoints import CheckpointError, Checkpoints
 from checkpointing.record import frozen_refs
 from cluster import processes
-from configs.base import keys_of
+from configs.base import BUILT_IN_TOKENIZERS, keys_of
 from configs.errors import ConfigError, shown
 from configs.key import EXECUTION, TRANSFER
 from layers.adapters import INPUTS
@@ -84,7 +84,7 @@ class SourceRun:
     def check_tokenizer(self, config: ConfigDict, tokenizer) -> None:
         """Raise ConfigError if the tokenizer of a corpus of `config` differs from the tokenizer of this run.
 
-        `tokenizer.files` maps file names to contents; it is empty for bytes.
+        `tokenizer.files` maps file names to contents; it is empty for a built-in tokenizer.
         """
         name = self.configuration().data.tokenizer
         if not name and config.data.tokenizer == "sentencepiece":
@@ -92,9 +92,10 @@ class SourceRun:
         if not name:  # imported without one; the user says which it is
             return
         file = path_of(name)
-        if name != "byte" and not file.is_file():
+        if name not in BUILT_IN_TOKENIZERS and not file.is_file():
             raise ConfigError(f"{self.key}={self.name} has no tokenizer for texts; name another run")
-        same = not tokenizer.files if name == "byte" else tokenizer.files.get(file.name) == file.read_bytes()
+        built_in = name in BUILT_IN_TOKENIZERS
+        same = tokenizer.digest == name if built_in else tokenizer.files.get(file.name) == file.read_bytes()
         if not same:
             raise ConfigError(
                 f"{self.key}={self.name} has another tokenizer than data.tokenizer={config.data.tokenizer}; "

@@ -212,8 +212,11 @@ data.max_document_mib = Key(
     256, "largest line, row or record of a file with many documents, in MiB; a text file is read in pieces",
     least=1, most=1 << 20,
 )  # fmt: skip
+BUILT_IN_TOKENIZERS = ("byte", "numbers")  # those without a file
 data.tokenizer = Key(
-    "sentencepiece", 'sentencepiece (trained on the corpus), byte, or a path (.model, .json); "": none', scope=WEIGHTS
+    "sentencepiece",
+    'sentencepiece (trained on the corpus), byte, numbers, or a path (.model, .json); "": none',
+    scope=WEIGHTS,
 )
 data.cache_dir = Key(
     "", 'folder of tokenizers, shards and compiled programs; "": $XDG_CACHE_HOME/torus or ~/.cache/torus',

@@ -16,16 +16,18 @@ def get_config():
     config.model.num_heads = 4
     config.model.num_kv_heads = 4
     config.model.mlp_dim = 384
-    config.model.vocab_size = 128
+    config.model.vocab_size = 228
     config.model.max_length = 128
+    config.model.dtype = "float32"  # on a CPU faster than bfloat16 at this size
     config.data.source = "countdown"
-    config.data.tokenizer = "byte"
-    config.optimizer.learning_rate = 3e-3
-    config.train.steps = 1200
-    config.train.global_batch = 96
+    config.data.tokenizer = "numbers"
+    config.optimizer.name = "muon"
+    config.optimizer.learning_rate = 1e-2
+    config.train.steps = 3000
+    config.train.global_batch = 24
     config.train.sequence_length = 128
-    config.train.log_every = 50
-    config.train.eval_every = 400
-    config.train.save_every = 400
+    config.train.log_every = 100
+    config.train.eval_every = 1000
+    config.train.save_every = 500
     config.evaluation.sample_tokens = 0
     return config

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arithmetic countdown: reach a target from three or four numbers by +, -, * and /. Problems, answers, and windows.
 
-A problem is the text `3 4 25 50=82:`. Each line of its answer combines two numbers, and repeats those that are left in
-ascending order:
+A problem is the text `3 4 8 12=27:`. Each line of its answer combines two numbers, and repeats those that are left in
+ascending order. After each line, `?` asks for a verdict: `y` if a right answer begins with the lines so far, else `n`.
+The next line follows the verdict:
 
-    50+25=75;3 4 75
-    75+4=79;3 79
-    79+3=82;82
+    12+8=20;3 4 20
+    ?y20+4=24;3 24
+    ?y24+3=27;27
+    ?y
 
-Numbers and results are whole, from 1 to LARGEST. The larger number of a pair comes first. After any line, `?` in place
-of the next line asks for a verdict: `y` if a right answer begins with these lines, else `n`. All texts are ASCII, with
-a token for each byte.
+Numbers and results are whole, from 1 to LARGEST. The larger number of a pair comes first. A token is a number, or
+another character.
 """
 
 import functools
@@ -26,15 +27,18 @@ import numpy as np
 from input_pipeline.cache import digest
 from input_pipeline.order import MASK, mix
 from input_pipeline.packing import empty_rows, put_sequence
+from input_pipeline.tokenization import NumberTokenizer
 from input_pipeline.windows import Windows
 
-LARGEST, LARGEST_GIVEN = 99, 50  # of results and targets; of the numbers of a problem
+LARGEST, LARGEST_GIVEN = 30, 15  # of results and targets; of the numbers of a problem
 FOUR_SHARE = 0.8  # of the problems; the others have three numbers
-VERDICT_SHARE = 0.75  # of the texts
+RIGHT_SHARE = 0.3  # of the answers; the others are attempts
+MISTAKEN_SHARE = 0.4  # of the attempts
 HELDOUT_SHARE = 1 / 16  # of the problems
 TOKENS = {"train": 1 << 32, "heldout": 1 << 17}  # by stream
 
 State = tuple[int, ...]  # the numbers that are left, ascending
+VERDICT = re.compile(r"^\?[yn]", re.MULTILINE)
 PROBLEM = re.compile(r"(\d+(?: \d+)+)=(\d+):")
 
 
@@ -46,7 +50,7 @@ def question(numbers: State, target: int) -> str:
 def parse(text: str) -> tuple[State, int]:
     """Return the numbers and the target of a problem's text; ValueError if it is none."""
     if not (found := PROBLEM.fullmatch(text)):
-        raise ValueError(f"{text!r} is not a countdown problem; write one as '3 4 25 50=82:'")
+        raise ValueError(f"{text!r} is not a countdown problem; write one as '3 4 8 12=27:'")
     return tuple(sorted(map(int, found[1].split()))), int(found[2])
 
 
@@ -80,9 +84,9 @@ def state_after(numbers: State, lines: list[str]) -> State | None:
 
 
 def is_correct(problem: str, answer: str) -> bool:
-    """Return whether every line of an answer is a move, and the target alone is left."""
+    """Return whether every line of an answer is a move, and the target alone is left; verdicts do not count."""
     numbers, target = parse(problem)
-    return state_after(numbers, answer.removesuffix("\n").split("\n")) == (target,)
+    return state_after(numbers, VERDICT.sub("", answer).removesuffix("\n").split("\n")) == (target,)
 
 
 def can_succeed(problem: str, lines: list[str]) -> bool:
@@ -101,13 +105,15 @@ def is_heldout(numbers: State, target: int) -> bool:
 class CountdownWindows(Windows):
     """Rows of problems with answers or verdicts, each in a segment of its own; a window source without files.
 
-    An answer is a random way to reach the target. A verdict is about the first lines of an answer, about random moves,
-    or about lines of which the last has a mistake. Only answers and verdicts are learned: other targets are IGNORED. A
-    row is a pure function of (seed, stream, index). No problem of the training rows is held out, nor are three numbers
-    with a target that an answer goes through.
+    An answer is a random way to the target, or an attempt: some lines of it, then random moves, or a line with a
+    mistake, after which it ends. Without attempts, the model would learn that each last line ends with the target, and
+    would claim it of any two numbers. Only answers are learned, without lines that have a mistake: other targets are
+    IGNORED. A row is a pure function of (seed, stream, index). No problem of the training rows is held out, nor are
+    three numbers with a target that a right answer goes through.
     """
 
-    vocab_size = 128
+    vocab_size = NumberTokenizer.vocab_size
+    tokenizer = NumberTokenizer()
     batch_exceeds_pass = True
 
     def __init__(self, seed: int, stream: str):
@@ -125,10 +131,8 @@ class CountdownWindows(Windows):
         keys = mix(np.asarray(indices, np.uint64)) ^ self._key
         for row, key in enumerate(keys.tolist()):
             first = 0
-            for number, (asked, answer) in enumerate(self._texts(key, sequence_length), start=1):
-                tokens = np.frombuffer((asked + answer).encode(), np.uint8)
-                is_learned = np.arange(len(tokens)) >= len(asked)
-                first = put_sequence(batch, row, first, number, tokens.astype(np.int32), is_learned)
+            for number, (tokens, is_learned) in enumerate(self._sequences(key, sequence_length), start=1):
+                first = put_sequence(batch, row, first, number, tokens, np.array(is_learned))
         return batch
 
     def problems(self, count: int, num_numbers: int) -> list[str]:
@@ -138,18 +142,21 @@ class CountdownWindows(Windows):
         texts = dict.fromkeys(question(*problem[:2]) for problem in itertools.islice(found, 2 * count))
         return list(texts)[:count]
 
-    def _texts(self, key: int, length: int) -> Iterator[tuple[str, str]]:
-        """Yield (question, answer) of a row."""
+    def _sequences(self, key: int, length: int) -> Iterator[tuple[list[int], list[bool]]]:
+        """Yield (tokens, which are learned) of each text of a row."""
         draw = random.Random(key)
         while True:
             numbers, target, path = self._problem(draw, 4 if draw.random() < FOUR_SHARE else 3)
-            asked, answer = question(numbers, target), "".join(f"{line}\n" for line, _ in path)
-            if draw.random() < VERDICT_SHARE:
-                asked, answer = _verdict(draw, asked, numbers, path)
-            if (size := len(asked) + len(answer) - 1) > length:
+            parts = [(question(numbers, target), False), *_answer(draw, numbers, target, path)]
+            tokens, is_learned = self._encoded(parts)
+            if len(tokens) - 1 > length:
                 return
-            length -= size
-            yield asked, answer
+            length -= len(tokens) - 1
+            yield tokens, is_learned
+
+    def _encoded(self, parts: list[tuple[str, bool]]) -> tuple[list[int], list[bool]]:
+        encoded = [(self.tokenizer.encode(text), learned) for text, learned in parts]
+        return [token for tokens, _ in encoded for token in tokens], [flag for tokens, flag in encoded for _ in tokens]
 
     def _problem(self, draw: random.Random, num_numbers: int) -> tuple[State, int, list[tuple[str, State]]]:
         """Return (numbers, target, moves to it) of a problem of this stream."""
@@ -166,32 +173,26 @@ class CountdownWindows(Windows):
         return len(numbers) < 3 or is_heldout(numbers, target) == (self.stream == "heldout")
 
 
-def _verdict(draw: random.Random, asked: str, numbers: State, path: list[tuple[str, State]]) -> tuple[str, str]:
-    """Return a question about some first lines of an answer, and its verdict.
-
-    They are those of the right answer, random moves, moves with a mistake in the last line, or a complete answer whose
-    last line claims the target: the mistake that a model makes most, since all answers that it learned end so.
-    """
-    kind, count, target = draw.random(), 1 + _below(draw, len(path)), path[-1][1][0]
-    if kind < 0.2:
-        lines = [line for line, _ in _walk(draw, numbers, count)]
-    elif kind < 0.4:
-        lines = _claiming(draw, numbers, target, len(path))
-    else:
-        lines = [line for line, _ in path[: len(path) if kind < 0.55 else count]]
-        if kind > 0.75:
-            lines[-1] = _mistaken(draw, lines[-1])
-    verdict = "y" if can_succeed(asked, lines) else "n"
-    return asked + "".join(f"{line}\n" for line in lines) + "?", verdict
+def _answer(draw: random.Random, numbers: State, target: int, path: list[tuple[str, State]]) -> list[tuple[str, bool]]:
+    """Return the parts of an answer: lines, which are learned unless they have a mistake, and verdicts."""
+    if draw.random() < RIGHT_SHARE:
+        return [(f"{line}\n?y", True) for line, _ in path]
+    kept = path[: _below(draw, len(path))]
+    moves_made = [*kept, *_walk(draw, kept[-1][1] if kept else numbers, len(path) - len(kept))]
+    if draw.random() >= MISTAKEN_SHARE:
+        return [(f"{line}\n?{'y' if target in reachable(left) else 'n'}", True) for line, left in moves_made]
+    state = kept[-1][1] if kept else numbers
+    wrong = _claim(draw, state, target) if len(state) == 2 else _mistaken(draw, moves_made[len(kept)][0])
+    verdict = "y" if can_succeed(question(state, target), [wrong]) else "n"
+    return [*((f"{line}\n?y", True) for line, _ in kept), (f"{wrong}\n?", False), (verdict, True)]
 
 
-def _claiming(draw: random.Random, numbers: State, target: int, count: int) -> list[str]:
-    """Return random moves, and a last line that claims the target; its operation comes nearest half the time."""
-    walk = _walk(draw, numbers, count - 1)
-    smaller, larger = walk[-1][1]
+def _claim(draw: random.Random, state: State, target: int) -> str:
+    """Return a last line that claims the target; half the time its operation is the one that comes nearest."""
+    smaller, larger = state
     operations = sorted(_results(larger, smaller), key=lambda result: abs(result[1] - target))
     text, _ = operations[0 if draw.random() < 0.5 else _below(draw, len(operations))]
-    return [*(line for line, _ in walk), f"{text}={target};{target}"]
+    return f"{text}={target};{target}"
 
 
 def _mistaken(draw: random.Random, line: str) -> str:
@@ -211,11 +212,11 @@ def _mistaken(draw: random.Random, line: str) -> str:
 class CountdownRollouts(CountdownWindows):
     """Rows of one problem each for `train.objective=grpo`, which draws answers."""
 
-    def _texts(self, key, length):
-        """Yield the question and the answer of one problem."""
+    def _sequences(self, key, length):
+        """Yield the question and the right answer of one problem."""
         draw = random.Random(key)
         numbers, target, path = self._problem(draw, 4 if draw.random() < FOUR_SHARE else 3)
-        yield question(numbers, target), "".join(f"{line}\n" for line, _ in path)
+        yield self._encoded([(question(numbers, target), False), *((f"{line}\n?y", True) for line, _ in path)])
 
 
 def _walk(draw: random.Random, numbers: State, count: int) -> list[tuple[str, State]]:

@@ -149,11 +149,11 @@ def labeled(data, path: str, **_) -> tuple[LabeledWindows, LabeledWindows]:
 
 @source
 def countdown(data, path: str, *, seed: int, **_) -> tuple[CountdownWindows, CountdownWindows]:
-    """Return problems of arithmetic countdown, made at random, whose text has a token for each byte."""
-    if data.tokenizer != "byte":
+    """Return problems of arithmetic countdown, made at random, whose text has a token for each number."""
+    if data.tokenizer != "numbers":
         raise DataError(
-            f"data.source=countdown has a token for each byte, not data.tokenizer={data.tokenizer}; use "
-            "--config.data.tokenizer=byte"
+            f"data.source=countdown has a token for each number, not data.tokenizer={data.tokenizer}; use "
+            "--config.data.tokenizer=numbers"
         )
     return CountdownWindows(seed, "train"), CountdownWindows(seed, "heldout")
 

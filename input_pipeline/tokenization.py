@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text to token ids and back: bytes, SentencePiece trained on the corpus or given, or a tokenizer.json.
+"""Text to token ids and back: bytes, numbers, SentencePiece trained on the corpus or given, or a tokenizer.json.
 
 The trained tokenizer is a byte-pair encoding with byte fallback that does not change text: it does not normalise, adds
 no leading space, and keeps white space in separate pieces. Decoding restores any text exactly. A tokenizer.json may
@@ -29,7 +29,7 @@ from input_pipeline.reading.json_lines import shown
 MOST_BYTES = 128 << 20  # of a tokenizer's file; the largest published ones have about 60 MB
 MOST_IDS = 1 << 24
 SPACE_MARK = "\u2581"
-CHOICES = "use byte, sentencepiece, or the path of a .model file or a tokenizer.json"
+CHOICES = "use byte, numbers, sentencepiece, or the path of a .model file or a tokenizer.json"
 NUM_FIXED = 256 + 2  # byte pieces, <unk>, end of document: in every trained vocabulary
 SAMPLE_BYTES = 16_000_000  # of training text at most; the trainer needs many times as much memory
 SENTENCE_CHARACTERS = 4_000  # the trainer's unit; several lines, so that pieces may cross a line's end
@@ -80,6 +80,38 @@ class ByteTokenizer:
     def decode(self, tokens: list[int]) -> str:
         """Return the text; bytes that are not UTF-8 become U+FFFD, ids that are not bytes are skipped."""
         return bytes(token for token in tokens if token < self.vocab_size).decode(errors="replace")
+
+
+class NumberTokenizer(ByteTokenizer):
+    """A token is a number from 1 to 99, or else an ASCII character: for tasks of arithmetic.
+
+    A larger number, or one with leading zeros, has several tokens.
+    """
+
+    first_number = 128  # the id of the number 0, which is not used
+    vocab_size = first_number + 100
+    digest = "numbers"
+    _parts = re.compile(r"[1-9][0-9]?|[\0-\x7f]")
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text; characters that are not ASCII have none."""
+        return [
+            self.first_number + int(part) if part[0] in "123456789" else ord(part) for part in self._parts.findall(text)
+        ]
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        """Return an integer array for each text."""
+        return [np.array(self.encode(text), np.uint8) for text in texts]
+
+    def decode(self, tokens: list[int]) -> str:
+        """Return the text; ids that are no tokens are skipped."""
+        of_number = self.first_number
+        return "".join(
+            chr(token) if token < of_number else str(token - of_number) for token in tokens if token < self.vocab_size
+        )
+
+
+BUILT_IN = {"byte": ByteTokenizer, "numbers": NumberTokenizer}
 
 
 class Pieces:
@@ -284,7 +316,7 @@ AnyTokenizer = ByteTokenizer | SentencePieceTokenizer | HuggingFaceTokenizer
 def make_tokenizer(
     name: str, vocab_size: int, spans: list[Span], cache: Path, announce: Callable[[str], object]
 ) -> AnyTokenizer:
-    """Return the tokenizer that data.tokenizer names: `byte`, `sentencepiece`, or the path of its file.
+    """Return the tokenizer that data.tokenizer names: one of BUILT_IN, `sentencepiece`, or the path of its file.
 
     Args:
         spans: the training documents of `sentencepiece`; they may give fewer pieces than vocab_size.
@@ -304,14 +336,14 @@ def make_tokenizer(
 
 
 def open_tokenizer(name: str) -> AnyTokenizer:
-    """Return the tokenizer `byte`, or the one in a .model file or a tokenizer.json; DataError if there is none."""
+    """Return one of BUILT_IN, or the tokenizer in a .model file or a tokenizer.json; DataError if there is none."""
     if not name:
         raise DataError(
             "the model was imported without a tokenizer; name the one that it was trained with: "
             "--config.data.tokenizer=FILE, a tokenizer.json or a .model file"
         )
-    if name == "byte":
-        return ByteTokenizer()
+    if name in BUILT_IN:
+        return BUILT_IN[name]()
     if name.endswith(".json"):
         return HuggingFaceTokenizer(Path(name).expanduser())
     try:

@@ -134,7 +134,7 @@ class _Asker:
         self.num_draws += 1
         name = f"{self.solver.seed} {self.problem} {self.num_draws}"
         seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest())
-        prompt = self.solver.tokenizer.encode(self.task.prompt(self.problem) + parent.answer)
+        prompt = self.solver.tokenizer.encode(self.task.prompt(self.problem, parent.lines))
         ends = [self.solver.line_end]
         return Request(prompt, self.task.max_line, Sampling(temperature=temperature, seed=seed), ends)
 

@@ -4,6 +4,8 @@
 A task reads what the model wrote. Only `is_correct` and `can_succeed` know what is right; no search calls them.
 """
 
+from collections.abc import Sequence
+
 from input_pipeline import countdown
 from input_pipeline.windows import Windows
 
@@ -22,9 +24,9 @@ class Task:
     def check(self, problem: str) -> None:
         """Raise ValueError if a text is not a problem of the task."""
 
-    def prompt(self, problem: str) -> str:
-        """Return the text after which the model writes an answer."""
-        return problem
+    def prompt(self, problem: str, lines: Sequence[str] = ()) -> str:
+        """Return the text after which the model writes the next line of an answer with these lines."""
+        return problem + "".join(f"{line}\n" for line in lines)
 
     def problems(self, heldout: Windows, count: int) -> list[str]:
         """Return held-out problems."""
@@ -38,9 +40,9 @@ class Task:
         """Return whether a line completes an answer."""
         raise NotImplementedError
 
-    def verdict_question(self, problem: str, answer: str) -> str:
+    def verdict_question(self, problem: str, lines: Sequence[str]) -> str:
         """Return a text after which the model writes `y` or `n`: whether a right answer begins with these lines."""
-        return f"{self.prompt(problem)}{answer}?"
+        return f"{self.prompt(problem, lines)}?"
 
     def is_correct(self, problem: str, answer: str) -> bool:
         """Return whether an answer is right."""
@@ -52,7 +54,10 @@ class Task:
 
 
 class Countdown(Task):
-    """Arithmetic countdown, see input_pipeline/countdown.py; a line ends with the numbers that are left."""
+    """Arithmetic countdown, see input_pipeline/countdown.py; a line ends with the numbers that are left.
+
+    The next line is written as if the verdict on those before it were `y`.
+    """
 
     max_depth = 3
     max_line = 24
@@ -62,8 +67,14 @@ class Countdown(Task):
         if not 3 <= len(numbers) <= 4 or not all(1 <= number <= countdown.LARGEST for number in (*numbers, target)):
             raise ValueError(f"{problem!r} needs 3 or 4 numbers; they and the target are from 1 to {countdown.LARGEST}")
 
+    def prompt(self, problem, lines=()):
+        return problem + "".join(f"{line}\n?y" for line in lines)
+
     def problems(self, heldout, count):
         return heldout.problems(count, num_numbers=4)
+
+    def verdict_question(self, problem, lines):
+        return self.prompt(problem, lines).removesuffix("y")
 
     def state(self, line):
         return line.partition(";")[2]

@@ -47,7 +47,7 @@ class Verdict(Value):
 
     def requests(self, problem, thought):
         """Return the question."""
-        asked = self.tokenizer.encode(self.task.verdict_question(problem, thought.answer))
+        asked = self.tokenizer.encode(self.task.verdict_question(problem, thought.lines))
         return [Request(asked, 1, Sampling(temperature=0.0), wants_top=True)]
 
     def value(self, problem, thought, answers):
@@ -69,8 +69,8 @@ class Head(Value):
 
     def values(self, problem, thoughts, answers):
         """Return the values at the last tokens of the lines, without their newlines, as the head was trained."""
-        prompt = self.task.prompt(problem)
-        texts = [self.tokenizer.encode(prompt + thought.answer.removesuffix("\n")) for thought in thoughts]
+        before = [self.task.prompt(problem, thought.lines[:-1]) for thought in thoughts]
+        texts = [self.tokenizer.encode(text + thought.text) for text, thought in zip(before, thoughts, strict=True)]
         rows, length = (-(-size // 32) * 32 for size in (len(texts), max(map(len, texts))))  # each shape is compiled
         tokens_BT = pad_rows([*texts, *[[]] * (rows - len(texts))], length)
         states_BD = np.asarray(self.engine.states(tokens_BT), np.float32)[: len(texts)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from ml_collections import ConfigDict
 
 from configs import base
-from configs.base import KEYS, keys_of
+from configs.base import BUILT_IN_TOKENIZERS, KEYS, keys_of
 from configs.errors import ConfigError, shown
 from configs.key import MACHINE, READ, RESUME, WEIGHTS
 from files.json_reader import JsonError, Object, Scalar, read_json
@@ -171,7 +171,7 @@ def load_to_read(
     if fixed:
         raise ConfigError(f"--config.{fixed[0]} is fixed by the run in {folder}; leave it out")
     values = stored | {name: key.default for name, key in KEYS.items() if name.startswith(OF_TRAINING)}
-    if stored["data.tokenizer"] not in ("byte", ""):
+    if stored["data.tokenizer"] not in (*BUILT_IN_TOKENIZERS, ""):
         files = [folder / file for file in ("tokenizer.json", "tokenizer.model")]  # as imported, or trained
         values["data.tokenizer"] = str(next((file for file in files if file.is_file()), files[-1]))
     typed = parse_typed(overrides, values)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from input_pipeline import tokenization
 from input_pipeline.errors import DataError
-from input_pipeline.tokenization import ByteTokenizer, SentencePieceTokenizer, make_tokenizer, train
+from input_pipeline.tokenization import ByteTokenizer, SentencePieceTokenizer, make_tokenizer, open_tokenizer, train
 from tests.input_pipeline.memory import spans_of
 
 CODE = "".join(
@@ -124,7 +124,10 @@ def test_errors_say_what_would_work(make, tmp_path):
         ): r"model.vocab_size=255 is less than the 256 ids of data.tokenizer=byte; use --config.model.vocab_size=256",
         ("sentencepiece", 258): r"model.vocab_size=258 is too small for .*; use --config.model.vocab_size=259 or more",
         ("sentencepiece", 300, "\n\n"): r"no text to train data.tokenizer=sentencepiece on; use byte",
-        ("bpe", 300): r"data.tokenizer=bpe: No such file or directory; use byte, sentencepiece, or the path of a",
+        (
+            "bpe",
+            300,
+        ): r"data.tokenizer=bpe: No such file or directory; use byte, numbers, sentencepiece, or the path of a",
         (str(tmp_path), 300): r"data.tokenizer=/.*: Is a directory; use byte",
         (str(tmp_path / "text.model"), 300): r"data.tokenizer=.*text.model: not a SentencePiece model",
         (str(tmp_path / "bare.model"), 300): r"data.tokenizer=.*bare.model: has no end-of-sentence piece",
@@ -153,3 +156,15 @@ def test_what_is_no_text_never_goes_on_an_open_text():
 def test_an_open_text_of_bytes_may_go_on_with_any_byte():
     tokens, allowed = ByteTokenizer().encode_open("a ")
     assert tokens == [97, 32] and allowed.all()
+
+
+def test_a_number_up_to_99_is_a_token():
+    tokenizer = open_tokenizer("numbers")
+    for text, count in (("3 4 8 12=27:", 10), ("12+8=20;3 4 20\n?y", 14), ("0 007 123", 8), ("", 0)):
+        tokens = tokenizer.encode(text)
+        assert tokenizer.decode(tokens) == text and len(tokens) == count, text
+        assert all(0 <= token < tokenizer.vocab_size for token in tokens)
+        assert tokenizer.encode_batch([text, "a"])[0].tolist() == tokens
+    assert tokenizer.encode("7") == [128 + 7] and tokenizer.encode("y") == [ord("y")]
+    assert tokenizer.encode("é1") == [129], "characters that are not ASCII have no token"
+    assert tokenizer.decode([65, 500]) == "A"

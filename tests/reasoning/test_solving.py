@@ -48,8 +48,8 @@ def run(tmp_path_factory):
 
 def solver(trained: TrainedRun, limits: Limits, value=None) -> Solver:
     """Return a solver whose cache has the rows of one search."""
-    batch = Batch(engine_of(trained.run, trained.params), num_rows=limits.max_thoughts, vocab_size=128)
-    tokenizer, task = open_tokenizer("byte"), Countdown()
+    batch = Batch(engine_of(trained.run, trained.params), num_rows=limits.max_thoughts, vocab_size=228)
+    tokenizer, task = open_tokenizer("numbers"), Countdown()
     return Solver(batch, tokenizer, task, value or VALUES["verdict"](task, tokenizer, None))
 
 
@@ -82,13 +82,14 @@ def test_log_probabilities_and_values_are_those_of_the_model(run):
     with mesh_context(run[2].run.mesh):
         (found,) = solver(run[2], limits).solve(PROBLEMS[:1], "bfs", limits)
     thought = next(one for one in found.root.all() if one.depth == 2)
-    before = (found.problem + thought.parent.answer).encode()
-    tokens = np.frombuffer(before + thought.text.encode(), np.uint8).astype(np.int32)[None]
+    encode = open_tokenizer("numbers").encode
+    before = encode(f"{found.problem}{thought.parent.text}\n?y")
+    tokens = np.array([before + encode(thought.text)], np.int32)
     log_probs = jax.nn.log_softmax(run[2].logits(tokens)[0])
     drawn = log_probs[np.arange(len(before) - 1, tokens.shape[1] - 1), tokens[0, len(before) :]]
     assert float(drawn.sum()) == pytest.approx(thought.log_prob, abs=1e-4)
-    question = f"{found.problem}{thought.parent.text}\n{thought.text}\n?"
-    last = jax.nn.softmax(run[2].logits(np.frombuffer(question.encode(), np.uint8).astype(np.int32)[None])[0, -1])
+    question = encode(f"{found.problem}{thought.parent.text}\n?y{thought.text}\n?")
+    last = jax.nn.softmax(run[2].logits(np.array([question], np.int32))[0, -1])
     yes, no = float(last[ord("y")]), float(last[ord("n")])
     assert thought.value == pytest.approx(yes / (yes + no), abs=1e-5)
 
@@ -118,13 +119,13 @@ def test_a_function_of_the_user_is_a_value_and_the_oracle_knows_what_is_right(ru
         (found,) = solver(run[2], limits, longest).solve(PROBLEMS[:1], "bfs", limits)
     assert all(one.value == len(one.answer) for one in found.root.all()[1:])
     oracle = VALUES["oracle"](Countdown(), None, None)
-    lines = ["50+25=75;3 4 75", "75+4=79;3 79", "79+3=82;82"]
-    for count, wrong in ((1, "50+25=76;3 4 76"), (2, "75-4=71;3 71"), (3, "79-3=76;76")):
+    lines = ["12+8=20;3 4 20", "20+4=24;3 24", "24+3=27;27"]
+    for count, wrong in ((1, "12+8=21;3 4 21"), (2, "20-3=17;4 17"), (3, "24-3=21;21")):
         for line, value in ((lines[count - 1], 1.0), (wrong, 0.0)):
             thought = Thought()
             for text in [*lines[: count - 1], line]:
                 thought = Thought(text, thought)
-            assert oracle.value("3 4 25 50=82:", thought, []) == value
+            assert oracle.value("3 4 8 12=27:", thought, []) == value
 
 
 def test_the_page_shows_every_thought_and_escapes_what_the_model_wrote():
@@ -150,8 +151,8 @@ def test_generate_searches_and_says_what_it_cannot_do(run, tmp_path):
     status, out, err = finish(command(*asked, f"--prompt={PROBLEMS[0]}", f"--html={html}", cache=tmp_path))
     assert status == 0 and out.startswith(PROBLEMS[0]) and html.read_text().count("<li") > 5, err
     for words, said in (
-        (["--prompt=3 4=5"], "error: --prompt=3 4=5: '3 4=5' is not a countdown problem; write one as '3 4 25 50=82:'"),
-        (["--prompt=3 4=5:"], "'3 4=5:' needs 3 or 4 numbers; they and the target are from 1 to 99"),
+        (["--prompt=3 4=5"], "error: --prompt=3 4=5: '3 4=5' is not a countdown problem; write one as '3 4 8 12=27:'"),
+        (["--prompt=3 4=5:"], "'3 4=5:' needs 3 or 4 numbers; they and the target are from 1 to 30"),
         ([f"--prompt={PROBLEMS[0]}", "--temperature=1"], "--temperature: --search does not read it"),
     ):
         status, out, err = finish(command(*asked, *words, cache=tmp_path))
@@ -180,10 +181,11 @@ def test_a_trained_head_values_what_a_search_draws(run, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, {name: trained.params[name] for name in base}, base)
     limits = Limits(2, 2, 3)
     with mesh_context(trained.run.mesh):
-        head = VALUES["value_head"](Countdown(), open_tokenizer("byte"), engine_of(trained.run, trained.params))
+        head = VALUES["value_head"](Countdown(), open_tokenizer("numbers"), engine_of(trained.run, trained.params))
         (found,) = solver(trained, limits, head).solve(PROBLEMS[:1], "bfs", limits)
         for thought in found.root.all()[1:]:
-            text = np.frombuffer((PROBLEMS[0] + thought.answer[:-1]).encode(), np.uint8).astype(np.int32)[None]
+            before = Countdown().prompt(PROBLEMS[0], thought.lines[:-1])
+            text = np.array([open_tokenizer("numbers").encode(before + thought.text)], np.int32)
             stream_BTD, _ = trained.run.model(trained.params)(text, np.arange(text.size)[None], np.ones_like(text))
             logit = np.asarray(stream_BTD, np.float64)[0, -1] @ np.asarray(trained.params["value_head"]["kernel"])[:, 0]
             np.testing.assert_allclose(thought.value, 1 / (1 + np.exp(-logit)), rtol=1e-4)
