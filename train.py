@@ -12,6 +12,7 @@ flags = command_line.flags
 flags.DEFINE_bool("evaluate_only", False, "evaluate the newest checkpoint of the workdir, train nothing")
 flags.DEFINE_bool("verify_checkpoints", False, "list the workdir's checkpoints, each with a verdict; train nothing")
 flags.DEFINE_integer("explain_step", None, "print which documents a step of the workdir's run trained on", 1)
+flags.DEFINE_string("profile", "", "trace the steps START:STOP and summarise them, see docs/profiling.md")
 flags.DEFINE_string("faults", "", "strike on purpose, see core/faults.py: kill:1@300,nan@550,...")
 
 
@@ -60,6 +61,8 @@ from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
 from input_pipeline.errors import DataError
+from profiling import windows
+from profiling.recording import Profile
 from reporting import preflight, step_log
 from reporting.clock import Clock
 from reporting.display import Display
@@ -336,6 +339,7 @@ def main(command: command_line.Command) -> None:
     """Join the other processes, validate the configuration for the devices, and train, evaluate or inspect."""
     config, flags = command.config, command_line.FLAGS
     faults = parse_faults(flags.faults)
+    profile = Profile(windows.parse(flags.profile) if command_line.FLAGS["profile"].present else None)
     command_line.join(command)
     command_line.log_to(command.workdir)
     if command.num_devices is None:
@@ -360,7 +364,7 @@ def main(command: command_line.Command) -> None:
         train(
             config, command.workdir, bucket=command.bucket, topology=command.loaded.topology,
             vocab_size_typed="model.vocab_size" in command.loaded.typed,
-            faults=faults, started=command_line.STARTED, origin=command.origin,
+            faults=faults, started=command_line.STARTED, origin=command.origin, callbacks=[profile],
         )  # fmt: skip
     processes.leave()
 

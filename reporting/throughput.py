@@ -69,6 +69,13 @@ def device_memory_gib() -> list[float] | None:
     return [device["bytes_in_use"] / GIB for device in stats] if all(stats) else None
 
 
+def device_peaks_gib() -> list[float] | None:
+    """Return the most memory that was in use on each local device in GiB; None if a device does not report it."""
+    stats = [device.memory_stats() for device in jax.local_devices()]
+    known = all(device and "peak_bytes_in_use" in device for device in stats)
+    return [device["peak_bytes_in_use"] / GIB for device in stats] if known else None
+
+
 class Speed:
     """The speed of the steps since the last line of metrics, from the seconds that a clock counted for them."""
 
