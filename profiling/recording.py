@@ -16,13 +16,16 @@ import jax
 from cluster import processes
 from core.callbacks import Callback
 from files.atomic import write_atomically
+from files.json_reader import JsonError
 from profiling import report, windows
+from profiling.advice import Measured, advise
 from profiling.program import Program
 from profiling.summary import Peaks, summarise
 from profiling.trace import read
 from profiling.windows import Window
 from rehearsal.assumptions import Assumptions, of_topology
 from reporting import preflight
+from reporting.metrics import read_steps
 from reporting.step_log import every
 from reporting.throughput import device_peaks_gib
 from training.compiled_steps import shape_of
@@ -86,7 +89,7 @@ class Profile(Callback):
         job.log.flush()  # the step before is no part of the trace
         self._folder = tempfile.TemporaryDirectory(prefix="trace-")
         self._shape = shape_of(batch, job.compiled_steps.cycles)
-        self._before = job.clock.read()
+        self._before, self._between = job.clock.read(), _between_steps(job)
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # its events would be most of the file
         jax.profiler.start_trace(self._folder.name, profiler_options=options)
@@ -104,7 +107,8 @@ class Profile(Callback):
         whole = report.joined(processes.gather("profile", figures))
         whole = {"steps": [start, step]} | whole
         whole |= report.rehearsed(job.config, job.topology) | report.rates(whole, job)
-        whole |= report.described(whole)
+        advice = advise(Measured(whole, job.config, job.topology, lines_of(job.workdir), str(job.checkpoints.address)))
+        whole |= report.described(whole) | {"advice": [one._asdict() | {"line": one.line()} for one in advice]}
         if processes.index() == 0:
             with contextlib.suppress(OSError):  # a full disk; the lines are shown below
                 write_atomically(job.workdir / FILE, json.dumps(whole, indent=1, allow_nan=False).encode())
@@ -120,6 +124,8 @@ class Profile(Callback):
         found = summarise(devices, program, num_steps, Peaks.of(given)) if devices else {}
         host = sum(phases.values())
         return found | {
+            "callback_share": (_between_steps(job) - self._between) / host,
+            "not_donated_gib": report.not_donated_gib(job.run, compiled),
             "host": processes.name(processes.index()), "num_steps": num_steps, "host_seconds": host / num_steps,
             "phases": {phase: seconds / num_steps for phase, seconds in phases.items() if seconds},
             "memory_gib": report.memory_gib(job.run, compiled, program.module), "device_peak_gib": device_peaks_gib(),
@@ -138,6 +144,19 @@ def kept(folder: pathlib.Path, workdir: pathlib.Path, window: Window) -> pathlib
         return pathlib.Path(shutil.copy(trace, session / f"worker-{processes.index()}.xplane.pb"))
     except OSError:
         return trace
+
+
+def lines_of(workdir: pathlib.Path) -> list[dict]:
+    """Return the `train` lines of the run's metrics so far; [] if they cannot be read."""
+    try:
+        return read_steps(workdir / "metrics.jsonl", "train")
+    except (OSError, JsonError):
+        return []
+
+
+def _between_steps(job) -> float:
+    """Return the seconds so far that callbacks and metrics took."""
+    return job.callback_seconds + job.log.seconds
 
 
 def _rates(job) -> Assumptions:

@@ -18,7 +18,7 @@ SHOWN = 8  # rows of a table on the terminal
 OF_ALL = ("seconds_by_class", "idle_share", "exposed_collective_seconds", "flops", "bytes")  # means over processes
 OF_FIRST = (
     "by_file", "operations", "memory_gib", "flops_model", "peak_flops", "peak_bytes_per_second", "platform",
-    "num_steps",
+    "num_steps", "callback_share", "not_donated_gib",
 )  # fmt: skip
 
 
@@ -29,6 +29,12 @@ def memory_gib(run, compiled, module) -> dict[str, float]:
     return {name.replace(" ", "_"): size / GIB for name, size in parts.items()} | {
         "total": preflight.compiled_bytes(compiled) / GIB
     }
+
+
+def not_donated_gib(run, compiled) -> float:
+    """Return the GiB of the state that the step does not update in place."""
+    kept, state = compiled.memory_analysis().alias_size_in_bytes, state_bytes(run)
+    return max(0, sum(size for name, size in state.items() if name != "batch") - kept) / GIB
 
 
 def joined(processes: list[dict]) -> dict:
@@ -112,7 +118,8 @@ def lines(whole: dict) -> list[str]:
         more = len(table["rows"]) - SHOWN
         found += ["", f"  {table['title']}", *(f"    {row}" for row in rows)]
         found += [f"    and {more} more in profile.json"] if more > 0 else []
-    return [*found, *(f"  not in this trace: {note}" for note in whole["notes"]), ""]
+    advice = [f"  advice: {one['line']}" for one in whole["advice"]] or ["  advice: nothing to change"]
+    return [*found, "", *advice, *(f"  not in this trace: {note}" for note in whole["notes"]), ""]
 
 
 def _notes(whole: dict) -> list[str]:
