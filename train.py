@@ -12,15 +12,19 @@ flags = command_line.flags
 flags.DEFINE_bool("evaluate_only", False, "evaluate the newest checkpoint of the workdir, train nothing")
 flags.DEFINE_bool("verify_checkpoints", False, "list the workdir's checkpoints, each with a verdict; train nothing")
 flags.DEFINE_integer("explain_step", None, "print which documents a step of the workdir's run trained on", 1)
+flags.DEFINE_string("profile", "", "trace the steps START:STOP and summarise them, see docs/profiling.md")
+flags.DEFINE_bool(
+    "tune", False, "try the advice of a profile on some steps each, and print the keys that help; see docs/profiling.md"
+)
 flags.DEFINE_string("faults", "", "strike on purpose, see core/faults.py: kill:1@300,nan@550,...")
 
 
 def use_of_run(parsed) -> str:
     """Return whether the run in the workdir is trained or only read; ConfigError if it is read in two ways."""
-    asked = [name for name in ("evaluate_only", "verify_checkpoints", "explain_step") if parsed[name].value]
+    asked = [name for name in ("evaluate_only", "verify_checkpoints", "explain_step", "tune") if parsed[name].value]
     if len(asked) > 1:
         raise ConfigError(f"--{asked[0]} and --{asked[1]} ask different questions; give one")
-    return command_line.READ if asked else command_line.TRAIN
+    return command_line.READ if asked and not parsed["tune"].value else command_line.TRAIN
 
 
 if __name__ == "__main__":
@@ -29,6 +33,7 @@ if __name__ == "__main__":
 import contextlib
 import dataclasses
 import functools
+import io
 import pathlib
 import threading
 import time
@@ -61,6 +66,8 @@ from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
 from input_pipeline.errors import DataError
+from profiling import tuning, windows
+from profiling.recording import Profile
 from reporting import preflight, sink, step_log
 from reporting.clock import Clock
 from reporting.display import Display
@@ -339,6 +346,7 @@ def main(command: command_line.Command) -> None:
     """Join the other processes, validate the configuration for the devices, and train, evaluate or inspect."""
     config, flags = command.config, command_line.FLAGS
     faults = parse_faults(flags.faults)
+    profile = Profile(windows.parse(flags.profile) if command_line.FLAGS["profile"].present else None)
     command_line.join(command)
     command_line.log_to(command.workdir)
     if command.num_devices is None:
@@ -358,14 +366,30 @@ def main(command: command_line.Command) -> None:
         else:
             corpus = prepare_corpus(config, vocab_size_typed=True)
         evaluate_newest(config, command.workdir, command.address, corpus)
+    elif flags.tune:
+        tune(config, command)
     else:
         print("\n".join([*(command.banner() if processes.index() == 0 else []), *device_lines(config)]), flush=True)
         train(
             config, command.workdir, bucket=command.bucket, topology=command.loaded.topology,
             vocab_size_typed="model.vocab_size" in command.loaded.typed,
-            faults=faults, started=command_line.STARTED, origin=command.origin,
+            faults=faults, started=command_line.STARTED, origin=command.origin, callbacks=[profile],
         )  # fmt: skip
     processes.leave()
+
+
+def tune(config, command: command_line.Command) -> None:
+    """Print which changes of advice make a step of this configuration faster."""
+
+    def quietly(*arguments, **named) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            train(*arguments, **named)
+
+    show = functools.partial(print, flush=True) if processes.index() == 0 else lambda line: None
+    tuning.tune(
+        quietly, config, command.workdir, show, topology=command.loaded.topology,
+        vocab_size_typed="model.vocab_size" in command.loaded.typed,
+    )  # fmt: skip
 
 
 def device_lines(config) -> list[str]:

@@ -25,7 +25,7 @@ INTERVAL_SECONDS = 1.0
 START_SECONDS = 900.0  # allowed at least before the first step, to restore and compile
 IN_WORDS = {  # of pods/watch.py, for which a worker hangs that has been "training" for too long
     "start_up": "compiling", "compile": "compiling", "data": "training", "rollout": "training", "step": "training",
-    "wait": "training", "save": "training", "evaluation": "evaluating",
+    "wait": "training", "save": "training", "evaluation": "evaluating", "profile": "profiling",
 }  # fmt: skip
 BUILDING = "building"  # in any phase, while lost data is being rebuilt
 

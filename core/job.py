@@ -68,6 +68,7 @@ class Job:
     begun: list[Stage] = dataclasses.field(default_factory=list)  # stages since the start or the last roll back
     sections: list = dataclasses.field(default_factory=list)  # of the ledger, not written yet
     evaluations: dict = dataclasses.field(default_factory=dict)  # {name: the last figures} of the evaluators
+    callback_seconds: float = 0.0  # that callbacks took after steps
 
     def __post_init__(self):
         self.train_step = self.compiled_steps
@@ -146,11 +147,12 @@ class Job:
 
     def ask_callbacks(self, state, step: int) -> dict[type, object]:
         """Return the actions that the callbacks want after a step, by type. Raises Diverged for RollBack."""
-        actions = {}
+        actions, began = {}, time.perf_counter()
         for callback in self.callbacks:
             if (action := callback.on_step(self, state, step)) is not None:
                 check_action(callback, action, self.stages.shape(step))
                 actions[type(action)] = action
+        self.callback_seconds += time.perf_counter() - began
         if back := actions.get(RollBack):
             raise step_log.Diverged(back.reason, back.first_step, step)
         return actions

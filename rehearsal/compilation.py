@@ -72,7 +72,7 @@ def compile_step(config, topology) -> tuple[dict, str]:
     run = assemble(config, devices=devices(topology))
     facts = {
         "mesh": dict(run.mesh.shape),
-        "state": _state_bytes(run),
+        "state": state_bytes(run),
         "on_host": _bytes(run.abstract_state, on_host=True),
         "frozen": _bytes(run.abstract_frozen),
         "decoded": run.objective.decoded(),
@@ -147,7 +147,7 @@ def devices(topology) -> list:
     return description.devices[: topology.chips]
 
 
-def _state_bytes(run) -> dict[str, int]:
+def state_bytes(run) -> dict[str, int]:
     state = run.abstract_state
     parts = {"params": state.params, "extra": state.extra, "optimizer": state.optimizer, "carry": state.carry}
     sizes = {name: _bytes(part) for name, part in (parts | {"batch": run.abstract_batch}).items()}

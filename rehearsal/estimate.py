@@ -120,7 +120,9 @@ def _of_time(compiled: Compiled, module: hlo.Module, replayed: schedule.Replayed
         "peak_flops": given.peak_flops,
         "seconds_by_category": dict(categories),
         "seconds_by_pass": {
-            name: sum(cost.seconds for cost in replayed.costs if cost.category in CORE and _pass(cost) == name)
+            name: sum(
+                cost.seconds for cost in replayed.costs if cost.category in CORE and pass_of(cost.instruction) == name
+            )
             for name in PASSES
         },
         "collectives": _collectives(module, joined),
@@ -165,9 +167,9 @@ def _notes(compiled: Compiled, seconds_by_category: dict[str, float]) -> list[st
     return found
 
 
-def _pass(cost: schedule.Cost) -> str:
+def pass_of(instruction: hlo.Instruction) -> str:
     """Return the one of PASSES that an instruction belongs to, judged by its name in jax."""
-    name = cost.instruction.op_name
+    name = instruction.op_name
     if "rematted_computation" in name:
         return "recomputed"
     if "transpose(" in name:
@@ -184,7 +186,7 @@ def _longest_hops(mesh: dict[str, int], coordinates: list[list[int]]) -> dict[st
     return {axis: int(np.abs(step).sum(axis=-1).max()) for axis, step in steps.items()}
 
 
-def _summed(rows: Iterable[tuple[dict, dict]]) -> list[dict]:
+def summed(rows: Iterable[tuple[dict, dict]]) -> list[dict]:
     """Add up the figures of equal labels, given pairs (labels, figures); return the longest first."""
     sums: dict[tuple, dict] = {}
     for what, figures in rows:
@@ -196,7 +198,7 @@ def _summed(rows: Iterable[tuple[dict, dict]]) -> list[dict]:
 
 def _collectives(module: hlo.Module, costs: list[schedule.Cost]) -> list[dict]:
     """Return collectives by kind, mesh axes, source line and whether they are asynchronous, the longest first."""
-    return _summed(
+    return summed(
         ({"kind": c.kind, "axes": c.axes, "asynchronous": c.asynchronous, "source": module.source(c.instruction)},
          {"count": round(c.count), "gib": c.bytes / GIB, "seconds": c.seconds, "exposed_seconds": c.waited_seconds})
         for c in costs
@@ -205,9 +207,9 @@ def _collectives(module: hlo.Module, costs: list[schedule.Cost]) -> list[dict]:
 
 def _operations(module: hlo.Module, replayed: schedule.Replayed, given) -> list[dict]:
     """Return the heaviest operations on the core; operations of one source line and name are added up."""
-    heaviest = _summed(
+    heaviest = summed(
         ({"name": schedule.label(c.instruction), "source": module.source(c.instruction), "category": c.category,
-          "pass": _pass(c)},
+          "pass": pass_of(c.instruction)},
          {"seconds": c.seconds, "flops": c.flops, "bytes": c.bytes})
         for c in replayed.costs if c.category in CORE
     )[:HEAVIEST]  # fmt: skip

@@ -14,7 +14,7 @@ import re
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PRODUCTS = {ROOT / "layers" / name for name in ("products.py", "adapters.py")}  # frames to skip: their caller says more
+PRODUCTS = {"layers/products.py", "layers/adapters.py"}  # frames to skip: their caller says more
 ITEM_BYTES = {
     "pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "s16": 2, "u16": 2, "bf16": 2,
     "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8, "c64": 8, "c128": 16, "token": 0,
@@ -206,11 +206,24 @@ def _sources(tables: dict[str, list[str]]) -> dict[int, str]:
         while frame:
             place = places[frames[frame]["file_location_id"]]
             path = names[place["file_name_id"]]
-            if path.is_relative_to(ROOT) and ".venv" not in path.parts and path not in PRODUCTS:
-                found[number] = f"{path.relative_to(ROOT)}:{place['line']}"
+            inside = in_workspace(path)
+            if inside and inside not in PRODUCTS:
+                found[number] = f"{inside}:{place['line']}"
                 break
             frame = frames[frame].get("parent_frame_id", 1) - 1  # printed one higher; 0: none
     return found
+
+
+@functools.cache
+def in_workspace(path: pathlib.Path) -> str:
+    """Return a file of this workspace relative to it, "" for another file.
+
+    A program from the compilation cache may have been compiled in another copy of the workspace.
+    """
+    if {".venv", "site-packages"} & set(path.parts):
+        return ""
+    tails = (pathlib.Path(*path.parts[first:]) for first in range(1, len(path.parts)))
+    return next((str(tail) for tail in tails if (ROOT / tail).is_file()), "")
 
 
 def _counted(module: Module, loop: Instruction) -> int:

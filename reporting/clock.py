@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 # Phases of a process; each ends when the next begins. "rollout" samples the batch of a step, "step" dispatches work to
-# the devices, and "wait" waits for them.
-PHASES = ("start_up", "compile", "data", "rollout", "step", "wait", "evaluation", "save")
+# the devices, and "wait" waits for them. "profile" summarises a trace.
+PHASES = ("start_up", "compile", "data", "rollout", "step", "wait", "evaluation", "save", "profile")
 OF_STEPS = ("data", "rollout", "step", "wait")
 END_SECONDS = 5.0  # that a thread has to end
 

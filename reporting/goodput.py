@@ -20,6 +20,7 @@ PARTS = {  # parts of the wall-clock time: the words of the summary, and the pha
     "data": ("waiting for data", ("data",)),
     "evaluation": ("evaluating", ("evaluation",)),
     "checkpoint": ("saving", ("save",)),
+    "profile": ("profiling", ("profile",)),
     "lost": ("lost to restarts", ()),  # training that is done again
     "idle": ("not running", ()),  # between two processes
 }

@@ -37,7 +37,8 @@ def format_evaluation(objective, figures: dict[str, float], weight: int) -> tupl
 class StepLog:
     """Check every step, and write and show every `log_every`-th.
 
-    `total_tokens` is the number of targets with loss weight so far; `last_finite` says whether the last step's loss and
+    `total_tokens` is the number of targets with loss weight so far; `seconds` were spent on writing and showing lines;
+    `last_finite` says whether the last step's loss and
     gradient were finite, and `last_figures` are its scalars by name.
     """
 
@@ -47,7 +48,7 @@ class StepLog:
     ):  # fmt: skip
         """Start, or resume from the `record` of a checkpoint; `peak_flops` is that of all devices."""
         self.run, self.writer, self.display, self.goodput = run, writer, display, goodput
-        self.peak_flops = peak_flops
+        self.peak_flops, self.seconds = peak_flops, 0.0
         self.resume(record)
         writer.write("event", event="start", step=self.last_step)
 
@@ -126,11 +127,13 @@ class StepLog:
             raise Diverged(f"the updates of {in_a_row} steps in a row were skipped ({what})", step - in_a_row + 1, step)
 
     def _log(self, step: int, figures: dict) -> None:
+        began = time.perf_counter()
         rates = self.speed.interval(self.run.mesh.size, self.run.flops_per_example, self.peak_flops)
         rates["goodput"] = self.goodput.fraction()
         self.writer.write("train", step=step, **figures, **rates)
         log_memory()
         self.display.train(step, figures | rates)
+        self.seconds += time.perf_counter() - began
 
 
 def every(step: int, interval: int) -> bool:

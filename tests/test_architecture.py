@@ -39,7 +39,7 @@ LOWER = set(ROOMS)
 ROOMS["pods"] = {"configs", "files", "settings", "checkpointing", "reporting"}  # of these the files without jax
 ROOMS |= dict.fromkeys(("core", "serving"), LOWER)
 ROOMS |= dict.fromkeys(("rehearsal", "trained_run"), LOWER | {"core"})
-ROOMS["studies"] = LOWER | {"core", "rehearsal"}
+ROOMS |= dict.fromkeys(("studies", "profiling"), LOWER | {"core", "rehearsal"})
 COMMANDS = {"train", "generate", "score", "explain", "serve", "rehearse", "convert", "sweep", "pod", "report"}
 OTHERS = {
     "migration": LOWER | {"train", "core"},

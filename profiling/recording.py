@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces steps of a run with jax.profiler and writes their summary: `profile.json`, and lines on the terminal.
+
+The traces are in tensorboard/plugins/profile/steps-START-STOP/ of the run's folder, a file for each process, where
+XProf and TensorBoard look for them.
+"""
+
+import contextlib
+import json
+import pathlib
+import shutil
+import tempfile
+
+import jax
+
+from cluster import processes
+from core.callbacks import Callback
+from files.atomic import write_atomically
+from files.json_reader import JsonError
+from profiling import report, windows
+from profiling.advice import Measured, advise
+from profiling.program import Program
+from profiling.summary import Peaks, summarise
+from profiling.trace import read
+from profiling.windows import Window
+from rehearsal.assumptions import Assumptions, of_topology
+from reporting import preflight
+from reporting.metrics import read_steps
+from reporting.step_log import every
+from reporting.throughput import device_peak_gib
+from training.compiled_steps import shape_of
+
+FILE = "profile.json"
+UNLIMITED = float("inf")
+
+
+class Profile(Callback):
+    """Trace the steps of a window, and of those that are asked for while the run goes on."""
+
+    def __init__(self, window: Window | None = None):
+        """`window`: of --profile, if any."""
+        self.window, self._folder, self._shape = window, None, None
+
+    def on_start(self, job, record):
+        """Say that a window cannot be traced any more, if the run resumes after its start."""
+        if self.window and record and record["step"] >= self.window.start and not self._folder:
+            job.log.event(
+                f"step {record['step']}: the steps {self.window.start} to {self.window.stop} are not traced, as the "
+                "run resumes after the first of them", "no_profile",
+            )  # fmt: skip
+            self.window = None
+
+    def wrap(self, train_step, job):
+        """Return the step, which begins the trace where the window begins."""
+
+        def traced(state, batch):
+            if self.window is None or job.clock.step < self.window.start:
+                return train_step(state, batch)
+            if self._folder is None:
+                self._begin(job, batch)
+            with jax.profiler.StepTraceAnnotation("train", step_num=job.clock.step):
+                return train_step(state, batch)
+
+        return traced
+
+    def on_step(self, job, state, step):
+        """End the trace after the last step of the window; look for a request at each step that is logged."""
+        if self._folder and step >= min(self.window.stop, job.config.train.steps):
+            self._end(job, step)
+        elif self.window is None and every(step, job.config.train.log_every):
+            self.window = self._requested(job, step)
+
+    def on_end(self, job, *, has_failed):
+        """End a trace that the end of the run cuts off, without a summary."""
+        if self._folder:
+            jax.profiler.stop_trace()
+            self._folder.cleanup()
+
+    def _requested(self, job, step: int) -> Window | None:
+        """Return the window that process 0 was asked for, in all processes."""
+        found = processes.shared("requested profile", lambda: windows.requested(job.workdir, step))
+        if found is None:
+            return None
+        window = Window(*found)
+        job.log.event(f"step {step}: the steps {window.start} to {window.stop} will be traced", "profile_requested")
+        return window
+
+    def _begin(self, job, batch) -> None:
+        job.log.flush()  # the step before is no part of the trace
+        self._folder = tempfile.TemporaryDirectory(prefix="trace-")
+        self._shape = shape_of(batch, job.compiled_steps.cycles)
+        self._before, self._between = job.clock.read(), _between_steps(job)
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # its events would be most of the file
+        jax.profiler.start_trace(self._folder.name, profiler_options=options)
+
+    def _end(self, job, step: int) -> None:
+        """Stop the trace, keep its file, and summarise it."""
+        job.log.flush()
+        phases = {phase: seconds - self._before[phase] for phase, seconds in job.clock.read().items()}
+        folder, start = self._folder, self.window.start
+        self._folder = self.window = None
+        with job.clock.within("profile"), folder:
+            jax.profiler.stop_trace()
+            trace = kept(pathlib.Path(folder.name), job.workdir, Window(start, step))
+            figures = self._figures(job, trace, step - start + 1, phases)
+        whole = report.joined(processes.gather("profile", figures))
+        whole = {"steps": [start, step]} | whole
+        whole |= report.rehearsed(job.config, job.topology) | report.rates(whole, job)
+        advice = advise(Measured(whole, job.config, job.topology, lines_of(job.workdir), str(job.checkpoints.address)))
+        whole |= report.described(whole) | {"advice": [one._asdict() | {"line": one.line()} for one in advice]}
+        if processes.index() == 0:
+            with contextlib.suppress(OSError):  # a full disk; the lines are shown below
+                write_atomically(job.workdir / FILE, json.dumps(whole, indent=1, allow_nan=False).encode())
+        job.log.event("", "profile", step, **{name: whole[name] for name in ("idle_share", "data_wait_share")})
+        job.log.display.lines(report.lines(whole))
+
+    def _figures(self, job, trace: pathlib.Path, num_steps: int, phases: dict[str, float]) -> dict:
+        """Return the figures of this process."""
+        compiled = job.compiled_steps.get(self._shape)
+        given = _rates(job)
+        program = Program(compiled.as_text(), given, dict(job.run.mesh.shape))
+        devices = read(trace, program.name)
+        found = summarise(devices, program, num_steps, Peaks.of(given)) if devices else {}
+        host = sum(phases.values())
+        return found | {
+            "callback_share": (_between_steps(job) - self._between) / host,
+            "not_donated_gib": report.not_donated_gib(job.run, compiled),
+            "host": processes.name(processes.index()), "num_steps": num_steps, "host_seconds": host / num_steps,
+            "phases": {phase: seconds / num_steps for phase, seconds in phases.items() if seconds},
+            "memory_gib": report.memory_gib(job.run, compiled, program.module), "device_peak_gib": device_peak_gib(),
+            "flops_model": job.run.flops_per_example * self._shape.rows / job.run.mesh.size,
+            "peak_flops": Peaks.of(given).flops, "peak_bytes_per_second": Peaks.of(given).bandwidth,
+            "platform": jax.default_backend(),
+        }  # fmt: skip
+
+
+def kept(folder: pathlib.Path, workdir: pathlib.Path, window: Window) -> pathlib.Path:
+    """Copy the trace of this process to the run's folder; return the copy, or the trace where the disk is full."""
+    (trace,) = folder.glob("plugins/profile/*/*.xplane.pb")
+    session = workdir / "tensorboard" / "plugins" / "profile" / f"steps-{window.start}-{window.stop}"
+    try:
+        session.mkdir(parents=True, exist_ok=True)
+        return pathlib.Path(shutil.copy(trace, session / f"worker-{processes.index()}.xplane.pb"))
+    except OSError:
+        return trace
+
+
+def lines_of(workdir: pathlib.Path) -> list[dict]:
+    """Return the `train` lines of the run's metrics so far; [] if they cannot be read."""
+    try:
+        return read_steps(workdir / "metrics.jsonl", "train")
+    except (OSError, JsonError):
+        return []
+
+
+def _between_steps(job) -> float:
+    """Return the seconds so far that callbacks and metrics took."""
+    return job.callback_seconds + job.log.seconds
+
+
+def _rates(job) -> Assumptions:
+    """Return the rates of a device; what is unknown is infinite."""
+    if job.topology and job.topology.accelerator != "cpu":
+        return of_topology(job.topology)
+    total, _ = preflight.peak_flops(job.topology, job.run.mesh.size)
+    peak = total / job.run.mesh.size if total else UNLIMITED
+    return Assumptions(peak, UNLIMITED, UNLIMITED, UNLIMITED, None)

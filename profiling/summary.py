@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of a trace: seconds of a step by class and by line of code, idle time, exposed collectives, rates.
+
+All seconds are those of one device in one step: sums over the trace, divided by devices and steps.
+"""
+
+import itertools
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from profiling.program import Program
+from profiling.trace import Device
+from rehearsal.assumptions import Assumptions
+from rehearsal.estimate import summed
+
+UNKNOWN = "unknown"  # instructions that the trace has and the text of the program lacks
+
+
+class Peaks(NamedTuple):
+    """Rates of one device: FLOP/s and bytes/s; None if unknown."""
+
+    flops: float | None
+    bandwidth: float | None
+
+    @classmethod
+    def of(cls, given: Assumptions) -> "Peaks":
+        """Return the rates of a table of chip rates."""
+        return cls(*(None if rate == float("inf") else rate for rate in (given.peak_flops, given.memory_bandwidth)))
+
+
+def summarise(devices: Sequence[Device], program: Program, num_steps: int, peaks: Peaks) -> dict:
+    """Return the figures of the devices of this process.
+
+    Args:
+      devices: with at least one instruction each.
+      num_steps: that were traced.
+      peaks: of one device.
+    """
+    rows = [_row(op, program) for device in devices for op in device.ops]
+    per = 1 / (num_steps * len(devices))
+    by_class = defaultdict(float)
+    for row in rows:
+        by_class[row["class"]] += row["seconds"] * per
+    by_class.pop("", None)
+    rows = [row for row in rows if row["class"]]
+    windows = [max(op.end for op in device.ops) - device.ops[0].start for device in devices]
+    busy = [_busy(device, program) for device in devices]
+    return {
+        "step_seconds": _percentiles([seconds for device in devices for seconds in _step_seconds(device)]),
+        "seconds_by_class": dict(sorted(by_class.items(), key=lambda item: -item[1])),
+        "by_file": _by_file(rows, per),
+        "operations": _operations(rows, per, peaks),
+        "idle_share": 1 - sum(busy) / sum(windows),
+        "exposed_collective_seconds": sum(_exposed(device, program) for device in devices) * per,
+        "flops": sum(row["flops"] for row in rows) * per,
+        "bytes": sum(row["bytes"] for row in rows) * per,
+        "busy_seconds": {device.name: seconds / num_steps for device, seconds in zip(devices, busy, strict=True)},
+    }
+
+
+def _row(op, program: Program) -> dict:
+    kind = program.kind(op.name)
+    what = {"class": UNKNOWN, "name": op.name, "source": "", "part": ""}
+    work = {"flops": 0.0, "bytes": 0.0}
+    if kind:
+        what = {"class": kind.category, "name": kind.name, "source": kind.source, "part": kind.part}
+        work = {"flops": kind.flops, "bytes": kind.bytes}
+    return what | {"seconds": op.own_seconds, "count": 1} | work
+
+
+def _by_file(rows: list[dict], per: float) -> list[dict]:
+    """Return the seconds of each file of this workspace and part of the step, the longest first."""
+    found = summed(
+        ({"file": row["source"].partition(":")[0] or "-", "part": row["part"]}, {"seconds": row["seconds"] * per})
+        for row in rows
+    )
+    whole = sum(row["seconds"] for row in found)
+    return [row | {"share": row["seconds"] / whole} for row in found]
+
+
+def _operations(rows: list[dict], per: float, peaks: Peaks, count: int = 20) -> list[dict]:
+    """Return the longest operations, those of one line and name together, with their rates against the peaks."""
+    names, sums = ("class", "name", "source", "part"), ("seconds", "count", "flops", "bytes")
+    found = summed(({k: row[k] for k in names}, {k: row[k] * per for k in sums}) for row in rows)
+    whole = sum(row["seconds"] for row in found)
+    for row in found[:count]:
+        seconds = row["seconds"] or float("inf")
+        rates = {"flops_per_second": row["flops"] / seconds, "bytes_per_second": row["bytes"] / seconds}
+        row |= rates | {"share": row["seconds"] / whole, "bound": _bound(rates, peaks)}
+    return found[:count]
+
+
+def _bound(rates: dict[str, float], peaks: Peaks) -> str | None:
+    """Return which rate is nearer to its peak, compute or memory (Williams et al. 2009); None if a peak is unknown."""
+    if not (peaks.flops and peaks.bandwidth):
+        return None
+    of_memory = rates["bytes_per_second"] / peaks.bandwidth
+    return "compute" if rates["flops_per_second"] / peaks.flops >= of_memory else "memory"
+
+
+def _step_seconds(device: Device) -> list[float]:
+    """Return the time from the end of each run of the program to the end of the next; of a single run its length."""
+    ends = [end for _, end in device.runs]
+    if len(ends) == 1:
+        return [device.runs[0][1] - device.runs[0][0]]
+    return [later - end for end, later in itertools.pairwise(ends)]
+
+
+def _percentiles(seconds: list[float]) -> dict[str, float] | None:
+    if not seconds:
+        return None
+    ordered = sorted(seconds)
+    at = {name: ordered[round(share * (len(ordered) - 1))] for name, share in (("p50", 0.5), ("p90", 0.9), ("max", 1))}
+    return {"mean": statistics.fmean(ordered)} | at
+
+
+def _busy(device: Device, program: Program) -> float:
+    """Return the seconds in which a device executed something."""
+    return _covered((op.start, op.end) for op in device.ops if _category(op, program))
+
+
+def _exposed(device: Device, program: Program) -> float:
+    """Return the seconds of collectives in which nothing else ran."""
+    computing = [(op.start, op.end) for op in device.ops if _category(op, program) not in ("", "collective")]
+    all_ = computing + [(op.start, op.end) for op in device.ops if _category(op, program) == "collective"]
+    return _covered(all_) - _covered(computing)
+
+
+def _category(op, program: Program) -> str:
+    kind = program.kind(op.name)
+    return kind.category if kind else UNKNOWN
+
+
+def _covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """Return the length of the union of intervals."""
+    total, until = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tries the advice on a configuration: each change is measured for some steps, and kept if it helps beyond the noise.
+
+Batch, data, model and optimizer stay as they are: advice that changes what is trained is only shown.
+"""
+
+import json
+import math
+import pathlib
+import shutil
+import statistics
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from cluster import processes
+from core.callbacks import Callback, Stop
+from profiling.advice import Advice
+from profiling.recording import FILE, Profile
+from profiling.windows import Window
+from rehearsal.sections import options, seconds_text
+from reporting.display import aligned
+from settings import validation
+
+WARM_UP, WINDOWS, STEPS, TRACED = 3, 5, 4, 3  # steps before; windows that are timed, and their steps; traced steps
+NOISES = 2.0  # a change is kept if it saves more than so many standard errors
+
+
+class Timing(NamedTuple):
+    """Seconds of a step, with waiting for its batch and all work of the host, and their standard error."""
+
+    seconds: float
+    error: float
+
+
+class Timer(Callback):
+    """Time windows of steps; after the last one and the traced steps, end the run."""
+
+    def __init__(self):
+        self.seconds: list[float] = []
+        self._since = 0.0
+
+    def on_step(self, job, state, step):
+        """Note the time after each window."""
+        done = step - WARM_UP
+        if done < 0 or done % STEPS or done > WINDOWS * STEPS:
+            return Stop("measured") if done == WINDOWS * STEPS + TRACED else None
+        job.log.flush()  # waits for the step
+        now = time.perf_counter()
+        if done:
+            self.seconds.append((now - self._since) / STEPS)
+        self._since = now
+        return None
+
+    def timing(self) -> Timing:
+        """Return the median over windows; its error is estimated from their median deviation."""
+        middle = statistics.median(self.seconds)
+        deviation = 1.48 * statistics.median(abs(seconds - middle) for seconds in self.seconds)
+        return Timing(middle, 1.25 * deviation / math.sqrt(len(self.seconds)))
+
+
+class Trial(NamedTuple):
+    """A measured configuration."""
+
+    timing: Timing
+    advice: list[Advice]
+
+
+def measure(train: Callable, config, folder: pathlib.Path, **arguments) -> Trial:
+    """Train some steps of a configuration in an empty folder, and remove the folder.
+
+    Args:
+      train: train.train.
+      arguments: its other arguments.
+    """
+    short = config.copy_and_resolve_references()
+    first = WARM_UP + WINDOWS * STEPS + 1
+    with short.unlocked():
+        short.train.update(steps=first + TRACED, eval_every=0, save_every=0, epochs=0.0)
+        short.logging.update(report=False, alerts="", wandb=False, trackio=False)
+    timer = Timer()
+    try:
+        train(short, folder, callbacks=[Profile(Window(first, first + TRACED - 1)), timer], **arguments)
+        profile = json.loads((folder / FILE).read_text()) if processes.index() == 0 else None
+    finally:
+        if processes.index() == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+    profile = processes.shared("tuned profile", lambda: profile)
+    found = [Advice(**{name: one[name] for name in Advice._fields}) for one in profile["advice"]]
+    return Trial(Timing(*processes.shared("timing", timer.timing)), found)
+
+
+def tune(train: Callable, config, workdir: pathlib.Path, say: Callable[[str], None], **arguments) -> dict:
+    """Try the advice, one change after the other; return the keys to set, and say what each brought.
+
+    Args:
+      workdir: gets a folder for the trials, which is removed.
+      say: prints a line.
+      arguments: of train.train.
+    """
+    num_devices = math.prod(config.mesh.values())
+    folder, kept, rows, tried = workdir / "tuning", {}, [], set()
+    workdir.mkdir(parents=True, exist_ok=True)
+    best = measure(train, config, folder, **arguments)
+    before = best.timing
+    say(f"as it is: {_text(before)} a step")
+    while change := next((one for one in best.advice if _is_new(one, tried)), None):
+        tried.add(_name(change))
+        changed = validation.changed(config, kept | change.keys, num_devices)
+        if changed is None:
+            continue
+        say(f"{change.line()}; trying it")
+        trial = measure(train, changed, folder, **arguments)
+        saved = best.timing.seconds - trial.timing.seconds
+        helped = saved > NOISES * math.hypot(best.timing.error, trial.timing.error)
+        said = "kept" if helped else "not kept: no gain beyond the noise"
+        rows.append((options(change.keys), _text(trial.timing), f"{saved / best.timing.seconds:+.1%}", said))
+        say(f"  {rows[-1][1]} a step, {rows[-1][2]} of the time saved: {said}")
+        if helped:
+            kept, best = kept | change.keys, trial
+    _conclude(say, rows, kept, before, best)
+    return kept
+
+
+def _is_new(advice: Advice, tried: set) -> bool:
+    return bool(advice.keys) and not advice.changes_training and _name(advice) not in tried
+
+
+def _name(advice: Advice) -> tuple:
+    return tuple(sorted(advice.keys.items()))
+
+
+def _text(timing: Timing) -> str:
+    return f"{seconds_text(timing.seconds)} +- {seconds_text(timing.error)}"
+
+
+def _conclude(say: Callable, rows: list, kept: dict, before: Timing, best: Trial) -> None:
+    say("")
+    for line in aligned([("change", "a step", "saved", "verdict"), *rows]) if rows else ("nothing to try",):
+        say(line)
+    for one in best.advice:
+        if one.changes_training or not one.keys:
+            say(f"not tried: {one.line()}")
+    if kept:
+        gain = before.seconds / best.timing.seconds
+        say(f"\nadd {options(kept)}: {gain:.2f} times as fast")

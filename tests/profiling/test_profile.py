@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Profiles: which steps are traced, what is computed from a trace, and what a real run writes."""
+
+import json
+import types
+
+import pytest
+
+import train
+from configs.errors import ConfigError
+from profiling import energy, report, windows
+from profiling.program import Kind
+from profiling.recording import Profile
+from profiling.summary import Peaks, summarise
+from profiling.trace import Device, Op, read
+from profiling.windows import Window
+from tests.support import write_sums
+from tests.test_train import in_process, lines_of
+
+KINDS = {
+    "dot": Kind("matmul", "dot_general", "layers/mlp.py:10", "forward", 8e9, 1e6),
+    "add": Kind("element-wise", "add", "layers/mlp.py:11", "backward", 0.0, 4e6),
+    "sum": Kind("collective", "psum", "layers/fsdp.py:12", "backward", 0.0, 2e6),
+    "loop": Kind("", "loop", "", "", 0.0, 0.0),
+}
+
+
+def device(name: str, *ops: tuple) -> Device:
+    """Two steps of one second each; `ops` are (name, start, end, own seconds) of the first, and again in the second."""
+    both = [Op(what, start + step, end + step, own) for step in (0, 1) for what, start, end, own in ops]
+    return Device(name, both, [(0.0, 0.9), (1.0, 1.9)])
+
+
+def test_seconds_are_of_one_device_and_one_step_and_a_loop_counts_once():
+    """Two devices: in both, 0.4 s of products within a loop, 0.2 s of sums of which 0.1 s overlap the products."""
+    ops = ("loop", 0.0, 0.4, 0.0), ("dot", 0.0, 0.4, 0.4), ("sum", 0.3, 0.5, 0.2), ("add", 0.6, 0.7, 0.1)
+    found = summarise(
+        [device("TPU 0", *ops), device("TPU 1", *ops)], types.SimpleNamespace(kind=KINDS.get), 2, Peaks(2e10, 1e8)
+    )
+    assert found["seconds_by_class"] == pytest.approx({"matmul": 0.4, "collective": 0.2, "element-wise": 0.1})
+    assert found["exposed_collective_seconds"] == pytest.approx(0.1)
+    assert found["idle_share"] == pytest.approx(1 - 2 * 0.6 / 1.7), "from the first instruction to the last"
+    assert found["step_seconds"] == pytest.approx({"mean": 1.0, "p50": 1.0, "p90": 1.0, "max": 1.0})
+    assert found["flops"] == pytest.approx(8e9) and found["bytes"] == pytest.approx(7e6)
+    assert [(row["file"], row["part"]) for row in found["by_file"]] == [
+        ("layers/mlp.py", "forward"), ("layers/fsdp.py", "backward"), ("layers/mlp.py", "backward"),
+    ]  # fmt: skip
+    first = found["operations"][0]
+    assert first["flops_per_second"] == pytest.approx(2e10) and first["bound"] == "compute"
+    assert [row["bound"] for row in found["operations"]] == ["compute", "memory", "memory"]
+    assert found["busy_seconds"] == pytest.approx({"TPU 0": 0.6, "TPU 1": 0.6})
+
+
+def test_instructions_that_the_program_lacks_are_not_left_out():
+    found = summarise(
+        [device("TPU 0", ("other", 0.0, 0.3, 0.3))], types.SimpleNamespace(kind=KINDS.get), 2, Peaks(None, None)
+    )
+    assert found["seconds_by_class"] == pytest.approx({"unknown": 0.3})
+    assert found["operations"][0]["bound"] is None
+
+
+def test_the_slowest_device_and_the_slowest_host_are_named():
+    """Of two hosts with two devices each, the last device is busy for twice as long, and the first host is slower."""
+    one = dict(
+        num_steps=1, host_seconds=1.0, phases={"data": 0.2, "wait": 0.5}, device_peak_gib=[1.0, 3.0], by_file=[],
+        operations=[], memory_gib={"total": 1.0}, flops_model=1.0, peak_flops=None, peak_bytes_per_second=None,
+        platform="tpu", seconds_by_class={"matmul": 1.0}, idle_share=0.25, exposed_collective_seconds=0.0, flops=1.0,
+        bytes=1.0, step_seconds={"mean": 1.0, "p50": 1.0, "p90": 1.0, "max": 1.0},
+    )  # fmt: skip
+    other = one | {"phases": {"data": 0.0, "wait": 0.9}, "seconds_by_class": {"copy": 1.0}, "idle_share": 0.75}
+    whole = report.joined([
+        one | {"host": "process 0 (a)", "busy_seconds": {"TPU 0": 1.0, "TPU 1": 1.0}},
+        other | {"host": "process 1 (b)", "busy_seconds": {"TPU 2": 1.0, "TPU 3": 2.0}},
+    ])  # fmt: skip
+    assert whole["device_imbalance"] == {"excess": pytest.approx(0.6), "slowest": "process 1 (b), TPU 3"}
+    assert whole["host_imbalance"] == {"excess": pytest.approx(2 / 3), "slowest": "process 0 (a)"}
+    assert whole["seconds_by_class"] == {"matmul": 0.5, "copy": 0.5} and whole["idle_share"] == 0.5
+    assert whole["data_wait_share"] == pytest.approx(0.1) and whole["device_peak_gib"] == {"least": 1.0, "most": 3.0}
+
+
+def test_energy_is_that_of_a_calculation_by_hand():
+    """16 v4 chips, busy 75 % of 2 s steps: 16 * (90 + 0.75 * 80) W * 2 s = 4,800 J, of 1,000 tokens."""
+    found = energy.of_step("v4", 16, 2.0, 0.75, 1000)
+    assert found["joules_per_step"] == pytest.approx(4800) and found["joules_per_token"] == pytest.approx(4.8)
+    assert energy.of_step("v5p", 16, 2.0, 0.75, 1000) is None, "no power is published"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "write the first and the last step"), ("5", "write the first and the last"), ("a:b", "write the first"),
+     ("0:3", "steps begin with 1"), ("9:3", "STOP is not before START"), ("1:5000", "at most 1,000")],
+)  # fmt: skip
+def test_a_window_that_is_none_is_refused(text, message):
+    with pytest.raises(ConfigError, match=message):
+        windows.parse(text)
+
+
+def test_a_request_is_taken_once(tmp_path):
+    assert windows.requested(tmp_path, 7) is None
+    for text, count in (("3", 3), ("", windows.USUAL_STEPS), ("many", windows.USUAL_STEPS), ("99999", 1000)):
+        (tmp_path / windows.REQUEST).write_text(text)
+        found = windows.requested(tmp_path, 7)
+        assert found.start > 7 and found.stop - found.start + 1 == count
+        assert windows.requested(tmp_path, 7) is None
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory):
+    """A run of 10 steps on 8 simulated devices: steps 3 and 4 are traced, then two more that a file asks for."""
+    folder = tmp_path_factory.mktemp("profiled")
+    write_sums(folder / "texts", 40)
+    config = in_process(train__steps=12, train__eval_every=0, train__save_every=0, evaluation__sample_tokens=0)
+    config.data.update(source="text", path=f"{folder}/texts/*.txt", cache_dir=str(folder / "cache"))
+    asks = Profile(windows.parse("3:4"))
+    first = {}
+
+    def after_summary(job, state, step, usual=asks.on_step):
+        usual(job, state, step)
+        if step == 4:
+            first.update(json.loads((folder / "run" / "profile.json").read_text()))
+            (folder / "run" / windows.REQUEST).write_text("2")
+
+    asks.on_step = after_summary
+    train.train(config, folder / "run", callbacks=[asks])
+    return folder / "run", first
+
+
+def test_a_real_trace_has_every_device_and_all_of_the_step(profiled):
+    workdir, first = profiled
+    assert first["steps"] == [3, 4] and first["devices"] == 8 and first["platform"] == "cpu"
+    assert set(first["seconds_by_class"]) >= {"matmul", "element-wise", "collective"}
+    assert "unknown" not in first["seconds_by_class"], "the trace and the program are of the same step"
+    assert first["step_seconds"]["mean"] > 0 and 0 <= first["idle_share"] < 1
+    assert sum(row["share"] for row in first["by_file"]) == pytest.approx(1)
+    files = {row["file"] for row in first["by_file"]}
+    assert {"layers/attention.py", "layers/mlp.py"} <= files, "instructions have their lines"
+    # Products of the optimizer's norms and of the loss, which model FLOPs leave out, are a few percent of a tiny model.
+    assert 0.8 < first["flops"] / first["flops_model"] < 1.5
+    assert first["energy"] is None and any("energy" in note for note in first["notes"])
+    traces = list(workdir.glob("tensorboard/plugins/profile/steps-3-4/worker-0.xplane.pb"))
+    assert len(traces) == 1 and len(read(traces[0], "jit_train_step")) == 8
+
+
+def test_a_running_job_is_profiled_at_the_request_of_a_file(profiled):
+    workdir, _ = profiled
+    later = json.loads((workdir / "profile.json").read_text())
+    assert later["steps"][0] > 4 and later["steps"][1] == later["steps"][0] + 1
+    assert not (workdir / windows.REQUEST).exists()
+    assert max(lines_of(workdir, "train")) == 12, "the run goes on"
+
+
+def test_a_window_that_a_resumed_run_has_passed_is_said_to_be_lost():
+    said = []
+    job = types.SimpleNamespace(log=types.SimpleNamespace(event=lambda text, kind: said.append((kind, text))))
+    callback = Profile(Window(3, 5))
+    callback.on_start(job, {"step": 4})
+    assert said == [
+        ("no_profile", "step 4: the steps 3 to 5 are not traced, as the run resumes after the first of them")
+    ]
+    assert callback.window is None
