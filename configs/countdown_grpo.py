@@ -16,6 +16,7 @@ def get_config():
     config.train.sequence_length = 80
     config.train.global_batch = 128
     config.train.steps = 300
+    config.optimizer.name = "adamw"
     config.optimizer.learning_rate = 1e-4
     config.optimizer.schedule = "constant"
     config.optimizer.warmup_steps = 10
