@@ -23,7 +23,7 @@ def get_config():
     config.data.tokenizer = "numbers"
     config.optimizer.name = "muon"
     config.optimizer.learning_rate = 1e-2
-    config.train.steps = 3000
+    config.train.steps = 2000
     config.train.global_batch = 24
     config.train.sequence_length = 128
     config.train.log_every = 100

@@ -32,7 +32,7 @@ from input_pipeline.windows import Windows
 
 LARGEST, LARGEST_GIVEN = 30, 15  # of results and targets; of the numbers of a problem
 FOUR_SHARE = 0.8  # of the problems; the others have three numbers
-RIGHT_SHARE = 0.3  # of the answers; the others are attempts
+RIGHT_SHARE = 0.1  # of the answers; the others are attempts
 MISTAKEN_SHARE = 0.4  # of the attempts
 HELDOUT_SHARE = 1 / 16  # of the problems
 TOKENS = {"train": 1 << 32, "heldout": 1 << 17}  # by stream
