@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tuning: a change is kept if it helps beyond the noise, and what changes the training is never tried."""
+
+import json
+import time
+import types
+
+import pytest
+
+from profiling import tuning
+from profiling.advice import Advice
+from profiling.recording import FILE
+from settings import loading
+
+SECONDS = 0.004  # of a step of the healthy configuration
+
+
+def fake_train(costs: dict, advice: list[Advice], seen: list):
+    """Return a function in place of train.train: its steps take longer for keys that have a costly value."""
+
+    def train(config, folder, *, callbacks, **unused):
+        _, timer = callbacks
+        job = types.SimpleNamespace(log=types.SimpleNamespace(flush=lambda: None))
+        slow = [key for key, (value, _) in costs.items() if _get(config, key) == value]
+        seen.append(slow)
+        given = [one for one in advice if any(_get(config, key) != value for key, value in one.keys.items())]
+        for step in range(1, config.train.steps + 1):
+            time.sleep(SECONDS + sum(costs[key][1] for key in slow))
+            if stop := timer.on_step(job, None, step):
+                assert stop.reason == "measured"
+                break
+        assert step < config.train.steps, "the run does not finish, which would evaluate all that is held out"
+        folder.mkdir(parents=True)
+        (folder / FILE).write_text(json.dumps({"advice": [one._asdict() | {"line": one.line()} for one in given]}))
+
+    return train
+
+
+def _get(config, key: str):
+    section, name = key.split(".")
+    return config[section][name]
+
+
+@pytest.fixture
+def config():
+    config = loading.load("configs/tiny.py", "", {"model.remat": "full", "train.log_every": "1"}).config
+    config.mesh.fsdp = 1
+    return config
+
+
+def test_what_helps_is_kept_and_what_does_not_is_not(config, tmp_path):
+    """Recomputing and synchronising cost half a step each; more readers cost as much as they save."""
+    costs = {"model.remat": ("full", SECONDS / 2), "train.log_every": (1, SECONDS / 2)}
+    advice = [
+        Advice("excess remat", "20 %", {"model.remat": "none"}, gain=0.2),
+        Advice("slow input", "9 %", {"data.readers": 4}, gain=0.1),
+        Advice("host synchronisation", "20 %", {"train.log_every": 20}, gain=0.2),
+        Advice("tiny batch", "few tokens", {"train.global_batch": 64}, gain=0.9, changes_training=True),
+    ]
+    said, seen = [], []
+    kept = tuning.tune(fake_train(costs, advice, seen), config, tmp_path / "run", said.append)
+    assert kept == {"model.remat": "none", "train.log_every": 20}
+    assert seen[0] == ["model.remat", "train.log_every"] and seen[-1] == [], "each change is tried on those kept before"
+    text = "\n".join(said)
+    assert "--config.model.remat=none --config.train.log_every=20: " in text and "times as fast" in text
+    assert "not kept: no gain beyond the noise" in text and "not tried: tiny batch" in text
+    assert not (tmp_path / "run" / "tuning").exists(), "nothing of the trials stays"
+    assert config.model.remat == "full" and config.train.global_batch == 32, "the configuration is not changed"
+
+
+def test_a_healthy_configuration_stays_as_it_is(config, tmp_path):
+    said = []
+    assert tuning.tune(fake_train({}, [], []), config, tmp_path / "run", said.append) == {}
+    assert "nothing to try" in said
