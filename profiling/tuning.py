@@ -100,7 +100,7 @@ def tune(train: Callable, config, workdir: pathlib.Path, say: Callable[[str], No
     """
     num_devices = math.prod(config.mesh.values())
     folder, kept, rows, tried = workdir / "tuning", {}, [], set()
-    workdir.mkdir(parents=True, exist_ok=True)
+    processes.log_file(workdir).parent.mkdir(parents=True, exist_ok=True)  # what the trials log
     best = measure(train, config, folder, **arguments)
     before = best.timing
     say(f"as it is: {_text(before)} a step")
