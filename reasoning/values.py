@@ -68,9 +68,8 @@ class Head(Value):
         self.head_D = np.asarray(engine.params["value_head"]["kernel"], np.float32)[:, 0]
 
     def values(self, problem, thoughts, answers):
-        """Return the values at the last tokens of the lines, without their newlines, as the head was trained."""
-        before = [self.task.prompt(problem, thought.lines[:-1]) for thought in thoughts]
-        texts = [self.tokenizer.encode(text + thought.text) for text, thought in zip(before, thoughts, strict=True)]
+        """Return the values where the model would write its verdict: that state knows most about the lines."""
+        texts = [self.tokenizer.encode(self.task.verdict_question(problem, thought.lines)) for thought in thoughts]
         rows, length = (-(-size // 32) * 32 for size in (len(texts), max(map(len, texts))))  # each shape is compiled
         tokens_BT = pad_rows([*texts, *[[]] * (rows - len(texts))], length)
         states_BD = np.asarray(self.engine.states(tokens_BT), np.float32)[: len(texts)]

@@ -184,8 +184,8 @@ def test_a_trained_head_values_what_a_search_draws(run, tmp_path):
         head = VALUES["value_head"](Countdown(), open_tokenizer("numbers"), engine_of(trained.run, trained.params))
         (found,) = solver(trained, limits, head).solve(PROBLEMS[:1], "bfs", limits)
         for thought in found.root.all()[1:]:
-            before = Countdown().prompt(PROBLEMS[0], thought.lines[:-1])
-            text = np.array([open_tokenizer("numbers").encode(before + thought.text)], np.int32)
+            asked = Countdown().verdict_question(PROBLEMS[0], thought.lines)
+            text = np.array([open_tokenizer("numbers").encode(asked)], np.int32)
             stream_BTD, _ = trained.run.model(trained.params)(text, np.arange(text.size)[None], np.ones_like(text))
             logit = np.asarray(stream_BTD, np.float64)[0, -1] @ np.asarray(trained.params["value_head"]["kernel"])[:, 0]
             np.testing.assert_allclose(thought.value, 1 / (1 + np.exp(-logit)), rtol=1e-4)
