@@ -25,6 +25,7 @@ class Answers(Callback):
 def asked(*answers):
     job = types.SimpleNamespace(
         callbacks=[Answers(answer) for answer in answers],
+        callback_seconds=0.0,
         stages=types.SimpleNamespace(shape=lambda step: PRESENT),
     )
     return Job.ask_callbacks(job, None, 1)

@@ -19,8 +19,9 @@ from settings import loading
 from tests.support import ROOT
 
 SMALL = {
-    "model.num_layers": 1, "model.embed_dim": 256, "model.num_heads": 4, "model.num_kv_heads": 4, "model.head_dim": 128,
-    "model.mlp_dim": 512, "model.max_length": 512, "train.sequence_length": 128, "tot.use_tot": False,
+    "model.dtype": "bfloat16", "model.num_layers": 1, "model.embed_dim": 256, "model.num_heads": 4,
+    "model.num_kv_heads": 4, "model.head_dim": 128, "model.mlp_dim": 512, "model.max_length": 512,
+    "train.sequence_length": 128, "tot.use_tot": False,
 }  # fmt: skip
 
 
