@@ -59,7 +59,7 @@ class WeightsAndBiases(Sink):
         given = {name: value for name, value in given.items() if not os.environ.get(CHOSEN_BY[name])}
         path = workdir / ID_FILE
         known = path.read_text().strip() if path.exists() else None
-        self.failures = wandb.errors.Error
+        self.failures, self.teardown = wandb.errors.Error, wandb.teardown
         self.run = wandb.init(
             **given, id=known, resume="allow", dir=str(workdir), config=flat(config),
             settings=wandb.Settings(console="off"),  # the output is the run's own
@@ -80,13 +80,16 @@ class WeightsAndBiases(Sink):
                 seconds = SHORT_END_SECONDS
             case _:
                 seconds = END_SECONDS
-        finish = threading.Thread(
-            target=lambda: self._try(lambda: self.run.finish(exit_code=0 if error is None else 1)), daemon=True
-        )
+        finish = threading.Thread(target=self._finish, args=[0 if error is None else 1], daemon=True)
         finish.start()
         finish.join(seconds)
         if finish.is_alive():
             LOG.error(f"not all was sent to Weights & Biases within {seconds:g} s; wandb sync sends the rest")
+
+    def _finish(self, exit_code: int) -> None:
+        """End the run, and the client's process, which writes to its file until then."""
+        self._try(lambda: self.run.finish(exit_code=exit_code))
+        self._try(self.teardown)
 
     def _try(self, call) -> None:
         try:
