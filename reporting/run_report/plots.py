@@ -18,7 +18,7 @@ ROW = 0.24  # inches of a row of the time line
 UNITS = ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))  # of the time line
 PART_COLOURS = {  # of the account of time; waiting and lost time stand out
     "training": COLOURS[2], "compile": COLOURS[0], "start_up": COLOURS[4], "evaluation": COLOURS[5],
-    "checkpoint": COLOURS[6], "data": COLOURS[3], "lost": COLOURS[1], "idle": COLOURS[7],
+    "checkpoint": COLOURS[6], "data": COLOURS[3], "lost": COLOURS[1], "idle": COLOURS[7], "profile": "#8a8f98",
 }  # fmt: skip
 EVENTS = {  # rows of the time line: events, and their words
     "start": "start", "restart": "restart", "saved": "save", "save_failed": "save failed", "save_left_out": "no save",
@@ -135,13 +135,14 @@ def draw_goodput(runs: Sequence[RunRecord], figure, tips: dict[str, str]) -> Non
         whole, left = sum(run.seconds.values()) or 1.0, 0.0
         for part, colour in PART_COLOURS.items():
             share = 100 * run.seconds.get(part, 0.0) / whole
-            if share > 0:
-                bar = axes.barh(row, share, left=left, height=0.62, color=colour, linewidth=0)
-                bar[0].set_gid(f"part{row}-{part}")
-                tips[f"part{row}-{part}"] = f"{PARTS[part][0]}: {share:.1f} % of {run.name}"
-                named.setdefault(PARTS[part][0], bar)
-                if share > 6:
-                    axes.text(left + share / 2, row, f"{share:.0f} %", ha="center", va="center", color="#15181c")
+            if share <= 0:
+                continue
+            bar = axes.barh(row, share, left=left, height=0.62, color=colour, linewidth=0)
+            bar[0].set_gid(f"part{row}-{part}")
+            tips[f"part{row}-{part}"] = f"{PARTS[part][0]}: {share:.1f} % of {run.name}"
+            named.setdefault(PARTS[part][0], bar)
+            if share > 6:
+                axes.text(left + share / 2, row, f"{share:.0f} %", ha="center", va="center", color="#15181c")
             left += share
     axes.set(yticks=range(len(runs)), yticklabels=[shortened(run.name) for run in runs], xlim=(0, 100))
     axes.set(xlabel="percent of the time since the run began", ylim=(len(runs) - 0.5, -0.5))

@@ -13,6 +13,7 @@ import pytest
 
 from configs.errors import ConfigError
 from files.json_reader import JsonError
+from reporting.goodput import PARTS
 from reporting.run_report import page, plots, reading
 from reporting.run_report.thinning import thin
 from tests.browser import Browser
@@ -217,3 +218,8 @@ def test_the_page_is_whole_in_a_browser_light_dark_and_in_print(tmp_path, width)
         assert browser.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert browser.value("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
         assert browser.errors == []
+
+
+def test_every_part_of_the_account_of_time_has_a_colour():
+    """A part without one would leave a gap in the bar."""
+    assert plots.PART_COLOURS.keys() == PARTS.keys()
