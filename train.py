@@ -24,7 +24,7 @@ def use_of_run(parsed) -> str:
     asked = [name for name in ("evaluate_only", "verify_checkpoints", "explain_step", "tune") if parsed[name].value]
     if len(asked) > 1:
         raise ConfigError(f"--{asked[0]} and --{asked[1]} ask different questions; give one")
-    return command_line.READ if asked and not parsed["tune"].value else command_line.TRAIN
+    return command_line.TRAIN if asked in ([], ["tune"]) else command_line.READ
 
 
 if __name__ == "__main__":

@@ -178,10 +178,10 @@ def _answer(draw: random.Random, numbers: State, target: int, path: list[tuple[s
     if draw.random() < RIGHT_SHARE:
         return [(f"{line}\n?y", True) for line, _ in path]
     kept = path[: _below(draw, len(path))]
-    moves_made = [*kept, *_walk(draw, kept[-1][1] if kept else numbers, len(path) - len(kept))]
+    state = kept[-1][1] if kept else numbers
+    moves_made = [*kept, *_walk(draw, state, len(path) - len(kept))]
     if draw.random() >= MISTAKEN_SHARE:
         return [(f"{line}\n?{'y' if target in reachable(left) else 'n'}", True) for line, left in moves_made]
-    state = kept[-1][1] if kept else numbers
     wrong = _claim(draw, state, target) if len(state) == 2 else _mistaken(draw, moves_made[len(kept)][0])
     verdict = "y" if can_succeed(question(state, target), [wrong]) else "n"
     return [*((f"{line}\n?y", True) for line, _ in kept), (f"{wrong}\n?", False), (verdict, True)]

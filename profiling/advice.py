@@ -166,8 +166,8 @@ def host_synchronisation(measured: Measured) -> Advice | None:
 
 def excess_remat(measured: Measured) -> Advice | None:
     """Activations are computed twice, although there is memory for them."""
-    by_class, memory = measured.profile["by_file"], measured.profile["memory_gib"]
-    share = sum(row["share"] for row in by_class or () if row["part"] == "recomputed")
+    by_file, memory = measured.profile["by_file"], measured.profile["memory_gib"]
+    share = sum(row["share"] for row in by_file or () if row["part"] == "recomputed")
     capacity, remat = measured.capacity_gib, measured.config.model.remat
     less = REMAT[: REMAT.index(remat)]
     if share < LONG_REMAT or not less or (capacity and memory["total"] > FREE_MEMORY * capacity):

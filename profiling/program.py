@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each instruction of a compiled program is: its class, the line of code it is from, its FLOPs and bytes."""
 
-import functools
 from typing import NamedTuple
 
 from rehearsal import hlo, roofline
@@ -43,11 +42,16 @@ class Program:
         self.name = text.partition("HloModule ")[2].partition(",")[0].split()[0]
         self.module = hlo.parse(text)
         self._prices = Prices(self.module, given, mesh)
+        self._kinds: dict[str, Kind | None] = {}
         self._by_name = {i.name: i for body in self.module.computations.values() for i in body}
 
-    @functools.cache  # noqa: B019 - a program lives as long as its profile is made
     def kind(self, name: str) -> Kind | None:
-        """Return what an instruction is; None if the program does not have it."""
+        """Return what an instruction is, found once; None if the program does not have it."""
+        if name not in self._kinds:
+            self._kinds[name] = self._kind(name)
+        return self._kinds[name]
+
+    def _kind(self, name: str) -> Kind | None:
         instruction = self._by_name.get(name)
         if instruction is None:
             return None

@@ -104,14 +104,19 @@ class Profile(Callback):
             jax.profiler.stop_trace()
             trace = kept(pathlib.Path(folder.name), job.workdir, Window(start, step))
             figures = self._figures(job, trace, step - start + 1, phases)
-        whole = report.joined(processes.gather("profile", figures))
+        everyone = processes.gather("profile", figures)
+        if processes.index() == 0:
+            self._report(job, everyone, start, step)
+
+    def _report(self, job, everyone: list[dict], start: int, step: int) -> None:
+        """Write and show what the processes measured; the first one does this alone."""
+        whole = report.joined(everyone)
         whole = {"steps": [start, step]} | whole
         whole |= report.rehearsed(job.config, job.topology) | report.rates(whole, job)
         advice = advise(Measured(whole, job.config, job.topology, lines_of(job.workdir), str(job.checkpoints.address)))
         whole |= report.described(whole) | {"advice": [one._asdict() | {"line": one.line()} for one in advice]}
-        if processes.index() == 0:
-            with contextlib.suppress(OSError):  # a full disk; the lines are shown below
-                write_atomically(job.workdir / FILE, json.dumps(whole, indent=1, allow_nan=False).encode())
+        with contextlib.suppress(OSError):  # a full disk; the lines are shown below
+            write_atomically(job.workdir / FILE, json.dumps(whole, indent=1, allow_nan=False).encode())
         job.log.event("", "profile", step, **{name: whole[name] for name in ("idle_share", "data_wait_share")})
         job.log.display.lines(report.lines(whole))
 
