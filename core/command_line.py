@@ -34,7 +34,7 @@ try:
     from configs.errors import ConfigError, did_you_mean, shown, similar
     from configs.key import PER_HOST, SECRET
     from input_pipeline.cache import cache_path
-    from reporting.sink import LAST_WORDS
+    from reporting.sink import INTERRUPTED, LAST_WORDS
     from settings import loading, simulation, stored_config, validation
     from settings.keys import HIDDEN, NAMES_ELSEWHERE, flat, similar_keys, stray_argument
     from settings.resolving import Loaded
@@ -45,7 +45,6 @@ STARTED = time.monotonic()  # start of this process, up to a fraction of a secon
 FLAGS = flags.FLAGS
 _ending = threading.Lock()
 LOG = logging.getLogger("torus")  # a command with a workdir adds its file to it
-INTERRUPTED = 75
 WITHOUT_ERROR = (0, INTERRUPTED)  # exit statuses
 TRAIN, READ, IGNORE = "train", "read", "ignore"  # what a command does with the run that may be in its workdir
 LAST_WORD_SECONDS = 5.0

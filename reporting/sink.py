@@ -9,6 +9,7 @@ import importlib
 import pathlib
 from collections.abc import Callable, Mapping
 
+INTERRUPTED = 75  # exit status
 # Called with the last line and the exit status of a process that ends while its `with` blocks are still open, as at a
 # hang or when another process was lost. They are called in any thread, and return within 2 seconds.
 LAST_WORDS: list[Callable[[str, int], None]] = []
@@ -22,6 +23,16 @@ class Sink:
 
     def close(self, error: BaseException | None) -> None:
         """End; `error` ends the run, None if it has finished."""
+
+
+def is_interruption(error: BaseException | None) -> bool:
+    """Return whether what ends a run is an interruption, after which the same command continues it."""
+    match error:
+        case KeyboardInterrupt():
+            return True
+        case BaseException(exit_status=status):
+            return status == INTERRUPTED
+    return False
 
 
 def numbers(kind: str, figures: Mapping[str, object]) -> dict[str, float]:

@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 
 from configs.errors import ConfigError
-from reporting.sink import LAST_WORDS, Sink
+from reporting.sink import INTERRUPTED, LAST_WORDS, Sink, is_interruption
 
 VARIABLE = "TORUS_ALERTS_URL"
 LOG = logging.getLogger("torus")
@@ -27,7 +27,6 @@ SHORT_END_SECONDS = 2.0  # when it was interrupted, or must end at once
 BLAME_SECONDS = 5.0  # after a failed collective; if another process died, `tell_end` is called meanwhile
 MOST_WAITING = 100  # alerts; further ones are lost
 LONGEST_TEXT = 1000  # characters
-INTERRUPTED = 75  # exit status
 EVENTS = {  # of metrics.jsonl: (event of an alert, text)
     "update_not_taken": ("spike", "update skipped: loss {loss}, gradient norm {gradient_norm}"),
     "roll_back": ("spike", "rolled back; leaves out the batches of steps {first_step} to {last_step}"),
@@ -85,17 +84,16 @@ class Alerts(Sink):
     def close(self, error):
         """Alert about the end of the run, unless it was interrupted, and wait for alerts on their way."""
         LAST_WORDS.remove(self.tell_end)
-        match error:
-            case None:
-                self._tell("finish", f"finished at step {self.step}")
-            case KeyboardInterrupt() | BaseException(exit_status=75):
-                return self._end(SHORT_END_SECONDS)
-            case _:
-                text = " ".join(str(error).split()) or type(error).__name__
-                event = event_of(f"{type(error).__name__}: {text}")
-                if event == "failure" and type(error).__module__.startswith("jax"):
-                    time.sleep(BLAME_SECONDS)
-                self._tell(event, text)
+        if is_interruption(error):
+            return self._end(SHORT_END_SECONDS)
+        if error is None:
+            self._tell("finish", f"finished at step {self.step}")
+        else:
+            text = " ".join(str(error).split()) or type(error).__name__
+            event = event_of(f"{type(error).__name__}: {text}")
+            if event == "failure" and type(error).__module__.startswith("jax"):
+                time.sleep(BLAME_SECONDS)
+            self._tell(event, text)
         return self._end(END_SECONDS)
 
     def tell_end(self, line: str, status: int) -> None:

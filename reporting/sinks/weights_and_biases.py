@@ -10,7 +10,7 @@ import threading
 
 from configs.errors import ConfigError
 from files.atomic import write_atomically
-from reporting.sink import Sink, numbers
+from reporting.sink import Sink, is_interruption, numbers
 from settings.keys import flat
 
 LOG = logging.getLogger("torus")
@@ -75,11 +75,7 @@ class WeightsAndBiases(Sink):
 
     def close(self, error):
         """End the run, failed if an error ends it; an interrupted run does not wait until all is sent."""
-        match error:
-            case KeyboardInterrupt() | BaseException(exit_status=75):
-                seconds = SHORT_END_SECONDS
-            case _:
-                seconds = END_SECONDS
+        seconds = SHORT_END_SECONDS if is_interruption(error) else END_SECONDS
         finish = threading.Thread(target=self._finish, args=[0 if error is None else 1], daemon=True)
         finish.start()
         finish.join(seconds)
