@@ -24,6 +24,7 @@ flags.DEFINE_enum(
 )  # fmt: skip
 flags.DEFINE_list("compare", [], "rehearse on these topologies, separated by commas, and rank them by cost per token")
 flags.DEFINE_bool("scaling", False, "rehearse on data = 1, 2, 4, 8 and fsdp = 1, 2, 4: throughput per chip")
+flags.DEFINE_bool("checklist", False, "judge ten points that a long run needs, with evidence")
 flags.DEFINE_bool("decode", False, "rehearse a server: prefill and decode of --rows prompts of --length tokens")
 flags.DEFINE_integer("rows", 64, "prompts that are decoded together", 1, MOST_ROWS)
 flags.DEFINE_integer(
@@ -55,8 +56,8 @@ from configs.errors import ConfigError, shown
 from settings.decoding import for_decoding
 from settings.resolving import Loaded
 from input_pipeline.cache import cache_folder
-from rehearsal import advice, compare, decoding, report, rollout, search, sections, sharding
-from rehearsal.compiler import GIB, Compiler, check_compiler
+from rehearsal import advice, assumptions, checklist, compare, decoding, report, rollout, search, sections, sharding
+from rehearsal.compiler import GIB, Compiler, capacity_gib, check_compiler
 from training import fit
 
 
@@ -113,6 +114,8 @@ def check_flags(loaded: Loaded) -> None:
         raise ConfigError("--workdir is not read here: a rehearsal trains nothing; leave it out")
     asked = [name for name in ("search", "compare", "scaling", "advise_sharding", "decode") if FLAGS[name].value]
     check_tensor()
+    if FLAGS.checklist and asked:
+        raise ConfigError(f"--checklist is for a single rehearsal; leave out --{asked[0]}")
     if len(asked) > 1:
         raise ConfigError(f"--{asked[0]} and --{asked[1]} cannot be combined; give one")
     if not loaded.topology and not FLAGS.compare:
@@ -174,9 +177,29 @@ def rehearse(loaded: Loaded, topology: topologies.Topology, display) -> None:
     figures = report.figures(loaded, compiled)
     both = rollout.rehearse(loaded, compiled, figures, display)
     display.sections(sections.of_step(figures | both))
+    if FLAGS.checklist:
+        figures |= check_points(compiled, figures, display)
     figures |= advice.advise(compiled, figures, display, seconds=FLAGS.advice_seconds)
     display.sections(sections.of_changes(figures))
     write(figures | both, compiled)
+
+
+def check_points(compiled, figures: dict, display) -> dict:
+    """Show the ten points of a compiled step; return them as {"checklist": [...]}."""
+    if not figures["compiled"]:
+        display.line("CHECKLIST: not judged, as the step does not compile\n")
+        return {"checklist": []}
+    state, peak = compiled.facts["state"], figures["peak_flops"]
+    capacity = capacity_gib(compiled.topology)
+    points = checklist.judge(checklist.see(
+        compiled.config, compiled.program(), given=assumptions.of_topology(compiled.topology, peak),
+        mesh=compiled.facts["mesh"], accelerator=compiled.topology.accelerator,
+        state_bytes=sum(size for name, size in state.items() if name != "batch") - compiled.facts["on_host"],
+        parameter_bytes=state["parameters"], total_bytes=compiled.total_bytes,
+        capacity_bytes=capacity and capacity * GIB,
+    ))  # fmt: skip
+    display.sections([checklist.section(points)])
+    return {"checklist": [point._asdict() for point in points]}
 
 
 def decode(loaded: Loaded, topology: topologies.Topology, display) -> None:

@@ -21,9 +21,9 @@ import support
 from input_pipeline.countdown import CountdownWindows
 from trained_run import TrainedRun
 
-SEEDS, STEPS, PROBLEMS = (1, 4, 16) if support.QUICK else (3, 300, 500)
+SEEDS, STEPS, PROBLEMS = (1, 4, 16) if support.QUICK else (3, 200, 500)
 FOLDER = support.ROOT / "runs" / ("benchmark-grpo-quick" if support.QUICK else "benchmark-grpo")
-OF_GRPO = {"tot__use_tot": "False", "optimizer__learning_rate": "1e-4", "optimizer__warmup_steps": "10"}
+OF_GRPO = {"tot__use_tot": "False", "optimizer__learning_rate": "3e-4", "optimizer__warmup_steps": "10"}
 
 
 def solved(run: TrainedRun, problems: list[str]) -> float:

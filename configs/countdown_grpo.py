@@ -15,9 +15,9 @@ def get_config():
     config.data.source = "countdown_rollouts"
     config.train.sequence_length = 80
     config.train.global_batch = 128
-    config.train.steps = 300
+    config.train.steps = 200
     config.optimizer.name = "adamw"
-    config.optimizer.learning_rate = 1e-4
+    config.optimizer.learning_rate = 3e-4
     config.optimizer.schedule = "constant"
     config.optimizer.warmup_steps = 10
     config.optimizer.weight_decay = 0.0

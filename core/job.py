@@ -138,7 +138,8 @@ class Job:
         """Return the batch that the objective samples from the live parameters, or `batch` if it samples none."""
         if not sampling.samples(self.run.objective):
             return batch
-        self.log.flush()  # the previous step is no part of the rollout
+        with self.clock.within("wait"):
+            self.log.flush()  # the previous step is no part of the rollout
         with self.clock.within("rollout"):
             sampled = self.batch_sampler.sample(self.run, state.params, self.compiled_steps.frozen, batch, step)
         for record in sampled.records:

@@ -14,6 +14,7 @@ UnixSeconds = Annotated[float, pydantic.Field(ge=0, lt=1e11)]  # by the clock of
 Number = Annotated[int, pydantic.Field(ge=0, lt=2**48)]
 Gib = Annotated[float, pydantic.Field(ge=0, lt=1e9)]
 Figure = Annotated[float, pydantic.Field(allow_inf_nan=False)] | None
+Text = Annotated[str, pydantic.Field(pattern=r"^[^\x00-\x1f\x7f]{0,500}$")]
 Digest = Annotated[str, pydantic.Field(pattern="^[0-9A-Za-z._-]{0,64}$")]
 
 
@@ -69,6 +70,14 @@ class Trained(Object):
     tokens_per_second: Figure
 
 
+class Point(Object):
+    """A point of rehearsal/checklist.py."""
+
+    name: Text
+    verdict: Text
+    evidence: Text
+
+
 class Checked(Object):
     """The result of scripts/check_host.py on a host."""
 
@@ -85,6 +94,7 @@ class Checked(Object):
     corpus_tokens: Number
     trained: list[Trained]
     starts: list[Number]
+    points: list[Point]
     heartbeat: bool
     log: bool
 

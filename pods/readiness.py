@@ -94,8 +94,10 @@ def validate(settings: Settings, transport: Transport, rest: list[str]) -> int:
     items = [judge(name, found) for name in ITEMS]
     page = settings.pod_folder / REPORT
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(markdown(settings, items))
+    points = found.first.get("points", [])
+    page.write_text(markdown(settings, items, points))
     rows = [[item.name, "ready" if item.ready else "NOT READY", item.evidence] for item in items]
+    rows += [[point["name"], point["verdict"], point["evidence"]] for point in points]
     print("\n".join([*aligned(rows), f"written to {page}"]))
     if not all(item.ready for item in items):
         raise PodError(f"{settings.name} is not ready: {_why(items)}")
@@ -245,13 +247,18 @@ ITEMS = {
 }
 
 
-def markdown(settings: Settings, items: list[Item]) -> str:
-    """Return the table as a Markdown page."""
+def markdown(settings: Settings, items: list[Item], points: list[dict]) -> str:
+    """Return the table as a Markdown page, and that of the points of a long run, on which readiness does not depend."""
     ready = "ready" if all(item.ready for item in items) else "NOT ready"
     run = f"{settings.accel}, {settings.transport}, {settings.recipe}; {time.strftime('%F %T %Z')}"
     lines = [f"# {settings.name} is {ready}", "", run, "", "| item | ready | evidence |", "|---|---|---|"]
     for name, is_ready, evidence in items:
         lines.append(f"| {name} | {'yes' if is_ready else '**no**'} | {evidence.replace('|', '/')} |")
+    if points:
+        lines += ["", "What a long run should have, judged by the step that ran:", "", "| point | verdict | evidence |"]
+        lines += ["|---|---|---|"]
+    for point in points:
+        lines.append(f"| {point['name']} | {point['verdict']} | {point['evidence'].replace('|', '/')} |")
     return "\n".join([*lines, ""])
 
 

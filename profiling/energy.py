@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimates the energy of a step from the published power of a chip."""
+"""The energy of a step: measured by NVML on NVIDIA GPUs, else estimated from the published power of a chip."""
 
+import importlib.util
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -26,7 +28,34 @@ def of_step(chip: str, num_chips: int, step_seconds: float, busy_share: float, t
         return None
     watts = power.idle + (power.mean - power.idle) * busy_share
     joules = num_chips * watts * step_seconds
+    return _figures(True, joules, num_chips, step_seconds, tokens, power.source)
+
+
+def measured(joules: float, num_chips: int, step_seconds: float, tokens: int) -> dict:
+    """Return the same figures from the joules that all GPUs used in a step."""
+    return _figures(False, joules, num_chips, step_seconds, tokens, "NVML, of the boards alone")
+
+
+def _figures(estimate: bool, joules: float, num_chips: int, step_seconds: float, tokens: int, source: str) -> dict:
     return {
-        "estimate": True, "watts_per_chip": watts, "joules_per_step": joules, "joules_per_token": joules / tokens,
-        "source": power.source,
+        "estimate": estimate, "watts_per_chip": joules / num_chips / step_seconds, "joules_per_step": joules,
+        "joules_per_token": joules / tokens, "source": source,
     }  # fmt: skip
+
+
+def nvml_joules(gpus: Iterable[int]) -> float | None:
+    """Return the joules that GPUs have used since their driver was loaded; None if NVML cannot tell.
+
+    Args:
+      gpus: their numbers on this host.
+    """
+    if importlib.util.find_spec("pynvml") is None:
+        return None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, gpus)
+        return sum(map(pynvml.nvmlDeviceGetTotalEnergyConsumption, handles)) / 1000
+    except pynvml.NVMLError:  # no driver, or a GPU before Volta, which does not count
+        return None

@@ -17,7 +17,7 @@ from cluster import processes
 from core.callbacks import Callback
 from files.atomic import write_atomically
 from files.json_reader import JsonError
-from profiling import report, windows
+from profiling import energy, report, windows
 from profiling.advice import Measured, advise
 from profiling.program import Program
 from profiling.summary import Peaks, summarise
@@ -89,7 +89,7 @@ class Profile(Callback):
         job.log.flush()  # the step before is no part of the trace
         self._folder = tempfile.TemporaryDirectory(prefix="trace-")
         self._shape = shape_of(batch, job.compiled_steps.cycles)
-        self._before, self._between = job.clock.read(), _between_steps(job)
+        self._before, self._between, self._joules = job.clock.read(), _between_steps(job), _joules()
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # its events would be most of the file
         jax.profiler.start_trace(self._folder.name, profiler_options=options)
@@ -98,12 +98,13 @@ class Profile(Callback):
         """Stop the trace, keep its file, and summarise it."""
         job.log.flush()
         phases = {phase: seconds - self._before[phase] for phase, seconds in job.clock.read().items()}
+        joules = None if self._joules is None else _joules() - self._joules
         folder, start = self._folder, self.window.start
         self._folder = self.window = None
         with job.clock.within("profile"), folder:
             jax.profiler.stop_trace()
             trace = kept(pathlib.Path(folder.name), job.workdir, Window(start, step))
-            figures = self._figures(job, trace, step - start + 1, phases)
+            figures = self._figures(job, trace, step - start + 1, phases) | {"joules": joules}
         everyone = processes.gather("profile", figures)
         if processes.index() == 0:
             self._report(job, everyone, start, step)
@@ -123,7 +124,7 @@ class Profile(Callback):
     def _figures(self, job, trace: pathlib.Path, num_steps: int, phases: dict[str, float]) -> dict:
         """Return the figures of this process."""
         compiled = job.compiled_steps.get(self._shape)
-        given = _rates(job)
+        given = rates(job)
         program = Program(compiled.as_text(), given, dict(job.run.mesh.shape))
         devices = read(trace, program.name)
         found = summarise(devices, program, num_steps, Peaks.of(given)) if devices else {}
@@ -159,12 +160,19 @@ def lines_of(workdir: pathlib.Path) -> list[dict]:
         return []
 
 
+def _joules() -> float | None:
+    """Return the joules that this process's GPUs have used so far; None for other devices."""
+    if jax.default_backend() != "gpu":
+        return None
+    return energy.nvml_joules(device.local_hardware_id for device in jax.local_devices())
+
+
 def _between_steps(job) -> float:
     """Return the seconds so far that callbacks and metrics took."""
     return job.callback_seconds + job.log.seconds
 
 
-def _rates(job) -> Assumptions:
+def rates(job) -> Assumptions:
     """Return the rates of a device; what is unknown is infinite."""
     if job.topology and job.topology.accelerator != "cpu":
         return of_topology(job.topology)

@@ -56,8 +56,15 @@ def joined(processes: list[dict]) -> dict:
         "data_wait_share": statistics.fmean(one["phases"].get("data", 0.0) for one in processes) / wall,
         "host_seconds_by_phase": first["phases"],
         "device_imbalance": _imbalance(busy), "host_imbalance": _imbalance(host_seconds),
+        "joules_per_step": _joules_per_step(processes),
         "device_peak_gib": {"least": min(peaks), "most": max(peaks)} if peaks else None,
     }  # fmt: skip
+
+
+def _joules_per_step(processes: list[dict]) -> float | None:
+    """Return the joules of all processes in a step; None if one does not measure them."""
+    joules = [one["joules"] for one in processes]
+    return None if None in joules else sum(joules) / processes[0]["num_steps"]
 
 
 def _mean(processes: list[dict], name: str):
@@ -93,8 +100,10 @@ def rates(whole: dict, job) -> dict:
     peak, chip = whole["peak_flops"], job.topology and job.topology.chip
     train = job.config.train
     used = None
-    if seconds and whole["idle_share"] is not None:
-        tokens = train.global_batch * train.sequence_length
+    tokens = train.global_batch * train.sequence_length
+    if seconds and whole["joules_per_step"] is not None:
+        used = energy.measured(whole["joules_per_step"], job.run.mesh.size, seconds, tokens)
+    elif seconds and whole["idle_share"] is not None:
         used = energy.of_step(chip, job.run.mesh.size, seconds, 1 - whole["idle_share"], tokens)
     return {
         "flops_per_second": per_second["flops"], "bytes_per_second": per_second["bytes"],
@@ -133,7 +142,7 @@ def _notes(whole: dict) -> list[str]:
     if whole["device_peak_gib"] is None:
         found.append(f"memory in use; the {platform} backend does not report it, so the compiler's count is shown")
     if whole["energy"] is None:
-        found.append("energy; no power of this chip is published")
+        found.append("energy; NVML measures none here, and no power of this chip is published")
     if whole["rehearsed"] is None:
         found.append("a rehearsal of the same step; rehearse.py with the same options makes one")
     return found
@@ -165,7 +174,7 @@ def _summary(whole: dict) -> list[str]:
         found.append(f"most memory in use: {peak['most']:.2f} GiB; on the device with the least {peak['least']:.2f}")
     if used := whole["energy"]:
         found.append(
-            f"energy, an estimate: {used['joules_per_step']:,.0f} J a step, {1000 * used['joules_per_token']:.3g} mJ a "
+            f"energy, {'an estimate' if used['estimate'] else 'measured'}: {used['joules_per_step']:,.0f} J a step, {1000 * used['joules_per_token']:.3g} mJ a "
             f"token ({used['source']})"
         )
     return found

@@ -4,7 +4,7 @@
 import math
 import time
 
-import jax
+import numpy as np
 
 from reporting.display import Display
 from reporting.goodput import Goodput
@@ -37,9 +37,9 @@ def format_evaluation(objective, figures: dict[str, float], weight: int) -> tupl
 class StepLog:
     """Check every step, and write and show every `log_every`-th.
 
-    `total_tokens` is the number of targets with loss weight so far; `seconds` were spent on writing and showing lines;
-    `last_finite` says whether the last step's loss and
-    gradient were finite, and `last_figures` are its scalars by name.
+    `total_tokens` is the number of targets with loss weight so far. `seconds` were spent on this, without the time that
+    a step took. `last_finite` says whether the last step's loss and gradient were finite, and `last_figures` are its
+    scalars by name.
     """
 
     def __init__(
@@ -92,6 +92,8 @@ class StepLog:
     def add(self, step: int, scalars: dict, rows: int) -> None:
         """Store the scalars of a dispatched step with a batch of `rows`, and flush those of the previous step."""
         self.flush()
+        for value in scalars.values():
+            value.copy_to_host_async()
         self.pending = (step, scalars, rows)
 
     def flush(self) -> None:
@@ -104,7 +106,13 @@ class StepLog:
         (step, scalars, rows), self.pending = self.pending, None
         while not scalars["loss"].is_ready():  # not block_until_ready, which would delay signals
             time.sleep(POLL_SECONDS)
-        figures = {name: value.tolist() for name, value in jax.device_get(scalars).items()}
+        began = time.perf_counter()
+        self._complete(step, scalars, rows)
+        self.seconds += time.perf_counter() - began
+
+    def _complete(self, step: int, scalars: dict, rows: int) -> None:
+        """Count, check and log a step that is done."""
+        figures = {name: np.asarray(value).item() for name, value in scalars.items()}
         tokens, in_a_row = int(figures.pop("tokens")), int(figures.pop("skipped_in_a_row"))
         self.last_finite = all(map(math.isfinite, (figures["loss"], figures["gradient_norm"])))
         if not tokens:  # the mean over nothing is undefined, not 0
@@ -127,13 +135,11 @@ class StepLog:
             raise Diverged(f"the updates of {in_a_row} steps in a row were skipped ({what})", step - in_a_row + 1, step)
 
     def _log(self, step: int, figures: dict) -> None:
-        began = time.perf_counter()
         rates = self.speed.interval(self.run.mesh.size, self.run.flops_per_example, self.peak_flops)
         rates["goodput"] = self.goodput.fraction()
         self.writer.write("train", step=step, **figures, **rates)
         log_memory()
         self.display.train(step, figures | rates)
-        self.seconds += time.perf_counter() - began
 
 
 def every(step: int, interval: int) -> bool:

@@ -26,7 +26,14 @@ import train
 from settings import validation
 from input_pipeline import batches as pipeline
 from cluster import identity, processes
+from core.callbacks import Callback
+from profiling.recording import rates
+from rehearsal import checklist
+from rehearsal.compilation import state_bytes
+from reporting import preflight
 from reporting.metrics import read_lines
+from reporting.throughput import GIB
+from training.compiled_steps import shape_of
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 STEPS = 3
@@ -47,6 +54,36 @@ def not_as_locked() -> list[str]:
     ]
 
 
+class Checklist(Callback):
+    """Judges the points of rehearsal/checklist.py by the step that process 0 runs; `points` has them in the end."""
+
+    def __init__(self, config):
+        """`config`: as it was given, without the changes for a few steps."""
+        self.config, self.points = config, []
+
+    def wrap(self, train_step, job):
+        """Return the step, which notes its shape."""
+
+        def noted(state, batch):
+            self.shape = shape_of(batch, job.compiled_steps.cycles)
+            return train_step(state, batch)
+
+        return noted
+
+    def on_end(self, job, *, has_failed):
+        """Judge the program that has run."""
+        if has_failed or processes.index():
+            return
+        compiled, state = job.compiled_steps.get(self.shape), state_bytes(job.run)
+        capacity = job.topology and job.topology.hbm_gib
+        self.points = checklist.judge(checklist.see(
+            self.config, compiled.as_text(), given=rates(job), mesh=dict(job.run.mesh.shape),
+            accelerator=jax.default_backend(), state_bytes=sum(size for name, size in state.items() if name != "batch"),
+            parameter_bytes=state["parameters"], total_bytes=preflight.compiled_bytes(compiled),
+            capacity_bytes=capacity and capacity * GIB,
+        ))  # fmt: skip
+
+
 def main() -> dict:
     """Run the checks and the training steps; return the results."""
     config, workdir = COMMAND.config, COMMAND.workdir
@@ -55,11 +92,14 @@ def main() -> dict:
     if COMMAND.num_devices is None:
         validation.validate(config, jax.device_count())
     corpus = train.prepare_corpus(config, "model.vocab_size" in COMMAND.loaded.typed)
+    judged = Checklist(config.copy_and_resolve_references())
     config.train.update(tokens=0, epochs=0.0, log_every=1, save_every=0, eval_every=0)
     for steps in (STEPS, STEPS + 1):  # the second run resumes from the checkpoint of the first
         config.train.steps = steps
         batches = _batches(config, corpus, steps)
-        train.train(config, workdir, batches, bucket=COMMAND.bucket, topology=COMMAND.loaded.topology)
+        train.train(
+            config, workdir, batches, bucket=COMMAND.bucket, topology=COMMAND.loaded.topology, callbacks=[judged]
+        )
     metrics = workdir / "metrics.jsonl"  # for a run in a bucket, only process 0 has it
     lines = read_lines(metrics.read_bytes(), str(metrics)) if metrics.exists() else []
     trained = [line for line in lines if line["kind"] == "train"]
@@ -79,6 +119,7 @@ def main() -> dict:
         "trained": [{key: line[key] for key in SMALL_KEYS} for line in trained],
         "starts": [line["step"] for line in lines if line.get("event") == "start"],
         "heartbeat": (workdir / "workers" / f"{processes.index()}.json").exists(),
+        "points": [p._asdict() | {"verdict": checklist.WORDS[p.holds]} for p in judged.points],
         "log": processes.log_file(workdir).is_file(),
     }
 

@@ -44,7 +44,7 @@ COMMANDS = {"train", "generate", "score", "explain", "serve", "rehearse", "conve
 OTHERS = {
     "migration": LOWER | {"train", "core"},
     "examples": LOWER | {"train", "core"},
-    "scripts": LOWER | {"train", "core", "pods"},
+    "scripts": LOWER | {"train", "core", "pods", "profiling", "rehearsal"},
 }
 OURS = ROOMS.keys() | OTHERS.keys() | COMMANDS
 

@@ -51,7 +51,7 @@ def rehearsed(rehearse, tmp_path_factory):
     for name in ("facts.json", "program.txt.gz"):
         (place(rehearse.cache) / name).write_text("{")
     files = [f"--{name}={folder}/r.{name}" for name in ("json", "html", "hlo")]
-    status, out, err = rehearse(*SMALL, "--topology=v4-8", "--advice_seconds=0", *files)
+    status, out, err = rehearse(*SMALL, "--topology=v4-8", "--advice_seconds=0", "--checklist", *files)
     assert status == 0, err
     return folder, out
 
@@ -62,6 +62,14 @@ def place(cache: pathlib.Path) -> pathlib.Path:
     loaded = loading.load("configs/tiny.py", "v4-8", typed)
     validation.validate(loaded.config, loaded.topology.chips, loaded)
     return compiler.Compiler(cache / "torus" / "rehearsals").folder(loaded.config, loaded.topology)
+
+
+def test_the_checklist_judges_ten_points(rehearsed):
+    folder, out = rehearsed
+    points = {point["name"]: point for point in json.loads((folder / "r.json").read_text())["checklist"]}
+    assert len(points) == 10 and "points hold" in out
+    assert points["one reduction of gradients"]["holds"] and points["state updated in place"]["holds"]
+    assert points["full matrix units"]["evidence"] in " ".join(out.split())
 
 
 def test_the_report_keeps_its_contract(rehearsed):

@@ -171,6 +171,7 @@ def test_validation_trains_and_restores_on_all_hosts_and_finds_what_differs(pair
     page = (pair.code / "runs" / "READINESS.md").read_text()
     assert page.startswith("# validation is ready") and page.count("| yes |") == len(readiness.ITEMS) == 12
     assert "2 processes, each sees 4 devices" in page and "restored, continued to step 4" in page
+    assert "| one reduction of gradients | holds |" in page and "| full matrix units | not judged |" in page
     assert list((tmp_path / "runs").iterdir()) == []  # nothing of it stays
     with (pair.code_of(1) / "core/assembly.py").open("a") as file:
         file.write("# changed\n")
@@ -188,6 +189,7 @@ CHECK = {
     "process": 0, "num_processes": 2, "num_devices": 16, "local_devices": 8, "device_kind": "TPU v4",
     "simulated": False, "versions": {"jax": "1"}, "not_as_locked": [], "mesh": {"fsdp": 16}, "corpus": "abc",
     "corpus_tokens": 1000, "starts": [0, 3], "heartbeat": True, "log": True,
+    "points": [],
     "trained": [
         {"step": n, "loss": 4.0, "step_seconds": 0.36, "tokens_per_second": 9.0, "mfu": 0.4, "goodput": 0.9}
         for n in (1, 2, 3, 4)

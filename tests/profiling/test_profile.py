@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Profiles: which steps are traced, what is computed from a trace, and what a real run writes."""
 
+import importlib
 import json
+import sys
 import types
 
 import pytest
@@ -63,6 +65,7 @@ def test_the_slowest_device_and_the_slowest_host_are_named():
     """Of two hosts with two devices each, the last device is busy for twice as long, and the first host is slower."""
     one = dict(
         num_steps=1, host_seconds=1.0, phases={"data": 0.2, "wait": 0.5}, device_peak_gib=[1.0, 3.0], by_file=[],
+        joules=2.0,
         operations=[], memory_gib={"total": 1.0}, flops_model=1.0, peak_flops=None, peak_bytes_per_second=None,
         platform="tpu", seconds_by_class={"matmul": 1.0}, idle_share=0.25, exposed_collective_seconds=0.0, flops=1.0,
         bytes=1.0, step_seconds={"mean": 1.0, "p50": 1.0, "p90": 1.0, "max": 1.0},
@@ -75,6 +78,7 @@ def test_the_slowest_device_and_the_slowest_host_are_named():
     assert whole["device_imbalance"] == {"excess": pytest.approx(0.6), "slowest": "process 1 (b), TPU 3"}
     assert whole["host_imbalance"] == {"excess": pytest.approx(2 / 3), "slowest": "process 0 (a)"}
     assert whole["seconds_by_class"] == {"matmul": 0.5, "copy": 0.5} and whole["idle_share"] == 0.5
+    assert whole["joules_per_step"] == 4.0
     assert whole["data_wait_share"] == pytest.approx(0.1) and whole["device_peak_gib"] == {"least": 1.0, "most": 3.0}
 
 
@@ -83,6 +87,41 @@ def test_energy_is_that_of_a_calculation_by_hand():
     found = energy.of_step("v4", 16, 2.0, 0.75, 1000)
     assert found["joules_per_step"] == pytest.approx(4800) and found["joules_per_token"] == pytest.approx(4.8)
     assert energy.of_step("v5p", 16, 2.0, 0.75, 1000) is None, "no power is published"
+
+
+class Nvml(types.ModuleType):
+    """In place of the library, which needs a driver: two GPUs, of which the second does not count joules."""
+
+    class NVMLError(Exception):
+        """Its base class of errors."""
+
+    def nvmlInit(self):
+        """Begin."""
+
+    def nvmlDeviceGetHandleByIndex(self, number):
+        """Return a handle."""
+        return number
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+        """Return millijoules."""
+        if handle:
+            raise self.NVMLError
+        return 5_000
+
+
+def test_energy_of_gpus_is_what_nvml_counts(monkeypatch):
+    library = Nvml("pynvml")
+    library.__spec__ = importlib.machinery.ModuleSpec("pynvml", None)
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    assert energy.nvml_joules([0]) == 5.0 and energy.nvml_joules([0, 1]) is None
+    found = energy.measured(4800, 16, 2.0, 1000)
+    assert (found["estimate"], found["watts_per_chip"], found["joules_per_token"]) == (False, 150.0, 4.8)
+
+
+def test_energy_without_nvml_is_not_known(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert energy.nvml_joules([0]) is None
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 """Tuning: a change is kept if it helps beyond the noise, and what changes the training is never tried."""
 
 import json
-import time
 import types
 
 import pytest
@@ -12,10 +11,18 @@ from profiling.advice import Advice
 from profiling.recording import FILE
 from settings import loading
 
-SECONDS = 0.004  # of a step of the healthy configuration
+SECONDS = 0.02  # of a step of the healthy configuration
 
 
-def fake_train(costs: dict, advice: list[Advice], seen: list):
+@pytest.fixture
+def clock(monkeypatch) -> types.SimpleNamespace:
+    """The time that tuning reads, which only the stand-in for train advances."""
+    time = types.SimpleNamespace(now=0.0, perf_counter=lambda: time.now)
+    monkeypatch.setattr(tuning, "time", time)
+    return time
+
+
+def fake_train(clock, costs: dict, advice: list[Advice], seen: list):
     """Return a function in place of train.train: its steps take longer for keys that have a costly value."""
 
     def train(config, folder, *, callbacks, **unused):
@@ -25,7 +32,8 @@ def fake_train(costs: dict, advice: list[Advice], seen: list):
         seen.append(slow)
         given = [one for one in advice if any(_get(config, key) != value for key, value in one.keys.items())]
         for step in range(1, config.train.steps + 1):
-            time.sleep(SECONDS + sum(costs[key][1] for key in slow))
+            jitter = 0.001 * SECONDS * (step % 3)
+            clock.now += SECONDS + jitter + sum(costs[key][1] for key in slow)
             if stop := timer.on_step(job, None, step):
                 assert stop.reason == "measured"
                 break
@@ -48,7 +56,7 @@ def config():
     return config
 
 
-def test_what_helps_is_kept_and_what_does_not_is_not(config, tmp_path):
+def test_what_helps_is_kept_and_what_does_not_is_not(clock, config, tmp_path):
     """Recomputing and synchronising cost half a step each; more readers cost as much as they save."""
     costs = {"model.remat": ("full", SECONDS / 2), "train.log_every": (1, SECONDS / 2)}
     advice = [
@@ -58,7 +66,7 @@ def test_what_helps_is_kept_and_what_does_not_is_not(config, tmp_path):
         Advice("tiny batch", "few tokens", {"train.global_batch": 64}, gain=0.9, changes_training=True),
     ]
     said, seen = [], []
-    kept = tuning.tune(fake_train(costs, advice, seen), config, tmp_path / "run", said.append)
+    kept = tuning.tune(fake_train(clock, costs, advice, seen), config, tmp_path / "run", said.append)
     assert kept == {"model.remat": "none", "train.log_every": 20}
     assert seen[0] == ["model.remat", "train.log_every"] and seen[-1] == [], "each change is tried on those kept before"
     text = "\n".join(said)
@@ -68,7 +76,7 @@ def test_what_helps_is_kept_and_what_does_not_is_not(config, tmp_path):
     assert config.model.remat == "full" and config.train.global_batch == 32, "the configuration is not changed"
 
 
-def test_a_healthy_configuration_stays_as_it_is(config, tmp_path):
+def test_a_healthy_configuration_stays_as_it_is(clock, config, tmp_path):
     said = []
-    assert tuning.tune(fake_train({}, [], []), config, tmp_path / "run", said.append) == {}
+    assert tuning.tune(fake_train(clock, {}, [], []), config, tmp_path / "run", said.append) == {}
     assert "nothing to try" in said

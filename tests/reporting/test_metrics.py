@@ -3,6 +3,7 @@
 
 import json
 import resource
+import time
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -19,6 +20,14 @@ def lines(folder) -> list[dict]:
 def write(folder, kind, **figures):
     with MetricsWriter(folder) as writer:
         writer.write(kind, **figures)
+
+
+def wait_until_empty(lines):
+    until = time.monotonic() + 60
+    while not lines.empty():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    time.sleep(0.1)  # the last line is being written
 
 
 def test_tensorboard_finds_the_numbers_of_each_step(tmp_path):
@@ -77,12 +86,15 @@ def test_a_line_for_which_there_is_no_room_is_not_left_half_written(tmp_path):
 
 
 def test_without_room_for_events_metrics_go_on_and_events_again_when_there_is(tmp_path):
-    with MetricsWriter(tmp_path, sinks=[TensorBoard(tmp_path / "tensorboard")]) as writer:
+    sink = TensorBoard(tmp_path / "tensorboard")
+    with MetricsWriter(tmp_path, sinks=[sink]) as writer:
         writer.write("train", step=1, loss=3.0)
+        wait_until_empty(sink.lines)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         try:
             for step in range(2, 40):  # TensorFlow notices after some
                 writer.write("train", step=step, loss=3.0)
+            wait_until_empty(sink.lines)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         for step in range(40, 60):
