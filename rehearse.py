@@ -56,8 +56,8 @@ from configs.errors import ConfigError, shown
 from settings.decoding import for_decoding
 from settings.resolving import Loaded
 from input_pipeline.cache import cache_folder
-from rehearsal import advice, assumptions, checklist, compare, decoding, report, rollout, search, sections, sharding
-from rehearsal.compiler import GIB, Compiler, capacity_gib, check_compiler
+from rehearsal import advice, checklist, compare, decoding, phases, report, rollout, search, sections, sharding
+from rehearsal.compiler import GIB, Compiler, check_compiler
 from training import fit
 
 
@@ -176,30 +176,14 @@ def rehearse(loaded: Loaded, topology: topologies.Topology, display) -> None:
     compiled = display.compile(loaded.config, topology)
     figures = report.figures(loaded, compiled)
     both = rollout.rehearse(loaded, compiled, figures, display)
+    both |= phases.rehearse(compiled, figures | both, display) if figures["compiled"] else {}
+    if FLAGS.checklist and figures["compiled"]:
+        both["checklist"] = [point._asdict() for point in checklist.of_rehearsal(compiled, figures)]
     display.sections(sections.of_step(figures | both))
-    if FLAGS.checklist:
-        figures |= check_points(compiled, figures, display)
+    display.sections([*phases.sections(both), *checklist.sections(both)])
     figures |= advice.advise(compiled, figures, display, seconds=FLAGS.advice_seconds)
     display.sections(sections.of_changes(figures))
     write(figures | both, compiled)
-
-
-def check_points(compiled, figures: dict, display) -> dict:
-    """Show the ten points of a compiled step; return them as {"checklist": [...]}."""
-    if not figures["compiled"]:
-        display.line("CHECKLIST: not judged, as the step does not compile\n")
-        return {"checklist": []}
-    state, peak = compiled.facts["state"], figures["peak_flops"]
-    capacity = capacity_gib(compiled.topology)
-    points = checklist.judge(checklist.see(
-        compiled.config, compiled.program(), given=assumptions.of_topology(compiled.topology, peak),
-        mesh=compiled.facts["mesh"], accelerator=compiled.topology.accelerator,
-        state_bytes=sum(size for name, size in state.items() if name != "batch") - compiled.facts["on_host"],
-        parameter_bytes=state["parameters"], total_bytes=compiled.total_bytes,
-        capacity_bytes=capacity and capacity * GIB,
-    ))  # fmt: skip
-    display.sections([checklist.section(points)])
-    return {"checklist": [point._asdict() for point in points]}
 
 
 def decode(loaded: Loaded, topology: topologies.Topology, display) -> None:

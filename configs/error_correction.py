@@ -17,7 +17,10 @@ def get_config():
     config.error_correction.use_error_correction = True
     config.error_correction.use_mixture_density = True
     config.error_correction.num_layers = 4
-    config.optimizer.learning_rate = 3e-3
-    config.train.steps = 400
-    config.train.eval_every = 100
+    config.optimizer.name = "muon"
+    config.optimizer.learning_rate = 1e-2
+    config.train.global_batch = 8  # small batches take fewer tokens to the same loss
+    config.train.steps = 3000
+    config.train.eval_every = 500
+    config.train.save_every = 500
     return config

@@ -52,6 +52,7 @@ class Topology:
     clock_hz: float | None = None  # of the matrix units: peak / (2 * units * their side squared)
     dcn_bandwidth: float | None = None  # a chip's share of its host's network, to other slices
     host_bandwidth: float | None = None  # to the host's memory, and as much from it at the same time
+    host_gib: float | None = None  # memory of a host
     compiler_name: str = ""  # the TPU compiler's name of the slice
     slices: int = 1  # joined by the data-centre network
     mesh: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -86,6 +87,13 @@ CHIPS = {
     "cpu": dict(accelerator="cpu"),
 }  # fmt: skip
 
+# Memory of Google's machine types ct4p-hightpu-4t, ct5lp-hightpu-1t, -4t and -8t, ct5p-hightpu-4t, ct6e-standard-1t,
+# -4t and -8t, by chip and chips of a host.
+HOST_GIB = {
+    ("v4", 4): 407, ("v5e", 1): 48, ("v5e", 4): 192, ("v5e", 8): 384, ("v5p", 4): 448,
+    ("v6e", 1): 176, ("v6e", 4): 720, ("v6e", 8): 1440,
+}  # fmt: skip
+
 SLICES = {  # name: (chip, chips, hosts, the compiler's name); the default mesh is all chips on fsdp
     "cpu": ("cpu", 1, 1, ""),
     "cpu-8": ("cpu", 8, 1, ""),
@@ -94,11 +102,15 @@ SLICES = {  # name: (chip, chips, hosts, the compiler's name); the default mesh 
     "v4-32": ("v4", 16, 4, "v4:2x2x4"),
     "v4-64": ("v4", 32, 8, "v4:2x4x4"),
     "v4-128": ("v4", 64, 16, "v4:4x4x4"),
+    "v5e-1": ("v5e", 1, 1, "v5e:1x1"),
+    "v5e-4": ("v5e", 4, 1, "v5e:2x2"),
     "v5e-8": ("v5e", 8, 1, "v5e:2x4"),
     "v5e-16": ("v5e", 16, 4, "v5e:4x4"),
     "v5p-8": ("v5p", 4, 1, "v5p:2x2x1"),
     "v5p-32": ("v5p", 16, 4, "v5p:2x2x4"),
     "v5p-128": ("v5p", 64, 16, "v5p:4x4x4"),
+    "v6e-1": ("v6e", 1, 1, "v6e:1x1"),
+    "v6e-4": ("v6e", 4, 1, "v6e:2x2"),
     "v6e-8": ("v6e", 8, 1, "v6e:2x4"),
     "h100-8": ("h100", 8, 1, ""),
     "h200-1": ("h200", 1, 1, ""),
@@ -122,8 +134,9 @@ def get(name: str) -> Topology:
         raise ConfigError(f"--topology={shown(name)} is unknown{near} (all: {', '.join(SLICES)})")
     chip, chips, hosts, compiler_name = SLICES[name]
     return Topology(
-        name=name, chip=chip, chips=chips, hosts=hosts, compiler_name=compiler_name, mesh={"fsdp": chips}, **CHIPS[chip]
-    )
+        name=name, chip=chip, chips=chips, hosts=hosts, compiler_name=compiler_name, mesh={"fsdp": chips},
+        host_gib=HOST_GIB.get((chip, chips // hosts)), **CHIPS[chip],
+    )  # fmt: skip
 
 
 def of_size(like: Topology, chips: int) -> str:

@@ -18,6 +18,8 @@ from input_pipeline import corpus as corpora
 from objectives.objective import FrozenModel, Objective
 from settings import preference, ramp, ranges
 
+MOST_PASSES, USEFUL_PASSES = 40, 4  # over one corpus: after these nothing is gained; up to these as much as by new data
+
 
 def announce(line: str) -> None:
     """Print a line in process 0, before the display exists."""
@@ -80,6 +82,7 @@ def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tup
     """Convert tokens or epochs to `train.steps` and `train.eval_every` in place; return (steps done, last step).
 
     Tokens are rounded up to complete steps, and epochs down. During a ramp, each step counts with its own batch size.
+    A run that reads the default corpus too often is told so.
     """
     train, evaluation = config.train, config.evaluation
     start, done, increases = position_of(record)
@@ -94,7 +97,25 @@ def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tup
         train.eval_every = max(1, math.floor(evaluation.every_epochs * pass_examples / train.global_batch))
     train.tokens, train.epochs, evaluation.every_epochs = 0, 0.0, 0.0
     ranges.check_steps(train.steps, train.global_batch)
+    if line := repetition(config, corpus):
+        announce(line)
     return start, train.steps
+
+
+def repetition(config, corpus: corpora.Corpus | None) -> str:
+    """Return a line if the run reads the Python library, the default corpus, more often than is of use; else ""."""
+    data, train = config.data, config.train
+    is_default = data.source == "python" or (data.source == "auto" and not data.path)
+    if not corpus or not is_default:
+        return ""
+    tokens, asked = corpus.train.num_tokens, train.steps * train.global_batch * train.sequence_length
+    if asked <= MOST_PASSES * tokens:
+        return ""
+    return (
+        f"{asked / 1e6:,.0f} M tokens are {asked / tokens:,.0f} passes over the {tokens / 1e6:,.1f} M tokens of the "
+        f"Python library; passes after the {MOST_PASSES}th teach nothing new (arXiv:2305.16264). Use your own texts, "
+        f"--config.data.path=FOLDER, or fewer steps, --config.train.epochs={USEFUL_PASSES}"
+    )
 
 
 def initial_state(run: Run, checkpoints: Checkpoints, record: dict | None):

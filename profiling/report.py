@@ -174,8 +174,8 @@ def _summary(whole: dict) -> list[str]:
         found.append(f"most memory in use: {peak['most']:.2f} GiB; on the device with the least {peak['least']:.2f}")
     if used := whole["energy"]:
         found.append(
-            f"energy, {'an estimate' if used['estimate'] else 'measured'}: {used['joules_per_step']:,.0f} J a step, {1000 * used['joules_per_token']:.3g} mJ a "
-            f"token ({used['source']})"
+            f"energy, {'an estimate' if used['estimate'] else 'measured'}: {used['joules_per_step']:,.0f} J a step, "
+            f"{1000 * used['joules_per_token']:.3g} mJ a token ({used['source']})"
         )
     return found
 

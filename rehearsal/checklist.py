@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from configs.base import BATCH_AXES
 from rehearsal import hlo, roofline, schedule
-from rehearsal.assumptions import Assumptions
-from rehearsal.compiler import GIB
+from rehearsal.assumptions import Assumptions, of_topology
+from rehearsal.compiler import GIB, Compiled, capacity_gib
 from rehearsal.estimate import pass_of
 from rehearsal.sections import Section, Table, seconds_text
 from reporting.display import duration
@@ -74,19 +74,34 @@ def see(config, text: str, *, given: Assumptions, mesh: dict[str, int], **sizes)
     return Seen(config, text, module, schedule.replay(module, given, mesh), mesh, **sizes)
 
 
+def of_rehearsal(compiled: Compiled, figures: dict) -> list[Point]:
+    """Return all points of a compiled step, given the report on it."""
+    topology, facts = compiled.topology, compiled.facts
+    sizes, capacity = facts["state"], capacity_gib(topology)
+    return judge(see(
+        compiled.config, compiled.program(), given=of_topology(topology, figures["peak_flops"]), mesh=facts["mesh"],
+        accelerator=topology.accelerator, state_bytes=sum(sizes.values()) - sizes["batch"] - facts["on_host"],
+        parameter_bytes=sizes["parameters"], total_bytes=compiled.total_bytes,
+        capacity_bytes=capacity and capacity * GIB,
+    ))  # fmt: skip
+
+
 def judge(seen: Seen) -> list[Point]:
     """Return all points."""
     return [Point(name, *point(seen)) for name, point in POINTS.items()]
 
 
-def section(points: list[Point]) -> Section:
-    """Return the table of the points."""
+def sections(report: dict) -> list[Section]:
+    """Return the table of the points; [] for a report without them."""
+    points = [Point(**one) for one in report.get("checklist", ())]
+    if not points:
+        return []
     judged = [point for point in points if point.holds is not None]
     holding = sum(point.holds for point in judged)
     title = f"CHECKLIST: {holding} of {len(judged)} points hold"
     title += f"; {len(points) - len(judged)} are not about this hardware" if len(judged) < len(points) else ""
     rows = [(point.name, WORDS[point.holds], point.evidence) for point in points]
-    return Section(title, [], (Table(("point", "verdict", "evidence"), rows),), bad=holding < len(judged))
+    return [Section(title, [], (Table(("point", "verdict", "evidence"), rows),), bad=holding < len(judged))]
 
 
 def bfloat16(seen: Seen) -> Verdict:

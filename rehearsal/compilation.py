@@ -34,9 +34,12 @@ from inference.engine import Engine
 from parallelism.mesh import mesh_context
 from rehearsal import sealed
 from rehearsal.compiler import FACTS, PROGRAM, Call, digest, first_line, is_whole
+from rehearsal.phases import EVALUATION, SAMPLE
 from reporting import preflight, throughput
 from settings.keys import from_flat
 from training import offload
+
+PROMPT = 16  # tokens of a sample's prompt
 
 
 def main() -> None:
@@ -91,6 +94,8 @@ def compile_step(config, topology) -> tuple[dict, str]:
 def compile_call(config, topology, call: Call) -> tuple[dict, str]:
     """Compile a program of inference/rows.py; return the same as `compile_step`."""
     run = assemble(config, devices=devices(topology))
+    if call.name in (EVALUATION, SAMPLE):
+        return _compile_phase(run, call)
     with mesh_context(run.mesh):
         engine = batching.with_padding(Engine(run.graph, decoding.weights(run), call.length, call.cache_dtype))
         shape = call.rows, engine.head_size()
@@ -105,6 +110,24 @@ def compile_call(config, topology, call: Call) -> tuple[dict, str]:
             "out_of_memory": False,
         }
         return _compiled(facts, lambda: lower().compile())
+
+
+def _compile_phase(run, call: Call) -> tuple[dict, str]:
+    """Compile an evaluation of a batch, or the prefill of a sample, with the parameters of the training state."""
+    params = run.eval_params(run.abstract_state, run.abstract_frozen)
+    facts = {
+        "mesh": dict(run.mesh.shape), "state": {"weights": _bytes(params)},
+        "num_parameters": run.models.num_parameters, "out_of_memory": False,
+    }  # fmt: skip
+    with mesh_context(run.mesh):
+        if call.name == SAMPLE:
+            engine = Engine(run.graph, params, call.length, call.cache_dtype)
+            return _compiled(facts, Engine.prefill.lower(engine, np.zeros((call.rows, PROMPT), np.int32)).compile)
+        batch = {
+            name: jax.ShapeDtypeStruct((run.eval_rows, *one.shape[1:]), one.dtype, sharding=one.sharding)
+            for name, one in run.abstract_batch.items()
+        }
+        return _compiled(facts, run.eval_step.lower(params, batch, run.abstract_frozen).compile)
 
 
 def _lower(engine: Engine, held: rows.Rows, call: Call) -> tuple[Callable, tuple[int, int]]:
@@ -142,6 +165,7 @@ def devices(topology) -> list:
     # A v4 or v5p chip is one device of two cores ("megacore"); hosts of these have 2 x 2 x 1 chips.
     two_cores = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
     more = two_cores if topology.compiler_name.startswith(("v4:", "v5p:")) else {}
+    more |= {"chips_per_host_bounds": (1, 1, 1)} if topology.chips == 1 else {}
     slices = {"num_slices": topology.slices} if topology.slices > 1 else {}
     description = get_topology_desc(platform="tpu", topology_name=topology.compiler_name, **more, **slices)
     return description.devices[: topology.chips]

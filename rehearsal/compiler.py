@@ -135,9 +135,9 @@ class Compiler:
         content = json.dumps([_request(config, topology, call), self.program, code, versions()], sort_keys=True)
         return self.cache / hashlib.sha256(content.encode()).hexdigest()[:24]
 
-    def is_cached(self, config, topology: topologies.Topology) -> bool:
+    def is_cached(self, config, topology: topologies.Topology, call: Call | None = None) -> bool:
         """Return whether it was compiled before."""
-        return is_whole(self.folder(config, topology))
+        return is_whole(self.folder(config, topology, call))
 
     def compile(self, config, topology, *, waiting: Callable = lambda seconds: None) -> Compiled:
         """Return the Compiled of one configuration.

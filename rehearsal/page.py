@@ -9,7 +9,7 @@ import html
 import itertools
 import math
 
-from rehearsal import sections
+from rehearsal import checklist, phases, sections
 from rehearsal.sections import COLOURS, SPENT, seconds_text
 from reporting import html_page, page_parts
 from reporting.page_parts import GRID, INK, figure_of, paragraphs, table_of
@@ -30,7 +30,9 @@ def page(report: dict) -> str:
     Args:
       report: the dictionary of `rehearse.py --json`; without a compiled program it has no times, and the page says so.
     """
-    first, *others = [*sections.of_step(report), *sections.of_changes(report)]
+    first, *others = [
+        *sections.of_step(report), *phases.sections(report), *checklist.sections(report), *sections.of_changes(report)
+    ]  # fmt: skip
     body = "\n".join([paragraphs(first.lines), *(_section(section, report) for section in others)])
     return html_page.document(first.title, body, page_parts.CSS + CSS)
 

@@ -110,6 +110,9 @@ class Display:
 
     def compile_all(self, pairs: list[tuple], what: str, until: float | None = None) -> Iterator[tuple]:
         """Yield from `Compiler.compile_all` for (configuration, topology) pairs and show the elapsed time."""
+        if all(self.compiler.is_cached(*pair) for pair in pairs):
+            yield from self.compiler.compile_all(pairs)
+            return
         with self.working(what) as update:
             yield from self.compiler.compile_all(pairs, waiting=lambda s: update(f"{s:.0f} s"), until=until)
 

@@ -140,7 +140,8 @@ def _rollout(rollout: dict) -> Section:
 
 
 def _memory(report: dict) -> Section:
-    hbm, fits = report["hbm_gib"], report.get("update", report)["fits"]
+    hbm = report["hbm_gib"]
+    fits = report["compiled"] and hbm["total"] <= hbm["capacity"]
     title = f"FITS: {hbm['total']:.1f} of {hbm['capacity']:.0f} GiB a chip"
     if not fits:
         title = f"DOES NOT FIT: {hbm['total']:.1f} GiB a chip, which has {hbm['capacity']:.0f}"

@@ -261,7 +261,7 @@ def test_the_key_is_read_and_its_range_is_checked():
 
 
 def test_the_topology_is_there():
-    assert topologies.of_size(topologies.get("v5e-8"), 4) == "v5e-4"
+    assert topologies.of_size(topologies.get("v6e-8"), 16) == "v6e-16"
 '''
 
 ADDITIONS = {  # of each kind: {file: its text, or (what stands there, what does then) in one that there is}
@@ -277,7 +277,7 @@ ADDITIONS = {  # of each kind: {file: its text, or (what stands there, what does
     "optimizer": {"training/optimizers.py": ("\n\ndef _adam(", OPTIMIZER + "\n\ndef _adam(")},
     "schedule": {"training/schedules.py": ("\n\ndef scaled(", SCHEDULE + "\n\ndef scaled(")},
     "key": {"configs/base.py": ("batch = Section(", KEY + "batch = Section(")},
-    "topology": {"configs/topologies.py": ('    "v5e-8":', '    "v5e-4": ("v5e", 4, 1, "v5e:2x2"),\n    "v5e-8":')},
+    "topology": {"configs/topologies.py": ('    "h100-8":', '    "v6e-16": ("v6e", 16, 4, "v6e:4x4"),\n    "h100-8":')},
 }
 FILES = {  # that an addition touches, with its recipe and its test where it has these
     "recipe": 1, "experiment": 1, "layer": 2, "model": 3, "objective": 3, "data source": 2,
@@ -297,7 +297,7 @@ TOY_KEY = (
     ("batch = Section(", 'train.reset_units_every = Key(0, "steps between resets; 0: none")\n\nbatch = Section('),
 )
 # Of these; all else is in this suite anyway.
-OF_IT = "added or written_down or v5e-4 or test_architecture and not (point_down or few_libraries or at_once)"
+OF_IT = "added or written_down or v6e-16 or test_architecture and not (point_down or few_libraries or at_once)"
 
 
 def table() -> dict[str, list[str]]:

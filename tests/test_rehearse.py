@@ -91,6 +91,19 @@ def test_the_report_keeps_its_contract(rehearsed):
     assert any(o["source"].startswith("layers/mlp.py:") for o in report["operations"])
 
 
+def test_every_phase_of_the_run_has_a_verdict(rehearsed):
+    folder, out = rehearsed
+    report = json.loads((folder / "r.json").read_text())
+    phases = {row["phase"]: row for row in report["phases"]}
+    assert list(phases) == ["step", "evaluation", "sample", "save", "restore"]
+    assert phases["step"]["chip_gib"] == pytest.approx(report["hbm_gib"]["total"])
+    state = report["hbm_gib"]["parameters"] + report["hbm_gib"]["optimizer"]
+    assert phases["save"]["chip_gib"] == pytest.approx(state, rel=0.01)
+    assert phases["save"]["host_gib"] == pytest.approx(4 * state + 8, rel=0.01), "four chips a host"
+    assert state < phases["evaluation"]["chip_gib"] < phases["step"]["chip_gib"]
+    assert "FITS: every phase of the run" in out and "every phase of the run" in (folder / "r.html").read_text()
+
+
 def test_all_time_is_accounted_for(rehearsed):
     report = json.loads((rehearsed[0] / "r.json").read_text())
     assert sum(report["seconds_by_category"].values()) == pytest.approx(report["step_seconds"], rel=1e-6)

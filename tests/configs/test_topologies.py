@@ -15,8 +15,8 @@ PRESETS = tuple(topologies.SLICES)
 
 def test_the_presets_that_others_use_are_there():
     promised = {
-        "cpu", "cpu-8", "v4-8", "v4-16", "v4-32", "v4-64", "v4-128", "v5e-8", "v5e-16", "v5p-8", "v5p-32", "v5p-128",
-        "v6e-8", "h100-8", "h200-1",
+        "cpu", "cpu-8", "v4-8", "v4-16", "v4-32", "v4-64", "v4-128", "v5e-1", "v5e-4", "v5e-8", "v5e-16", "v5p-8",
+        "v5p-32", "v5p-128", "v6e-1", "v6e-4", "v6e-8", "h100-8", "h200-1",
     }  # fmt: skip
     assert promised <= set(PRESETS)
 

@@ -48,7 +48,7 @@ def test_a_step_is_its_rollout_and_its_update(rehearsed):
     assert rollout["seconds"] == pytest.approx(seconds)
     assert report["update"] == {"fits": True, "seconds": report["step_seconds"]}
     assert report["update_and_rollout_seconds"] == pytest.approx(seconds + report["step_seconds"])
-    assert report["run"]["days"] * 86_400 == pytest.approx(300 * report["update_and_rollout_seconds"])
+    assert report["run"]["days"] * 86_400 == pytest.approx(200 * report["update_and_rollout_seconds"])
     assert hbm["total"] == pytest.approx(sum(hbm[name] for name in ("training_state", "weights", "cache", "temporary")))
     keys_and_values = 2 * rows * (length + 16) * 4 * 128 * 2 / 4  # bfloat16, with room for the padding of a chunk
     assert hbm["cache"] * GIB == pytest.approx(keys_and_values, rel=0.02)
