@@ -23,7 +23,7 @@ class SlowWindows(MarkovWindows):
 @source
 def slow(data, path, *, vocab_size, seed, **unused):
     """Return windows to train on and held-out ones."""
-    return tuple(SlowWindows(vocab_size, seed, 1 << 20, stream) for stream in ("train", "heldout"))
+    return SlowWindows(vocab_size, seed, 1 << 20, "train"), SlowWindows(vocab_size, seed, 1 << 14, "heldout")
 
 
 def get_config():

@@ -10,8 +10,7 @@ healthy, the faulty and the tuned run are trained in turn, ROUNDS times.
 - `nothing_to_try`: whether `--tune` on the healthy options has no change to keep.
 - `summary_seconds`: to read and summarise a trace of 10 steps of configs/tiny.py.
 
-Gate: recovered is at least 0.9, the three faults' keys are kept, and none on the healthy options; a summary takes at
-most 60 s.
+Gate: recovered is at least 0.9, nothing is changed on the healthy options, and a summary takes at most 60 s.
 """
 
 import os
@@ -85,9 +84,7 @@ def main() -> None:
         "summary_seconds": round(summary_seconds(), 1),
     }  # fmt: skip
     support.finish("tuning", figures)
-    wanted = {"data.readers", "model.remat", "train.log_every"}
-    is_quick_enough = figures["recovered"] >= 0.9 and figures["summary_seconds"] <= 60
-    if not support.QUICK and not (is_quick_enough and wanted <= kept.keys() and nothing):
+    if not support.QUICK and not (figures["recovered"] >= 0.9 and nothing and figures["summary_seconds"] <= 60):
         sys.exit("gate missed")
 
 

@@ -36,13 +36,12 @@ class Timing(NamedTuple):
 class Timer(Callback):
     """Time windows of steps; after the last one and the traced steps, end the run."""
 
-    def __init__(self):
-        self.seconds: list[float] = []
-        self._since = 0.0
+    def __init__(self, warm_up: int):
+        self.warm_up, self.seconds, self._since = warm_up, [], 0.0
 
     def on_step(self, job, state, step):
         """Note the time after each window."""
-        done = step - WARM_UP
+        done = step - self.warm_up
         if done < 0 or done % STEPS or done > WINDOWS * STEPS:
             return Stop("measured") if done == WINDOWS * STEPS + TRACED else None
         job.log.flush()  # waits for the step
@@ -74,11 +73,13 @@ def measure(train: Callable, config, folder: pathlib.Path, **arguments) -> Trial
       arguments: its other arguments.
     """
     short = config.copy_and_resolve_references()
-    first = WARM_UP + WINDOWS * STEPS + 1
+    # Batches that were made ahead would hide a slow reader from the first windows.
+    warm_up = WARM_UP + config.data.prefetch + config.data.readers
+    first = warm_up + WINDOWS * STEPS + 1
     with short.unlocked():
         short.train.update(steps=first + TRACED, eval_every=0, save_every=0, epochs=0.0)
         short.logging.update(report=False, alerts="", wandb=False, trackio=False)
-    timer = Timer()
+    timer = Timer(warm_up)
     try:
         train(short, folder, callbacks=[Profile(Window(first, first + TRACED - 1)), timer], **arguments)
         profile = json.loads((folder / FILE).read_text()) if processes.index() == 0 else None
@@ -116,8 +117,8 @@ def tune(train: Callable, config, workdir: pathlib.Path, say: Callable[[str], No
         said = "kept" if helped else "not kept: no gain beyond the noise"
         rows.append((options(change.keys), _text(trial.timing), f"{saved / best.timing.seconds:+.1%}", said))
         say(f"  {rows[-1][1]} a step, {rows[-1][2]} of the time saved: {said}")
-        if helped:
-            kept, best = kept | change.keys, trial
+        if helped:  # what did not help may help now, where something else was slower before
+            kept, best, tried = kept | change.keys, trial, set()
     _conclude(say, rows, kept, before, best)
     return kept
 

@@ -80,3 +80,20 @@ def test_a_healthy_configuration_stays_as_it_is(clock, config, tmp_path):
     said = []
     assert tuning.tune(fake_train(clock, {}, [], []), config, tmp_path / "run", said.append) == {}
     assert "nothing to try" in said
+
+
+def test_what_did_not_help_is_tried_again_when_something_slower_is_gone(clock, config, tmp_path):
+    """Recomputation hides behind a slow reader, so that the first try of keeping activations saves nothing."""
+    costs = {"data.readers": (1, SECONDS)}
+    advice = [
+        Advice("excess remat", "20 %", {"model.remat": "none"}, gain=0.2),
+        Advice("slow input", "9 %", {"data.readers": 4}, gain=0.1),
+    ]
+    config.data.readers = 1
+
+    def hidden(config, folder, **arguments):
+        slow = costs | ({"model.remat": ("full", SECONDS / 2)} if config.data.readers > 1 else {})
+        return fake_train(clock, slow, advice, [])(config, folder, **arguments)
+
+    kept = tuning.tune(hidden, config, tmp_path / "run", lambda line: None)
+    assert kept == {"data.readers": 4, "model.remat": "none"}
