@@ -33,8 +33,7 @@ from inference.choice import Sampling, choice_of
 from inference.engine import Engine
 from parallelism.mesh import mesh_context
 from rehearsal import sealed
-from rehearsal.compiler import FACTS, PROGRAM, Call, digest, first_line, is_whole
-from rehearsal.phases import EVALUATION, SAMPLE
+from rehearsal.compiler import EVALUATION, FACTS, PROGRAM, SAMPLE, Call, digest, first_line, is_whole
 from reporting import preflight, throughput
 from settings.keys import from_flat
 from training import offload

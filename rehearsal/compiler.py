@@ -40,6 +40,7 @@ ON_CPU = {  # environment of concurrent processes that compile for a TPU on a ma
 }  # fmt: skip
 GIB = 2**30
 FACTS, PROGRAM = "facts.json", "program.txt.gz"
+EVALUATION, SAMPLE = "evaluation", "sample"  # names of a Call
 COMPILING = "from rehearsal import compilation; compilation.main()"
 
 
@@ -49,10 +50,11 @@ class CompileError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A program of a server, compiled in place of a training step.
+    """A program of a server or of another phase of a run, compiled in place of a training step.
 
     Attributes:
-      name: prefill, which extends a few rows by a part of a prompt, or decode, which extends all rows by a token.
+      name: prefill, which extends a few rows by a part of a prompt; decode, which extends all rows by a token;
+        EVALUATION of a batch; or SAMPLE, the prefill of a sample of text with the weights of the training state.
       rows: of the cache.
       length: tokens that a row can have.
       cache_dtype: `inference.cache_dtype`.

@@ -5,11 +5,10 @@ The programs of an evaluation and of a sample of text are compiled. A checkpoint
 its memory before it is written; when it is read, the host has at most as much. A host's own needs are HOST_GIB.
 """
 
-from rehearsal.compiler import GIB, Call, Compiled, capacity_gib
+from rehearsal.compiler import EVALUATION, GIB, SAMPLE, Call, Compiled, capacity_gib
 from rehearsal.sections import Section, Table
 
 HOST_GIB = 8.0  # of the process, its libraries and the batches that it makes ahead
-EVALUATION, SAMPLE = "evaluation", "sample"
 
 
 def rehearse(compiled: Compiled, figures: dict, display) -> dict:

@@ -8,7 +8,7 @@ import pytest
 
 from configs import topologies
 from rehearsal import phases
-from rehearsal.compiler import GIB, Compiled
+from rehearsal.compiler import EVALUATION, GIB, Compiled
 from settings import loading
 
 STATE = {"parameters": 4 * GIB, "optimizer": 8 * GIB, "extra": 0, "carry": 0, "batch": GIB}
@@ -23,7 +23,7 @@ class Display:
     def compile_all(self, wanted, what):
         """Yield a program for each call."""
         for index, (config, topology, call) in enumerate(wanted):
-            total = self.total if call.name == phases.EVALUATION else 4.5 * GIB
+            total = self.total if call.name == EVALUATION else 4.5 * GIB
             facts = {"state": {"weights": 4 * GIB}, "total_bytes": total, "out_of_memory": False}
             yield index, Compiled(config, topology, facts, pathlib.Path("unused"))
 
