@@ -22,7 +22,7 @@ SMALL = {
     "train.log_every": "1", "train.eval_every": "0", "evaluation.batches": "1", "evaluation.sample_tokens": "0",
     "data.tokenizer": "byte", "data.holdout_fraction": "0.3", "logging.tensorboard": "false", "logging.report": "false",
 }  # fmt: skip
-OF_MODULE = {"error_correction.num_layers": "1", "error_correction.threshold": "0.05"}
+OF_MODULE = {"error_correction.num_layers": "1", "error_correction.threshold": "0.001"}
 
 
 def small(recipe: str, texts, **changes):

@@ -333,11 +333,14 @@ def test_no_value_of_a_step_is_waited_for_before_the_next_is_launched(single_dev
         def __init__(self, value):
             self.value, self.step = value, len(launched)
 
+        def copy_to_host_async(self):
+            """Begin to copy, and wait for nothing."""
+
         def is_ready(self):
             wanted.append((self.step, len(launched)))
             return True
 
-        def __array__(self):
+        def __array__(self, *_, **__):
             wanted.append((self.step, len(launched)))
             return np.asarray(self.value)
 
@@ -381,6 +384,8 @@ def test_steps_of_minutes_show_their_microbatches_and_are_each_saved(single_devi
 
 def test_the_length_of_a_run_in_tokens_and_epochs():
     class Windows:
+        num_tokens = 1000
+
         def num_examples(self, length):
             return 1000 // length
 
