@@ -98,7 +98,8 @@ class Profile(Callback):
         """Stop the trace, keep its file, and summarise it."""
         job.log.flush()
         phases = {phase: seconds - self._before[phase] for phase, seconds in job.clock.read().items()}
-        joules = None if self._joules is None else _joules() - self._joules
+        before, after = self._joules, _joules()
+        joules = None if None in (before, after) else after - before
         folder, start = self._folder, self.window.start
         self._folder = self.window = None
         with job.clock.within("profile"), folder:

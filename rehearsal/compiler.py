@@ -94,6 +94,11 @@ class Compiled:
         return self.facts["total_bytes"]
 
     @property
+    def state_bytes(self) -> float:
+        """Parameters, optimizer, extra and carry, also those in the host's memory."""
+        return sum(size for name, size in self.facts["state"].items() if name != "batch")
+
+    @property
     def fits(self) -> bool:
         """Whether it compiled and needs no more memory than the chip has."""
         capacity = capacity_gib(self.topology)

@@ -48,8 +48,7 @@ def beside(compiled: Compiled, phase: Compiled) -> float:
 
 def _state_bytes(compiled: Compiled) -> float:
     """Return the bytes of a chip's parameters, optimizer and frozen models, also those in its host's memory."""
-    state = compiled.facts["state"]
-    return sum(size for name, size in state.items() if name != "batch") + compiled.facts["frozen"]
+    return compiled.state_bytes + compiled.facts["frozen"]
 
 
 def _row(
