@@ -43,6 +43,7 @@ CHECKED = {
     "process": 0, "num_processes": 1, "host": "h", "versions": {"jax": "0.10"}, "not_as_locked": [], "local_devices": 4,
     "num_devices": 4, "device_kind": "TPU v4", "simulated": False, "mesh": {"fsdp": 4}, "corpus": "c" * 64,
     "corpus_tokens": 99, "trained": [STEP | {"step": step} for step in (1, 2, 3, 4)], "starts": [0, 3],
+    "points": [{"name": "fixed shapes", "verdict": "holds", "evidence": "one program"}],
     "heartbeat": True, "log": True,
 }  # fmt: skip
 
@@ -136,7 +137,7 @@ def read_check(content: bytes, folder: pathlib.Path) -> None:
     pod = types.MappingProxyType({"state": "READY", "health": "HEALTHY", "workers": 1})
     found = readiness.Found(typed, pod, [], switches.resolve({}), "/runs/mine", outputs, checks)
     items = [readiness.judge(name, found) for name in readiness.ITEMS if name != "code"]  # which asks git
-    assert readiness.markdown(typed, items)
+    assert readiness.markdown(typed, items, found.first.get("points", []))
     if not found.answers:
         raise Refusal("it did not get there")
 
