@@ -13,6 +13,8 @@ import signal
 import sys
 import traceback
 
+from core import interpreter
+
 try:
     from configs.errors import ConfigError
     from configs.errors import did_you_mean, similar
@@ -21,7 +23,7 @@ try:
     from pods.errors import PodError, usage_error
     from settings.environment import unread_lines
 except ModuleNotFoundError as missing:
-    sys.exit(f"error: Python package {missing.name} is not installed here; run `make setup`, then .venv/bin/python")
+    interpreter.restart(missing)
 
 INTERRUPTED = 130
 

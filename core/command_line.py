@@ -25,6 +25,8 @@ import traceback
 import types
 from collections.abc import Callable
 
+from core import interpreter
+
 try:
     from absl import flags
 
@@ -39,7 +41,7 @@ try:
     from settings.keys import HIDDEN, NAMES_ELSEWHERE, flat, similar_keys, stray_argument
     from settings.resolving import Loaded
 except ModuleNotFoundError as missing:
-    sys.exit(f"error: Python package {missing.name} is not installed here; run `make setup`, then .venv/bin/python")
+    interpreter.restart(missing)
 
 STARTED = time.monotonic()  # start of this process, up to a fraction of a second
 FLAGS = flags.FLAGS

@@ -10,11 +10,16 @@ import math
 import pathlib
 import sys
 
-import matplotlib.figure
-
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from reporting.metrics import read_steps
+from core import interpreter
+
+try:
+    import matplotlib.figure
+
+    from reporting.metrics import read_steps
+except ModuleNotFoundError as missing:
+    interpreter.restart(missing)
 
 
 def lines_of(workdir: pathlib.Path, kind: str) -> list[dict]:

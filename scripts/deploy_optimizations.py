@@ -17,8 +17,9 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
+from core import command_line  # first: it restarts in the workspace's Python
+
 from core import batch_fit
-from core import command_line
 from pods import deploy, records, switches
 from pods.errors import PodError
 

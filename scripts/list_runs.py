@@ -11,13 +11,15 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
+from core import interpreter
+
 try:
     from settings import stored_config
     from files.json_reader import JsonError, Object, parse_json, read_json
     from files.lock import is_held
     from reporting.display import aligned
 except ModuleNotFoundError as missing:
-    sys.exit(f"error: Python package {missing.name} is not installed here; run `make setup`, then .venv/bin/python")
+    interpreter.restart(missing)
 
 END_BYTES = 1 << 16  # of metrics.jsonl, which are read for its last lines
 DEEPEST = 3  # levels of folders below FOLDER that are searched

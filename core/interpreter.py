@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a command that was started with another Python again with the workspace's, which has the packages.
+
+It imports nothing but the standard library, and runs in Python 3.10 too, which the images of TPU VMs have.
+"""
+
+import os
+import pathlib
+import sys
+from typing import NoReturn
+
+ENVIRONMENT = pathlib.Path(__file__).resolve().parent.parent / ".venv"
+
+
+def restart(missing: ModuleNotFoundError) -> NoReturn:
+    """Replace this process by the same command in .venv's Python; exit with one line if that is where it failed."""
+    python = ENVIRONMENT / "bin" / "python"
+    if pathlib.Path(sys.prefix).resolve() == ENVIRONMENT.resolve() or not python.exists():
+        sys.exit(f"error: Python package {missing.name} is not installed here; run `make setup`, then .venv/bin/python")
+    sys.stdout.flush()
+    os.execv(python, [str(python), *sys.orig_argv[1:]])
