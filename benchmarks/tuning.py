@@ -24,7 +24,7 @@ import time
 
 import support
 
-READ_SECONDS, STEPS, ROUNDS = 0.04, (120 if support.QUICK else 400), (1 if support.QUICK else 3)
+READ_SECONDS, STEPS, ROUNDS = 0.03, (120 if support.QUICK else 400), (1 if support.QUICK else 3)
 FAULTY = {
     "data.readers": "1", "data.prefetch": "1", "model.remat": "full", "train.log_every": "1",
 }  # fmt: skip

@@ -2,7 +2,7 @@
 """Can a small module find and repair the wrong tokens of a text? On the frozen model of configs/tiny.py.
 
 A tenth of the tokens is replaced. See docs/reasoning.md; benchmarks/error_correction.py measures it.
-Cost: 3,000 steps, for which train.py estimates 22 minutes on two idle CPU cores.
+Cost: 4,000 steps, for which train.py estimates 30 minutes on two idle CPU cores.
 Command: python train.py --config=configs/error_correction.py --config.train.init_from=runs/tiny
 """
 
@@ -20,7 +20,7 @@ def get_config():
     config.optimizer.name = "muon"
     config.optimizer.learning_rate = 1e-2
     config.train.global_batch = 8  # small batches take fewer tokens to the same loss
-    config.train.steps = 3000
+    config.train.steps = 4000
     config.train.eval_every = 500
     config.train.save_every = 500
     return config
