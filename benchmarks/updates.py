@@ -36,7 +36,7 @@ def updating(run: assembly.Run, batch: dict) -> Callable[[int], None]:
     def update(count: int) -> None:
         nonlocal state
         for _ in range(count):
-            state, scalars = step(state, batch)
+            state, scalars = step(state, batch, {})
         jax.block_until_ready(scalars)
 
     update(1)

@@ -14,9 +14,10 @@ def get_config():
     config = medium.get_config()
     config.model.num_layers = 24
     config.model.embed_dim = 1024
-    config.model.num_heads = 16
-    config.model.num_kv_heads = 16
-    config.model.mlp_dim = 2816
+    config.model.num_heads = 8
+    config.model.num_kv_heads = 4
+    config.model.mlp_dim = 4096
+    config.model.layer_loop = "auto"
     config.optimizer.learning_rate = 3e-4
     config.optimizer.warmup_steps = 500
     config.train.steps = 30_000

@@ -14,9 +14,10 @@ def get_config():
     config = base.get_config()
     config.model.num_layers = 12
     config.model.embed_dim = 768
-    config.model.num_heads = 12
-    config.model.num_kv_heads = 12
-    config.model.mlp_dim = 2048
+    config.model.num_heads = 6
+    config.model.num_kv_heads = 2
+    config.model.mlp_dim = 3072
+    config.model.layer_loop = "unroll"  # 6 % faster than a scan of 12 layers, and compiled in 4 times its time
     config.model.vocab_size = 32_000
     config.model.max_length = 1024
     config.model.remat = "dots"

@@ -12,6 +12,7 @@ from configs import medium
 def get_config():
     """Return the recipe."""
     config = medium.get_config()
-    config.model.mlp_dim = 1024
+    config.model.mlp_dim = 1536
+    config.model.layer_loop = "auto"
     config.model.num_experts = 8
     return config

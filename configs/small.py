@@ -11,4 +11,8 @@ from configs import base
 
 def get_config():
     """Return the recipe."""
-    return base.get_config()
+    config = base.get_config()
+    config.model.num_heads = 4
+    config.model.num_kv_heads = 2
+    config.model.mlp_dim = 2048
+    return config

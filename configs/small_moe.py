@@ -12,6 +12,6 @@ from configs import small
 def get_config():
     """Return the recipe."""
     config = small.get_config()
-    config.model.mlp_dim = 704
+    config.model.mlp_dim = 1024
     config.model.num_experts = 8
     return config

@@ -34,7 +34,7 @@ def einsum(
     """
     if quantization != "none":
         return _quantized(spec, QUANTIZED[quantization], x, weight.astype(x.dtype))
-    if _is_one_cpu():
+    if on_one_cpu():
         cpu_einsum = _native_einsum if x.dtype == jnp.bfloat16 else _matrix_einsum
         return cpu_einsum(spec, x, weight).astype(x.dtype)
     if inside_shard_map() and not frozen:
@@ -94,7 +94,7 @@ def einsum_f32(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     The cast of `a` to float32 is exact. It is free on TPU, where a float32 product of default precision multiplies in
     bfloat16.
     """
-    if a.dtype == jnp.bfloat16 and _is_one_cpu():
+    if a.dtype == jnp.bfloat16 and on_one_cpu():
         return _native_einsum(spec, a, b)
     return jnp.einsum(spec, a.astype(jnp.float32), b.astype(a.dtype).astype(jnp.float32))
 
@@ -106,10 +106,11 @@ def add_bias(x: jax.Array, bias) -> jax.Array:
 
 def transposed(weight: jax.Array) -> jax.Array:
     """Return the transpose of a matrix for use in a product."""
-    return materialized_transpose(weight) if _is_one_cpu() else weight.T
+    return materialized_transpose(weight) if on_one_cpu() else weight.T
 
 
-def _is_one_cpu() -> bool:
+def on_one_cpu() -> bool:
+    """Return whether the mesh in context is one CPU device."""
     return jax.sharding.get_abstract_mesh().size == 1 and platform() == "cpu"
 
 

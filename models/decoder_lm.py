@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from layers import decode_kernels, gpu_kernels, kernels, units
+from layers import cpu_attention, decode_kernels, gpu_kernels, kernels, units
 from layers.adapters import Freezable
 from layers.attention import Attention, attend, attention_mask, soft_cap, through_cache, write_rows
 from layers.axes import constrain
@@ -41,7 +41,7 @@ from layers.sequence_parallel import all_gather_sequence
 from layers.taps import tap
 from layers.units import Units
 
-KERNELS = {"tpu": kernels, "gpu": gpu_kernels}
+KERNELS = {"tpu": kernels, "gpu": gpu_kernels, "cpu": cpu_attention}
 DECODE_KERNELS = {"tpu": decode_kernels}  # for one token a row with a cache
 
 

@@ -7,11 +7,12 @@ mesh, remat policy and microbatch. All compilations are cached, so an interrupte
 """
 
 import dataclasses
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable
 
-from configs.base import KEYS
+from configs.base import KEYS, batch_shards
 from configs.errors import ConfigError
 from rehearsal import assumptions, report, sizing
 from rehearsal.compiler import GIB
@@ -80,20 +81,32 @@ def _progress(tried: int, compiler) -> str:
 
 
 def layouts(loaded, topology, *, any_batch: bool) -> list[Candidate]:
-    """Return every valid combination of a mesh over data, fsdp and model, a microbatch and a remat policy."""
+    """Return every valid combination of a mesh, a microbatch and a remat policy.
+
+    The mesh is over data, fsdp and model, and over expert if the model has experts.
+    """
     found = []
     held = {key: value for key, value in flat(loaded.config).items() if key in loaded.typed}  # typed keys are fixed
-    fixed = loaded.config.mesh.dcn_data * loaded.config.mesh.context * loaded.config.mesh.expert
-    free = topology.chips // fixed
-    for model in divisors(free):
-        for fsdp in divisors(free // model):
-            mesh = {"mesh.data": free // model // fsdp, "mesh.fsdp": fsdp, "mesh.model": model}
-            shards = topology.chips // model // loaded.config.mesh.context
-            for batch in _batches(loaded.config, shards, any_batch):
-                tried = [mesh | batch | {"model.remat": remat} for remat in KEYS["model.remat"].choices]
-                holding = (keys for keys in tried if all(held.get(key, value) == value for key, value in keys.items()))
-                found += [_candidate(loaded, topology, keys) for keys in holding]
+    for mesh in _meshes(loaded.config, topology.chips):
+        shards = topology.chips // mesh["mesh.model"] // loaded.config.mesh.context
+        for batch in _batches(loaded.config, shards, any_batch):
+            tried = [mesh | batch | {"model.remat": remat} for remat in KEYS["model.remat"].choices]
+            holding = (keys for keys in tried if all(held.get(key, value) == value for key, value in keys.items()))
+            found += [_candidate(loaded, topology, keys) for keys in holding]
     return [candidate for candidate in found if candidate]
+
+
+def _meshes(config, chips: int) -> list[dict]:
+    """Return the meshes of `chips` with the configuration's axes dcn_data and context."""
+    has_experts = config.model.num_experts > 0
+    free = chips // (config.mesh.dcn_data * config.mesh.context * (1 if has_experts else config.mesh.expert))
+    found = []
+    for model, expert in itertools.product(divisors(free), divisors(math.gcd(free, max(1, config.model.num_experts)))):
+        rest, unused = divmod(free, model * expert)
+        for fsdp in divisors(rest) if not unused else ():
+            mesh = {"mesh.data": rest // fsdp, "mesh.fsdp": fsdp, "mesh.model": model}
+            found.append(mesh | ({"mesh.expert": expert} if has_experts else {}))
+    return found
 
 
 def _batches(config, shards: int, any_batch: bool) -> list[dict]:
@@ -109,26 +122,34 @@ def _candidate(loaded, topology, keys: dict) -> Candidate | None:
     if config is None:
         return None
     mesh = tuple(value for key, value in keys.items() if key.startswith("mesh."))
-    rows = config.train.global_batch // (mesh[0] * mesh[1] * config.train.gradient_accumulation)
+    rows = config.train.global_batch // (batch_shards(config.mesh) * config.train.gradient_accumulation)
     features = (("mesh", mesh), ("remat", keys["model.remat"]), ("rows", rows))
     return Candidate(keys, config, features, _predicted_seconds(config, topology), sizing.predict(config).total)
 
 
 def _predicted_seconds(config, topology) -> float:
-    """Return predicted seconds for a token: products, passes over the optimizer state, exposed communication."""
+    """Return predicted seconds for a token: products, passes over the optimizer state, exposed communication.
+
+    Experts are gathered over fsdp alone, all other weights over fsdp and expert; tokens are exchanged over expert.
+    """
     given, mesh, train, model = assumptions.of_topology(topology), config.mesh, config.train, config.model
     tokens = train.global_batch * train.sequence_length / topology.chips
     number, microbatches = sizing.num_parameters(config), train.gradient_accumulation
+    experts = sizing.expert_parameters(model)
+    used = number - experts * (1 - model.experts_per_token / model.num_experts) if experts else number
     heads = model.num_heads * (model.head_dim or model.embed_dim // model.num_heads)
-    flops = tokens * (6 * number + 6 * model.num_layers * heads * train.sequence_length)
+    flops = tokens * (6 * used + 6 * model.num_layers * heads * train.sequence_length)
     products = flops * (1 + RECOMPUTED[model.remat]) / (given.peak_flops * USUAL_EFFICIENCY)
-    update = 7 * sizing.FLOAT32 * number / (mesh.fsdp * mesh.model) / given.memory_bandwidth
+    shards = mesh.fsdp * mesh.expert * mesh.model
+    update = 7 * sizing.FLOAT32 * number / shards / given.memory_bandwidth
     ring = 1 / given.ring_bandwidth
-    gathered = 4 * sizing.BFLOAT16 * number / mesh.model * (1 - 1 / mesh.fsdp) * microbatches * ring
-    summed = 2 * sizing.FLOAT32 * number / (mesh.fsdp * mesh.model) * (1 - 1 / (mesh.dcn_data * mesh.data)) * ring
+    weights = experts / mesh.expert * (1 - 1 / mesh.fsdp) + (number - experts) * (1 - 1 / (mesh.fsdp * mesh.expert))
+    gathered = 4 * sizing.BFLOAT16 * weights / mesh.model * microbatches * ring
+    summed = 2 * sizing.FLOAT32 * number / shards * (1 - 1 / (mesh.dcn_data * mesh.data)) * ring
     stream = tokens * mesh.model * model.embed_dim * sizing.BFLOAT16
     across_model = 8 * model.num_layers * stream * (1 - 1 / mesh.model) * ring
-    exposed = across_model + summed + max(0.1 * gathered, gathered - 0.8 * products)
+    exchanged = 4 * model.num_layers * model.experts_per_token * stream * (1 - 1 / mesh.expert) * ring
+    exposed = across_model + exchanged + summed + max(0.1 * gathered, gathered - 0.8 * products)
     return (products + update + exposed) / (tokens * topology.chips)
 
 

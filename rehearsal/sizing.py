@@ -54,6 +54,11 @@ def num_parameters(config) -> int:
     return number + added.get(config.train.objective, lambda config: 0)(config)
 
 
+def expert_parameters(model) -> int:
+    """Return the parameters of all experts that a router chooses from."""
+    return model.num_layers * 3 * model.embed_dim * model.mlp_dim * model.num_experts
+
+
 def _attention(model) -> int:
     """Return the parameters of a layer's attention and norms."""
     D = model.embed_dim

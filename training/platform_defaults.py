@@ -19,8 +19,8 @@ def execution(config, mesh) -> dict:
 
 
 def kernel(config, mesh) -> str:
-    """Return the platform whose attention kernels are used; "": none, as on a CPU."""
-    return "" if config.model.attention == "reference" or platform(mesh) == "cpu" else platform(mesh)
+    """Return the platform whose attention kernels are used where they serve; "": none."""
+    return "" if config.model.attention == "reference" else platform(mesh)
 
 
 def platform(mesh) -> str:
