@@ -12,10 +12,21 @@ import pytest
 
 from checkpointing import host_parts, manifest
 from tests import groups
-from tests.test_groups import ENDLESS, OF_A_GROUP, SIXTH, losses, place, start_of, wait_for  # noqa: F401
+from tests.test_groups import ENDLESS, OF_A_GROUP, SIXTH, losses, start_of, wait_for
 
 PER_HOST = {"checkpoint.per_host": True, "mesh.data": 1, "mesh.fsdp": 4}  # each process has half of every large array
 MODELS = "models"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> pathlib.Path:
+    """A folder with texts, for the homes of the hosts."""
+    folder = tmp_path_factory.mktemp("hosts")
+    (folder / "texts").mkdir()
+    for index in range(23):
+        words = " ".join(f"{number * (index + 3)} is {number} times {index + 3};" for number in range(40 + index))
+        (folder / "texts" / f"{index}.txt").write_text(words)
+    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +75,7 @@ def copied(place, homes: str, *steps: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def trained(place) -> pathlib.Path:  # noqa: F811
+def trained(place) -> pathlib.Path:
     """The homes of two processes of which one was killed some steps after the sixth."""
     processes = start(place, "trained", changes=ENDLESS)
     wait_for(place, f"trained/0/{MODELS}", SIXTH, processes)
@@ -73,7 +84,7 @@ def trained(place) -> pathlib.Path:  # noqa: F811
     return place / "trained"
 
 
-def test_each_host_has_its_half_and_what_a_resume_needs(place, trained):  # noqa: F811
+def test_each_host_has_its_half_and_what_a_resume_needs(place, trained):
     halves = [arrays_of(place, "trained", host, 4) for host in (0, 1)]
     whole = halves[0].keys() | halves[1].keys()
     assert all(len(half) < len(whole) for half in halves) and len(halves[0].keys() & halves[1].keys()) > 5  # scalars
@@ -84,7 +95,7 @@ def test_each_host_has_its_half_and_what_a_resume_needs(place, trained):  # noqa
         assert {"config.json", "run.json", "ledger.jsonl"} <= files and ("metrics.jsonl" in files) == (host == 0)
 
 
-def test_a_killed_run_resumes_bit_for_bit_from_a_checkpoint_whose_parts_are_all_good(place, trained):  # noqa: F811
+def test_a_killed_run_resumes_bit_for_bit_from_a_checkpoint_whose_parts_are_all_good(place, trained):
     """That of step 4 has a damaged part on one host, so both take that of step 2."""
     homes = copied(place, "resumed", 2, 4)
     damaged = next(checkpoint(place, homes, 1, 4).glob("state/params.*/[0-9]*"))
@@ -99,7 +110,7 @@ def test_a_killed_run_resumes_bit_for_bit_from_a_checkpoint_whose_parts_are_all_
         assert checkpoint(place, homes, host, 4).with_name("4.damaged").is_dir()
 
 
-def test_when_a_host_is_gone_its_name_is_told_and_nothing_is_trained(place, trained):  # noqa: F811
+def test_when_a_host_is_gone_its_name_is_told_and_nothing_is_trained(place, trained):
     homes = copied(place, "gone", 2, 4)
     alone = groups.finish(start(place, homes, 1))
     shutil.rmtree(place / homes / "1")
@@ -110,7 +121,7 @@ def test_when_a_host_is_gone_its_name_is_told_and_nothing_is_trained(place, trai
     assert sorted(path.name for path in checkpoint(place, homes, 0, 4).parent.iterdir()) == ["2", "4"]
 
 
-def test_joined_parts_are_one_checkpoint_that_another_mesh_continues(place, trained):  # noqa: F811
+def test_joined_parts_are_one_checkpoint_that_another_mesh_continues(place, trained):
     homes = copied(place, "fetched", 2, 4)
     lost = next(checkpoint(place, homes, 0, 4).glob("state/params.*/[0-9]*"))
     lost.unlink()
