@@ -131,7 +131,7 @@ class Checkpoints:
         for step in steps:
             if any(step not in part for part in held):
                 self.set_aside(step, f"is damaged: {_lacking(held, step)} no part of it")
-            elif problems := self.problems(step) or self._differing_parts(step):
+            elif problems := self.problems(step) or self.part_problems(step):
                 self.set_aside(step, f"is damaged: {_first(problems)}")
             else:
                 return step
@@ -142,8 +142,11 @@ class Checkpoints:
             )
         return None
 
-    def _differing_parts(self, step: int) -> list[str]:
-        """Return a line if the parts of a checkpoint are of different saves; CheckpointError if some are missing."""
+    def part_problems(self, step: int) -> list[str]:
+        """Return a line if the parts of a checkpoint are of different saves.
+
+        Raises CheckpointError if parts are missing; the message names the processes that had them.
+        """
         found = [] if self.store.is_shared else processes.gather(f"parts {step}", self.store.part(step))
         parts = [part for part in found if part]
         if not parts:

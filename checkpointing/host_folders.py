@@ -146,7 +146,7 @@ def _missing(folder: pathlib.Path, files: Files, arrays: dict) -> list[str]:
         for index in indices:
             part = [slice(*bounds) for bounds in index]
             missing += [name for name in host_parts.chunk_files(folder, layout, part) if name not in files]
-    return missing
+    return sorted(missing)
 
 
 def _hashable(index: tuple[slice, ...]) -> tuple:

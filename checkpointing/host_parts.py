@@ -121,18 +121,19 @@ def _in_order(found: list[pathlib.Path]) -> list[pathlib.Path]:
 
 def _join_one(parts: list[pathlib.Path], step: int, checkpoints: pathlib.Path) -> None:
     """Move the files of the parts to a new checkpoint; of files with equal names, the first is taken."""
-    landing, files = checkpoints / f"{step}{UNFINISHED}", {}
-    shutil.rmtree(landing, ignore_errors=True)
-    for part in parts:
-        new = {name: facts for name, facts in manifest.read(part)["files"].items() if name not in files}
-        new.pop(PART, None)
-        for name in new:
-            (landing / name).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(part / name, landing / name)
-        files |= new
+    landing, files, owners = checkpoints / f"{step}{UNFINISHED}", {}, {}
+    for part in reversed(parts):
+        found = manifest.read(part)["files"]
+        files |= found
+        owners |= dict.fromkeys(found, part)
+    files.pop(PART, None)
     for name in [name for name in files if name.endswith(f"/{LAYOUT}")]:
-        if lost := [chunk for chunk in chunk_files(landing, name) if chunk not in files]:
+        if lost := [chunk for chunk in chunk_files(owners[name], name) if chunk not in files]:
             raise Incomplete(f"no part has {lost[0]}")
+    shutil.rmtree(landing, ignore_errors=True)
+    for name in files:
+        (landing / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(owners[name] / name, landing / name)
     manifest.write(landing, step, files)
     if (checkpoints / str(step)).exists():  # of an earlier backup
         shutil.rmtree(checkpoints / str(step))

@@ -23,7 +23,7 @@ from settings import preference
 def checkpoints_table(address, retention: Retention, store: Store | None = None) -> tuple[list[str], bool]:
     """Return a line for each checkpoint, with its verdict and the reason to keep it, and whether all are valid."""
     with Checkpoints(address, store=store) as checkpoints:
-        problems = {step: checkpoints.problems(step) for step in checkpoints.steps()}
+        problems = {step: checkpoints.problems(step) or checkpoints.part_problems(step) for step in checkpoints.steps()}
         good = [step for step, found in problems.items() if not found]
         records = {step: checkpoints.record(step) for step in good}
         others = checkpoints.store.others()

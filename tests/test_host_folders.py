@@ -119,6 +119,11 @@ def test_when_a_host_is_gone_its_name_is_told_and_nothing_is_trained(place, trai
         assert {status for status, _, _ in ended} == {2}, ended
         assert all(re.search(r"^error: .*process 1 \(\S+\).*start on", err, re.MULTILINE) for *_, err in ended), ended
     assert sorted(path.name for path in checkpoint(place, homes, 0, 4).parent.iterdir()) == ["2", "4"]
+    words = ["generate.py", f"--workdir={place / homes}/0/{MODELS}", "--prompt=1 is"]
+    [(status, _, err)] = groups.finish([groups.start_alone(words, cache=place / "cache")])
+    assert status == 2 and re.search(
+        r"4 is one of the 2 parts of a checkpoint \(process 0 .*`pod.py backup` joins", err
+    )
 
 
 def test_joined_parts_are_one_checkpoint_that_another_mesh_continues(place, trained):
