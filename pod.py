@@ -63,7 +63,7 @@ SUBCOMMANDS = {
     "tail": Subcommand("watch", "life.tail", "follow the log of a worker"),
     "copy": Subcommand("access", "life.copy", "copy SOURCE to TARGET; one of them is NAME:PATH", "paths"),
     "ssh": Subcommand("access", "life.ssh", "run COMMAND on the hosts", "command"),
-    "backup": Subcommand("access", "life.backup", "copy the run to this machine [FOLDER]", "paths"),
+    "backup": Subcommand("access", "backup.backup", "copy the run to this machine [FOLDER]", "paths"),
     "manifest": Subcommand(
         "other", "manifests.manifest", "print the run as a manifest for --gke or --slurm", "command", calls=False
     ),

@@ -41,7 +41,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from checkpointing import frozen_models, lease
+from checkpointing import frozen_models, host_folders, lease
 from checkpointing import workdir as workdirs
 from checkpointing.checkpoints import Checkpoints, Damaged
 from checkpointing.lost_data import DataGone, LostData
@@ -148,9 +148,14 @@ def train(
     if corpus:
         pipeline.check_enough(corpus.train, config.train.sequence_length, config.train.global_batch)
         of_corpus(config, corpus)  # reports mistakes before anything is compiled
+    store = store or host_folders.of_config(config, workdir, bucket)
     staging = config.checkpoint.staging or (bucket and bucket.folder / "staging")
     with (
-        workdirs.exclusive(workdir, is_copy=bucket is not None or (store is not None and not store.is_shared)),
+        workdirs.exclusive(
+            workdir,
+            is_copy=bucket is not None or (store is not None and not store.is_shared),
+            per_host=config.checkpoint.per_host,
+        ),
         lease.held(bucket and bucket.url),
         Checkpoints(bucket.url if bucket else workdir, retention(config), staging=staging, store=store) as checkpoints,
     ):
@@ -170,7 +175,7 @@ def train(
                 f"--config.train.steps={2 * start} continues the run."
             )
             return Result(start, "nothing to train", {}, {}, f"{checkpoints.store.place}/{start}")
-        if processes.index() == 0:
+        if workdirs.keeps_files(config):
             workdirs.open_workdir(workdir, flat(config) | asked, corpus, origin)
         send()
         try:
@@ -351,8 +356,9 @@ def main(command: command_line.Command) -> None:
     command_line.log_to(command.workdir)
     if command.num_devices is None:
         validation.validate(config, jax.device_count(), command.loaded)
+    store = host_folders.of_config(config, command.workdir, command.bucket)
     if flags.verify_checkpoints:
-        lines, all_good = inspection.checkpoints_table(command.address, retention(config))
+        lines, all_good = inspection.checkpoints_table(command.address, retention(config), store)
         print("\n".join(lines))
         if not all_good:
             raise Damaged(f"{command.address} has damaged checkpoints")
@@ -365,7 +371,7 @@ def main(command: command_line.Command) -> None:
             corpus = corpora.prepare_to_evaluate(config.data, vocab_size=config.model.vocab_size)
         else:
             corpus = prepare_corpus(config, vocab_size_typed=True)
-        evaluate_newest(config, command.workdir, command.address, corpus)
+        evaluate_newest(config, command.workdir, command.address, corpus, store)
     elif flags.tune:
         tune(config, command)
     else:

@@ -4,20 +4,9 @@
 With these functions, a model of any size is imported or exported in little memory.
 """
 
-import math
 import pathlib
 
-import numpy as np
 import tensorstore
-
-from files.json_reader import Object, read_json
-
-
-class Layout(Object):
-    """The fields that are read here from an array's .zarray."""
-
-    shape: list[int]
-    chunks: list[int]
 
 
 def create(folder: pathlib.Path, name: str, shape: tuple[int, ...], chunks: tuple[int, ...]) -> tensorstore.TensorStore:
@@ -45,13 +34,6 @@ def open_array(folder: pathlib.Path, name: str) -> tensorstore.TensorStore:
         return array
     kept = {"cache_pool": {"total_bytes_limit": 2 * array.size * array.dtype.numpy_dtype.itemsize}}
     return tensorstore.open(spec | {"context": kept}, open=True, read=True).result()
-
-
-def chunks(zarray: pathlib.Path) -> list[str]:
-    """Return the names of the chunk files of an array, all files except its .zarray."""
-    layout = read_json(zarray, Layout)
-    counts = [math.ceil(size / chunk) for size, chunk in zip(layout["shape"], layout["chunks"], strict=True)]
-    return [".".join(map(str, index)) or "0" for index in np.ndindex(*counts)]
 
 
 def _spec(folder: pathlib.Path, name: str) -> dict:

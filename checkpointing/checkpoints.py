@@ -119,7 +119,7 @@ class Checkpoints:
 
         Raises:
           Damaged: there are checkpoints, and none is valid.
-          CheckpointError: some processes have no part of any checkpoint of the others; the message names them.
+          CheckpointError: parts of the checkpoints are missing; the message names the processes that had them.
         """
         held = self._held()
         steps = sorted(set().union(*held), reverse=True)
@@ -131,7 +131,7 @@ class Checkpoints:
         for step in steps:
             if any(step not in part for part in held):
                 self.set_aside(step, f"is damaged: {_lacking(held, step)} no part of it")
-            elif problems := self.problems(step):
+            elif problems := self.problems(step) or self.part_problems(step):
                 self.set_aside(step, f"is damaged: {_first(problems)}")
             else:
                 return step
@@ -141,6 +141,25 @@ class Checkpoints:
                 "copy, or train in another --workdir"
             )
         return None
+
+    def part_problems(self, step: int) -> list[str]:
+        """Return a line if the parts of a checkpoint are of different saves.
+
+        Raises CheckpointError if parts are missing; the message names the processes that had them.
+        """
+        found = [] if self.store.is_shared else processes.gather(f"parts {step}", self.store.part(step))
+        parts = [part for part in found if part]
+        if not parts:
+            return []
+        if len(parts) < len(found) or len({part["save"] for part in parts}) > 1:
+            return ["its parts are of different saves"]
+        holders, here = parts[0]["holders"], {part["process"] for part in parts}
+        if gone := [name for number, name in enumerate(holders) if number not in here]:
+            raise CheckpointError(
+                f"{self.store.place}: checkpoint {step} cannot be restored without the parts of {_first(gone)}, which "
+                f"are not here; start on the {len(holders)} hosts that saved it, or train in another --workdir"
+            )
+        return []
 
     def newest_or_error(self) -> int:
         """Return the step of the newest valid checkpoint. Raises CheckpointError if there is none."""

@@ -24,16 +24,19 @@ for noisy in ("absl", "asyncio"):  # Orbax warns at every save; `Checkpoints` re
     logging.getLogger(noisy).setLevel(logging.CRITICAL)
 
 
-def begin(folder: pathlib.Path, arrays: dict) -> ocp.AsyncCheckpointer:
-    """Copy this process's shards, and start to write them; return the Orbax writer, for `finish`."""
-    alone = ocp.options.MultiprocessingOptions(
-        primary_host=processes.index(), active_processes={processes.index()},
-        barrier_sync_key_prefix=f"process-{processes.index()}",
-    )  # fmt: skip
-    of_arrays = type_handlers.ArrayHandler(
-        primary_host=processes.index(), array_metadata_store=None,
-        min_slice_bytes_for_replica_parallel=SMALLEST_PART,
-    )  # fmt: skip
+def begin(folder: pathlib.Path, arrays: dict, *, all_replicas: bool = False) -> ocp.AsyncCheckpointer:
+    """Copy this process's shards, and start to write them; return the Orbax writer, for `finish`.
+
+    Args:
+      all_replicas: whether to write every shard that this process has; else each shard is written by one process.
+    """
+    alone = _alone()
+    which = (
+        {"replica_id": None, "use_replica_parallel": False}
+        if all_replicas
+        else {"min_slice_bytes_for_replica_parallel": SMALLEST_PART}
+    )
+    of_arrays = type_handlers.ArrayHandler(primary_host=processes.index(), array_metadata_store=None, **which)
     handler = ocp.PyTreeCheckpointHandler(
         use_ocdbt=False, multiprocessing_options=alone,
         type_handler_registry=type_handlers.create_type_handler_registry((jax.Array, of_arrays)),
@@ -52,10 +55,14 @@ def finish(writer: ocp.AsyncCheckpointer) -> None:
         writer.wait_until_finished()
 
 
-def restore(folder, arrays: dict, replica_axis: int | None) -> dict:
-    """Return the arrays of a folder as `Store.restore` describes it; the folder may have others too."""
+def restore(folder, arrays: dict, replica_axis: int | None, *, alone: bool = False) -> dict:
+    """Return the arrays of a folder as `Store.restore` describes it; the folder may have others too.
+
+    With `alone`, the process waits for no other one, as each reads a folder of its own.
+    """
+    options = _alone() if alone else ocp.options.MultiprocessingOptions()
     if replica_axis is None:
-        handler = ocp.PyTreeCheckpointHandler()
+        handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
         restore_args = ocp.checkpoint_utils.construct_restore_args(arrays)
     else:
         of_arrays = type_handlers.SingleReplicaArrayHandler(replica_axis_index=replica_axis)
@@ -67,10 +74,18 @@ def restore(folder, arrays: dict, replica_axis: int | None) -> dict:
             ),
             arrays,
         )
-    with ocp.Checkpointer(handler) as reader:
+    with ocp.Checkpointer(handler, multiprocessing_options=options) as reader:
         return reader.restore(
             folder, args=ocp.args.PyTreeRestore(item=arrays, restore_args=restore_args, partial_restore=True)
         )
+
+
+def _alone() -> ocp.options.MultiprocessingOptions:
+    """Return options by which Orbax waits for no other process."""
+    return ocp.options.MultiprocessingOptions(
+        primary_host=processes.index(), active_processes={processes.index()},
+        barrier_sync_key_prefix=f"process-{processes.index()}",
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

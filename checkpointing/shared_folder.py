@@ -6,33 +6,22 @@ with the digest of every file. Each process writes its shards to a folder of its
 common folder, and process 0 adds the manifest and names the folder last.
 """
 
-import contextlib
 import os
 import pathlib
 import shutil
 from collections.abc import Callable
 
 import jax
-import orbax.checkpoint as ocp
-from tensorstore import TensorStore
 
-from checkpointing import array_files, manifest, orbax_arrays
+from checkpointing import host_parts, manifest, orbax_arrays
 from checkpointing.bucket import copy_name
-from checkpointing.folder import UNFINISHED, CheckpointFolder
-from checkpointing.record import MAX_BYTES as RECORD_BYTES
-from checkpointing.record import Record
+from checkpointing.folder import UNFINISHED
+from checkpointing.folder_store import RECORD, STATE, Files, FolderStore, sync
 from checkpointing.store import CheckpointError
 from cluster import processes
-from cluster.hub import RunError
-from files.json_reader import parse_json
-from settings.stored_config import check_types
-
-STATE, RECORD, ZARRAY = "state", "record.json", ".zarray"
-DAMAGED = ".damaged"
-Files = dict[str, list]  # {file below a checkpoint's folder: [bytes, SHA-256]}
 
 
-class SharedFolder(CheckpointFolder):
+class SharedFolder(FolderStore):
     """A `Store`: the folder `checkpoints` of a workdir.
 
     checkpointing/store.py documents its methods. A docstring here says what is special about this store.
@@ -45,43 +34,12 @@ class SharedFolder(CheckpointFolder):
 
         Args:
           staging: local folder to which checkpoints are saved before they are copied; a bucket needs one.
-
-        Raises CheckpointError if there is a file in place of the folder.
         """
         super().__init__(workdir)
         # The staging folder has a folder for each process of each run.
         own = f"{copy_name(str(self.place.parent))}/process_{processes.index()}"
         self.staging = staging and pathlib.Path(staging).expanduser().absolute() / own
-        self.writer = ""
-        # These belong to the present save.
-        self.writing: ocp.AsyncCheckpointer | None = None
-        self.num_arrays, self.chunks = 0, {}
-        if self.is_local and self.place.exists() and not self.place.is_dir():
-            raise CheckpointError(f"{self.place} is not a folder; move it away, or name another --workdir")
-
-    def existing(self) -> list[str]:
-        folders = [path.name for path in self.place.iterdir() if path.is_dir()] if self.place.exists() else []
-        return sorted(name for name in folders if not name.startswith(".") and not name.endswith(UNFINISHED))
-
-    def others(self) -> dict[str, str]:
-        kinds = {
-            DAMAGED: "set aside as damaged",
-            UNFINISHED: "an unfinished save or deletion; the next start clears it",
-        }
-        return {name: what for name in sorted(self.names()) for kind, what in kinds.items() if kind in name}
-
-    def move_aside(self, step: int) -> str:
-        taken = self.names()
-        names = (f"{step}{DAMAGED}{number}" for number in ("", *range(2, 1000)))
-        name = next(name for name in names if name not in taken)
-        try:
-            (self.place / str(step)).rename(self.place / name)
-        except self.failures as error:
-            return f"it could not be set aside ({error})"
-        return f"set aside as {name}"
-
-    def open(self, writer: str) -> None:
-        self.writer = writer
+        self.num_arrays, self.chunks = 0, {}  # of the present save
 
     def begin(self, step: int, arrays: dict) -> None:
         own, self.num_arrays = self._own(step), len(jax.tree.leaves(arrays))
@@ -102,7 +60,8 @@ class SharedFolder(CheckpointFolder):
         """Return the digests of this process's files."""
         own = self._own(step)
         names = sorted(str(path.relative_to(own)) for path in own.rglob("*") if path.is_file())
-        self.chunks = {name: array_files.chunks(own / name) for name in names if name.endswith(f"/{ZARRAY}")}
+        layouts = [name for name in names if name.endswith(f"/{host_parts.LAYOUT}")]
+        self.chunks = {name: host_parts.chunk_files(own, name) for name in layouts}
         return manifest.digests(own, names)
 
     def join(self, step: int, parts: list[Files]) -> None:
@@ -120,7 +79,7 @@ class SharedFolder(CheckpointFolder):
             raise OSError(f"a copy below {landing} differs from its source")
         if self.is_local:
             for name in files:
-                _sync(landing / name)
+                sync(landing / name)
         shutil.rmtree(own)
 
     def commit(self, step: int, parts: list[Files]) -> None:
@@ -128,18 +87,13 @@ class SharedFolder(CheckpointFolder):
         if processes.index() != 0:
             return
         files, _ = _shared_out(parts)
-        landing, checkpoint = self._landing(step), self.place / str(step)
+        landing = self._landing(step)
         self._check_arrays(files)
         manifest.write(landing, step, files)
         if not self.is_local:
             self._mark(step).unlink()
             return
-        for path in {landing / manifest.NAME, landing} | {(landing / name).parent for name in files}:
-            _sync(path)
-        if checkpoint.exists():  # left by a save that failed after this rename
-            self.move_aside(step)
-        landing.rename(checkpoint)
-        _sync(self.place)
+        self.give_name(landing, step, files)
 
     def _check_arrays(self, files: Files) -> None:
         """Raise OSError if files of arrays are missing because they were deleted while they were written.
@@ -148,10 +102,9 @@ class SharedFolder(CheckpointFolder):
         """
         if len(self.chunks) < self.num_arrays:
             raise OSError(f"{len(self.chunks)} of {self.num_arrays} arrays are left; others were deleted meanwhile")
-        for name, chunks in self.chunks.items():
-            for chunk in chunks:
-                if name.removesuffix(ZARRAY) + chunk not in files:
-                    raise OSError(f"{name.removesuffix(ZARRAY)}{chunk} is missing; it was deleted meanwhile")
+        for names in self.chunks.values():
+            if lost := [name for name in names if name not in files]:
+                raise OSError(f"{lost[0]} is missing; it was deleted meanwhile")
 
     def discard(self, step: int) -> None:
         shutil.rmtree(self._own(step), ignore_errors=True)
@@ -164,55 +117,22 @@ class SharedFolder(CheckpointFolder):
         if processes.index() == 0:
             self.remove_unfinished()
 
-    def record(self, step: int) -> Record:
-        path = self.place / str(step) / RECORD
-        try:
-            content = path.read_bytes()
-        except self.failures as error:
-            raise RunError(f"{path} cannot be read now ({error}); run the command again") from None
-        record = parse_json(content, Record, str(path), max_bytes=RECORD_BYTES)
-        check_types(record.get("config", {}), f"{path}: config")
-        return record
-
     def problems(self, step: int) -> list[str]:
-        """Return a line for each damaged file, of those that this process checks."""
+        """Return a line for each damaged file, of those that this process checks.
+
+        Raises CheckpointError if it is the part of one host.
+        """
+        if self.is_local and (part := host_parts.read(self.place / str(step))):
+            raise CheckpointError(
+                f"{self.place}/{step} is one of the {len(part['holders'])} parts of a checkpoint "
+                f"({part['holders'][part['process']]}); {host_parts.REMEDY}, or add --config.checkpoint.per_host=true "
+                "on all hosts that hold the parts"
+            )
         return manifest.problems(self.place / str(step), part=processes.index(), parts=processes.count())
-
-    def arrays(self, step: int) -> dict[str, Files]:
-        found = {}
-        for file, facts in self._files(step).items():
-            if file.startswith(f"{STATE}/") and file.count("/") > 1:  # Orbax has files of its own beside the arrays
-                found.setdefault(file.split("/")[1], {})[file] = facts
-        return found
-
-    def open_array(self, step: int, name: str) -> TensorStore:
-        """Return an array of a local checkpoint, to be read in parts in a block of `check_complete`."""
-        return array_files.open_array(pathlib.Path(self.place) / str(step) / STATE, name)
 
     def restore(self, step: int, arrays: dict, replica_axis: int | None = None) -> dict:
         with self.check_complete(step):
             return orbax_arrays.restore(self.place / str(step) / STATE, arrays, replica_axis)
-
-    @contextlib.contextmanager
-    def check_complete(self, step: int):
-        """Raise RunError if files of a checkpoint disappear while the block reads it; its run may delete it.
-
-        This replaces any exception of the block.
-        """
-        folder, names = self.place / str(step), sorted(self._files(step))
-        try:
-            yield
-        finally:
-            if gone := manifest.missing(folder, names[processes.index() :: processes.count()]):
-                raise RunError(f"{folder} was deleted while it was read ({gone[0]} is missing); run the command again")
-
-    def _files(self, step: int) -> Files:
-        """Return the files of the manifest; RunError if it cannot be read."""
-        folder = self.place / str(step)
-        try:
-            return manifest.read(folder)["files"]
-        except self.failures as error:
-            raise RunError(f"{folder}/{manifest.NAME} cannot be read now ({error}); run the command again") from None
 
     def _own(self, step: int) -> pathlib.Path:
         """Return the folder that this process writes its part to."""
@@ -249,12 +169,3 @@ def _shared_out(parts: list[Files]) -> tuple[Files, Files]:
     owners = {name: number for number, part in reversed([*enumerate(parts)]) for name in part}
     files = {name: parts[number][name] for name, number in sorted(owners.items())}
     return files, {name: facts for name, facts in files.items() if owners[name] == processes.index()}
-
-
-def _sync(path) -> None:
-    """Flush a file, or the entries of a folder, to disk with fsync."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -22,6 +22,7 @@ If a phase fails in one process, `discard` runs in all processes, and the save i
 
 from typing import Any, Protocol
 
+from checkpointing.host_parts import Part
 from checkpointing.record import Record
 
 
@@ -74,6 +75,12 @@ class Store(Protocol):
         """Return a line for each damaged file. Every process calls this; processes may share the work.
 
         Raises OSError if a file exists and cannot be read now, which does not count as damage.
+        """
+
+    def part(self, step: int) -> Part | None:
+        """Return which part of a checkpoint this process has; None if it has all of it.
+
+        Every process calls this, if the store is not shared, for a checkpoint without `problems`.
         """
 
     def record(self, step: int) -> Record:

@@ -24,22 +24,26 @@ MOST_NAMED = 8  # changed keys that an error names
 
 
 @contextlib.contextmanager
-def exclusive(workdir: pathlib.Path, *, is_copy: bool = False):
+def exclusive(workdir: pathlib.Path, *, is_copy: bool = False, per_host: bool = False):
     """Create the folder and lock it for this run during the block; process 0 locks it for all.
 
     With `is_copy`, each host has a folder of its own: the local copy of a bucket, or that of a run without shared
-    storage. Raises CheckpointError if the folder cannot be created or written, if another run holds it (the message
-    names that run), or if not all processes see the same folder.
+    storage. With `per_host`, each process has one, and locks it. Raises CheckpointError if the folder cannot be created
+    or written, if another run holds it (the message names that run), or if the processes share it and should not, or
+    the reverse.
     """
+    is_holder = processes.index() == 0 or per_host
     try:
         processes.log_file(workdir).parent.mkdir(parents=True, exist_ok=True)
-        lock = (workdir / "lock").open("a+") if processes.index() == 0 else contextlib.nullcontext()
+        if per_host:
+            _check_own_folder(workdir)
+        lock = (workdir / "lock").open("a+") if is_holder else contextlib.nullcontext()
     except OSError as error:
         raise CheckpointError(f"--workdir={workdir}: {error.strerror}; name a folder that can be written") from None
     with lock:
-        if processes.index() == 0:
+        if is_holder:
             _hold(lock, workdir)
-        if not is_copy:
+        if not (is_copy or per_host):
             _check_same_folder(workdir)
         yield
 
@@ -78,8 +82,30 @@ def _check_same_folder(workdir: pathlib.Path) -> None:
     if not all(found):
         raise CheckpointError(
             f"--workdir={workdir} is another folder on {processes.name(found.index(False))} than on "
-            f"{processes.name(0)}; name one that all hosts share"
+            f"{processes.name(0)}; name one that all hosts share, or add --config.checkpoint.per_host=true, by which "
+            "each host keeps its part of the checkpoints"
         )
+
+
+def _check_own_folder(workdir: pathlib.Path) -> None:
+    """Raise CheckpointError if a process finds the file that another one has created."""
+    token = processes.shared("mark", lambda: secrets.token_hex(4))
+    mark = workdir / f"mark-{token}-{processes.index()}"
+    mark.touch()
+    processes.gather("marked", True)
+    others = [name for name in workdir.glob(f"mark-{token}-*") if name != mark]
+    shared = any(processes.gather("found another's mark", bool(others)))
+    mark.unlink()
+    if shared:
+        raise CheckpointError(
+            f"checkpoint.per_host=true, but several processes share --workdir={workdir}; leave it out, or give each "
+            "process a folder of its own"
+        )
+
+
+def keeps_files(config) -> bool:
+    """Return whether this process writes the files of its workdir: process 0, or every one with its own folder."""
+    return processes.index() == 0 or config.checkpoint.per_host
 
 
 def check_resumable(

@@ -360,6 +360,11 @@ checkpoint.restore = Key(
     "read", "read: every replica reads the checkpoint; broadcast: one replica reads it and sends it to the others",
     choices=("read", "broadcast"), scope=MACHINE,
 )  # fmt: skip
+checkpoint.per_host = Key(
+    False,
+    "whether each host keeps its part of a checkpoint on its own disk, as the hosts share no folder",
+    scope=MACHINE,
+)
 
 evaluation = Section(KEYS, "evaluation", RESUME | READ | UNCOMPILED)
 evaluation.batches = Key(8, "batches of the fixed held-out subset that is evaluated during the run", above=0)

@@ -194,13 +194,27 @@ def join(command: Command, *, shares_folder: bool = True) -> None:
     """
     if command.group is not None:
         startup.drop_native_stdout()
-        folder = command.workdir if shares_folder and command.bucket is None else None
+        per_host = command.config.checkpoint.per_host
+        folder = command.workdir if shares_folder and command.bucket is None and not per_host else None
         processes.start(command.group, FLAGS.join_seconds, end_with_the_others, folder)
+        if all(processes.gather("per host", per_host)):
+            _check_hosts_have_run(command.workdir)
         values = flat(command.config)
         shared = values.keys() - base.keys_of(PER_HOST)
         processes.check_same({key: values[key] for key in shared}, "their configuration")
         identity.check_same()
     startup.check_platform(command.accelerator)
+
+
+def _check_hosts_have_run(workdir: pathlib.Path) -> None:
+    """Raise ConfigError if some processes have checkpoints in their own folder and others have none."""
+    steps = processes.gather("trained to", stored_config.trained_to(workdir))
+    absent = [processes.name(number) for number, step in enumerate(steps) if step is None]
+    if absent and len(absent) < len(steps):
+        raise ConfigError(
+            f"--workdir={workdir}: {', '.join(absent)} without the parts of the checkpoints that others have; start on "
+            "the hosts that saved them, or use another --workdir"
+        )
 
 
 def parse_configuration(description: str, *, use: Callable[[flags.FlagValues], str]) -> Loaded:

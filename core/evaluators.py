@@ -16,6 +16,7 @@ import numpy as np
 from checkpointing import frozen_models
 from checkpointing.checkpoints import Checkpoints
 from checkpointing.source_run import newest_checkpoint, restore_eval_params
+from checkpointing.store import Store
 from cluster import processes
 from configs.errors import ConfigError
 from core.assembly import Run, assemble
@@ -245,13 +246,14 @@ def _modules() -> list:
     return [importlib.import_module(f"core.evaluations.{path.stem}") for path in sorted(folder.glob("*.py"))]
 
 
-def evaluate_newest(config, workdir: pathlib.Path, address, corpus: Corpus) -> None:
+def evaluate_newest(config, workdir: pathlib.Path, address, corpus: Corpus, store: Store | None = None) -> None:
     """Print the loss of the newest checkpoint on all held-out documents of a corpus, and the results of votes.
 
-    Votes are saved in `workdir`. `address` is that of the checkpoints, which may be in a bucket.
+    Votes are saved in `workdir`. `address` is that of the checkpoints, which may be in a bucket; another `store` has
+    them, if it is given.
     """
     run, lines = assemble(config), []
-    with Checkpoints(address) as checkpoints, mesh_context(run.mesh):
+    with Checkpoints(address, store=store) as checkpoints, mesh_context(run.mesh):
         step = newest_checkpoint(checkpoints, config)
         params = restore_eval_params(checkpoints, step, run.abstract_params)
         frozen, _ = frozen_models.weights(run, checkpoints.record(step))

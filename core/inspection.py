@@ -7,9 +7,10 @@ import pathlib
 import numpy as np
 
 from checkpointing.checkpoints import Checkpoints
+from checkpointing.folder_store import DAMAGED
 from checkpointing.retention import Retention
-from checkpointing.shared_folder import DAMAGED
 from checkpointing.source_run import check_model, restore_eval_params
+from checkpointing.store import Store
 from core import assembly
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
@@ -19,10 +20,10 @@ from reporting.metrics import read_lines
 from settings import preference
 
 
-def checkpoints_table(address, retention: Retention) -> tuple[list[str], bool]:
+def checkpoints_table(address, retention: Retention, store: Store | None = None) -> tuple[list[str], bool]:
     """Return a line for each checkpoint, with its verdict and the reason to keep it, and whether all are valid."""
-    with Checkpoints(address) as checkpoints:
-        problems = {step: checkpoints.problems(step) for step in checkpoints.steps()}
+    with Checkpoints(address, store=store) as checkpoints:
+        problems = {step: checkpoints.problems(step) or checkpoints.part_problems(step) for step in checkpoints.steps()}
         good = [step for step, found in problems.items() if not found]
         records = {step: checkpoints.record(step) for step in good}
         others = checkpoints.store.others()

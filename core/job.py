@@ -230,7 +230,7 @@ class Job:
 
     def rewrite_missing_files(self) -> None:
         """Rewrite the files that a checkpoint needs, if the folder was emptied during the run."""
-        if processes.index() == 0:
+        if workdirs.keeps_files(self.config):
             self.write_ledger(may_wait=True)
             if not (self.workdir / "config.json").exists():
                 with contextlib.suppress(OSError):  # if the disk is full, the save reports it
@@ -239,7 +239,7 @@ class Job:
 
     def record_stage(self, stage: Stage) -> None:
         """Record in the ledger how the steps from here on map to examples."""
-        if self.corpus and processes.index() == 0:
+        if self.corpus and workdirs.keeps_files(self.config):
             train = self.config.train
             section = ledger.new_section(
                 self.corpus, step=stage.step, examples=stage.examples, global_batch=stage.rows,

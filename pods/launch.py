@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from pods import hosts, life, recipes, records, studies, watch
+from pods.calls import note
 from pods.errors import PodError
 from pods.settings import Settings
 from pods.switches import EVOLUTION
@@ -117,9 +118,16 @@ def _train(
     settings: Settings, transport: Transport, subcommand: str, keys: dict, rest: list[str],
     program: Callable[[Settings, list[str], str], list[str]] = training_program, **kept,
 ) -> int:  # fmt: skip
-    """Launch a program that trains; the last --workdir of the arguments is the folder of the run."""
-    arguments = recipes.arguments(settings, keys, rest, settings.run_folder(transport.num_workers))
-    workdir = [word.partition("=")[2] for word in arguments if word.startswith("--workdir=")][-1]
+    """Launch a program that trains; the last --workdir of `rest` is the folder of the run."""
+    num_workers, typed = transport.num_workers, [word for word in rest if word.startswith("--workdir=")]
+    workdir = typed[-1].partition("=")[2] if typed else settings.run_folder()
+    if of_each_host := recipes.storage_keys(workdir, num_workers):
+        if program is searching_program:
+            settings.shared_folder(num_workers)
+        place = workdir if workdir.startswith("~") else f"{settings.repo_dir}/{workdir}"
+        note(settings, f"each host keeps its part of the checkpoints in {place}; they are lost with the pod unless "
+             "BUCKET is set")  # fmt: skip
+    arguments = recipes.arguments(settings, keys | of_each_host, rest, workdir)
     words = [hosts.python(settings), *program(settings, arguments, workdir)]
     return start(settings, transport, _record(settings, subcommand, words, workdir=workdir, **kept))
 

@@ -14,13 +14,12 @@ import shlex
 import tempfile
 
 from pods import deploy, hosts, records
-from pods.calls import call, note
+from pods.calls import note
 from pods.connection import connect
 from pods.errors import PodError, usage_error
 from pods.settings import Settings, worker_numbers
 from pods.transports import Transport, expect_success
 
-BACKUP = "/tmp/backup_models"
 # Variables of this machine that are copied to the hosts.
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "TORUS_ALERTS_URL", "TORUS_RUN_SECRET")
 REMOTE = re.compile(r"([a-z][-a-z0-9]*):(?:/(?=/))?(.*)", re.DOTALL)  # NAME:/path, NAME:~/path and NAME://path
@@ -140,7 +139,7 @@ def copy(settings: Settings, transport: Transport, rest: list[str]) -> int:
         transport.copy(remote, rest[1], worker=worker)
     else:  # scp copies from one worker at a time
         for number in worker_numbers(worker, transport.num_workers):
-            transport.copy(remote, f"{_folder(settings, f'{rest[1]}/worker-{number}')}/", worker=str(number))
+            transport.copy(remote, f"{local_folder(settings, f'{rest[1]}/worker-{number}')}/", worker=str(number))
     return 0
 
 
@@ -150,36 +149,16 @@ def ssh(settings: Settings, transport: Transport, rest: list[str]) -> int:
         raise usage_error("ssh takes a command: pod.py ssh [--worker=0] -- COMMAND")
     worker = settings.worker or "all"
     command = rest[0] if len(rest) == 1 else shlex.join(rest)  # a single word is the text for the remote shell
-    results = transport.run(command, worker=worker, output_directory=_folder(settings, settings.output_directory))
+    results = transport.run(command, worker=worker, output_directory=local_folder(settings, settings.output_directory))
     if status := next((result.status for result in results if result.status), 0):
         raise PodError(f"ssh to {settings.name}, worker {worker}: exit status {status}", exit_status=status)
-    return 0
-
-
-def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Copy the run, with its checkpoints, to a folder of this machine, by default /tmp/backup_models."""
-    if len(rest) > 1:
-        raise usage_error(f"backup takes one folder of this machine, by default {BACKUP}")
-    target = pathlib.Path(rest[0] if rest else BACKUP)
-    folder = settings.run_folder(num_workers=1)  # if each host has its own folder, that of the coordinator
-    if (bucket := folder.startswith("gs://")) or settings.transport == "local":
-        words = ["gcloud", "storage", "rsync", "-r", folder] if bucket else ["cp", "-r", f"{folder}/."]
-        expect_success([call(settings, [*words, _folder(settings, str(target))], show=True)], f"back {folder} up")
-    else:
-        path = folder if folder.startswith("/") else f"{settings.repo_dir}/{folder}"
-        inside = "/*" if target.is_dir() else ""  # scp would put the folder into an existing one
-        _folder(settings, str(target.parent))
-        transport.copy(f"{settings.name}:{path}{inside}", str(target), worker=str(settings.coordinator_worker))
-    if not settings.dry_run:
-        files = [file for file in target.rglob("*") if file.is_file()]
-        print(f"{folder} is in {target}: {len(files)} files, {sum(f.stat().st_size for f in files) / 1e6:.1f} MB")
     return 0
 
 
 def tail(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Follow the newest log of one worker; for several workers, print the end of each."""
     worker = settings.worker or str(settings.coordinator_worker)
-    folder = _folder(settings, settings.output_directory)
+    folder = local_folder(settings, settings.output_directory)
     command = hosts.tail(settings, follow=worker.isdigit() and not folder)
     expect_success(transport.run(command, worker=worker, output_directory=folder), "show its log")
     if folder:
@@ -198,7 +177,7 @@ def _summary(settings: Settings, pod: dict) -> str:
     return "\n".join(lines)
 
 
-def _folder(settings: Settings, path: str) -> str:
+def local_folder(settings: Settings, path: str) -> str:
     """Return the path of a local folder; create it unless this is a dry run or the path is ""."""
     if path and not settings.dry_run:
         pathlib.Path(path).mkdir(parents=True, exist_ok=True)

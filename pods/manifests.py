@@ -28,7 +28,7 @@ def manifest(settings: Settings, transport: None, rest: list[str]) -> int:
         known = ", ".join(topologies.SLICES)
         raise usage_error(f"ACCEL={settings.accel}: the number of its hosts is not known; use one of {known}")
     num_hosts = topology.hosts if settings.gke else 1  # Slurm hosts share their folders
-    words = recipes.arguments(settings, recipes.chosen_data_keys(settings), rest, settings.run_folder(num_hosts))
+    words = recipes.arguments(settings, recipes.chosen_data_keys(settings), rest, settings.shared_folder(num_hosts))
     print(jobset(settings, topology, words) if settings.gke else sbatch(settings, topology, words), end="")
     return 0
 

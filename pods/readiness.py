@@ -21,7 +21,7 @@ from pods import deploy, hosts, recipes, records, watch
 from pods.answers import Checked
 from pods.errors import PodError
 from pods.gcloud import storage
-from pods.settings import Settings
+from pods.settings import Settings, is_per_host
 from pods.switches import Resolved
 from pods.transports import Result, Transport
 from reporting.display import aligned
@@ -81,8 +81,9 @@ def validate(settings: Settings, transport: Transport, rest: list[str]) -> int:
         pod = transport.found()
         if settings.transport != "local":
             deploy.check_devices_free(settings, transport)
-    workdir = settings.run_folder(transport.num_workers)
+    workdir = settings.run_folder()
     scratch = f"{workdir.rstrip('/')}-readiness-{secrets.token_hex(3)}"  # only for this call
+    keys |= recipes.storage_keys(workdir, transport.num_workers)
     words = [hosts.python(settings), "scripts/check_host.py", *recipes.arguments(settings, keys, (), scratch)]
     command = hosts.in_environment(settings, shlex.join(words))
     if settings.dry_run:
@@ -188,6 +189,9 @@ def checkpoint(found: Found) -> tuple[list[str], str]:
 
 def storage_place(found: Found) -> tuple[list[str], str]:
     """Check that the bucket exists in the pod's region and is writable, or that the shared folder is writable."""
+    if is_per_host(found.workdir, len(found.checks)):
+        evidence = f"each host keeps its part in {found.workdir}; lost with the pod unless BUCKET is set"
+        return [] if found.first else [UNREACHED], evidence
     if not found.workdir.startswith("gs://"):
         return [] if found.first else [UNREACHED], f"{found.workdir} written and read by every host"
     settings, bucket = found.settings, "gs://" + found.workdir.removeprefix("gs://").partition("/")[0]

@@ -10,7 +10,7 @@ from configs.errors import ConfigError
 from pods import switches
 from pods.calls import note
 from pods.errors import PodError, usage_error
-from pods.settings import Settings
+from pods.settings import Settings, is_per_host
 from pods.transports import Transport
 from settings import loading, simulation, validation
 
@@ -124,6 +124,11 @@ def length_keys(recipe: str, length: int | None) -> dict[str, int]:
     except ConfigError as error:
         raise usage_error(str(error)) from None
     return {"train.sequence_length": length} | ({"model.max_length": length} if length > longest else {})
+
+
+def storage_keys(workdir: str, num_workers: int) -> dict[str, object]:
+    """Return the key for a run whose folder is another one on each host."""
+    return {"checkpoint.per_host": True} if is_per_host(workdir, num_workers) else {}
 
 
 def data_keys(settings: Settings) -> dict[str, object]:

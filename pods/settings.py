@@ -106,9 +106,11 @@ class Settings:
     split2: str = variable("train", "split of DATASET2", "training")
     mix_p2: float = variable(0.1, "fraction of the tokens that come from DATASET2", "training")
     spm_model: str = variable("", "SentencePiece model on the hosts, or gs://", "training")
-    workdir: str = variable("", "folder of the run, shared by all hosts, as gs://...", "training")
+    workdir: str = variable("", "folder of the run, as gs://...; one of each host is lost with the pod", "training")
     ckpt_out: str = variable("", "earlier name of WORKDIR, which wins", "training")
-    bucket: str = variable("", "bucket for runs: gs://BUCKET/runs/NAME/RECIPE", "training")
+    bucket: str = variable(
+        "", "bucket for runs: gs://BUCKET/runs/NAME/RECIPE; without one they are on the hosts", "training"
+    )
 
     preset: str = variable("", "production, development or research: MODEL_SIZE and the switches below", "switches")
     enable_optimizations: bool = variable(True, "false: all switches below are off", "switches")
@@ -169,25 +171,30 @@ class Settings:
         """The local folder of this pod."""
         return pathlib.Path(self.pod_root).expanduser() / self.name
 
-    def run_folder(self, num_workers: int, name: str = "") -> str:
+    def run_folder(self, name: str = "") -> str:
         """Return the folder of the run, the same path on all hosts; its `name` is that of the recipe by default.
 
-        A relative folder is in the bucket (`shared` of a local pod); a single host without a bucket has it in the
-        code's folder. PodError (status 2) if several hosts would each write their own.
+        A relative folder is in the bucket (`shared` of a local pod); without a bucket it is in the code's folder of
+        each host. A folder below ~/ is in each host's home folder.
         """
         wanted, name = self.workdir or self.ckpt_out, name or self.recipe_name
-        if "://" in wanted or wanted.startswith("/"):
+        if "://" in wanted or wanted.startswith(("/", "~/")):
             return wanted
         if self.transport == "local":
             return str(self.pod_folder.absolute() / "shared" / (wanted or name))
         if self.bucket:
             return f"gs://{self.bucket.removeprefix('gs://').rstrip('/')}/runs/{self.name}/{wanted or name}"
-        if num_workers > 1:
+        return wanted or f"runs/{name}"
+
+    def shared_folder(self, num_workers: int, name: str = "") -> str:
+        """Return `run_folder`; PodError (status 2) if each of several hosts would have its own."""
+        folder = self.run_folder(name)
+        if is_per_host(folder, num_workers):
             raise usage_error(
-                f"{self.name} has {num_workers} hosts, and each would write its own {wanted or 'run folder'}; "
+                f"{self.name} has {num_workers} hosts, and each would write its own {self.workdir or 'run folder'}; "
                 "set BUCKET=my-bucket, or a folder for all hosts, WORKDIR=gs://my-bucket/runs/mine"
             )
-        return wanted or f"runs/{name}"
+        return folder
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(Settings) if field.metadata}
@@ -199,6 +206,11 @@ GROUPS = {
     "switches": "optimizations",
     "call": "a single call",
 }
+
+
+def is_per_host(folder: str, num_workers: int) -> bool:
+    """Return whether a run's folder is another one on each host: below the code's folder or the home folder."""
+    return num_workers > 1 and "://" not in folder and not folder.startswith("/")
 
 
 def with_experts(size: str) -> str:

@@ -30,7 +30,7 @@ def with_root(settings: Settings, num_workers: int, words: list[str]) -> tuple[l
     name = "-".join(filter(None, [pathlib.PurePath(named[0]).stem, typed.get("base")]))
     if "root" in typed:
         settings = dataclasses.replace(settings, workdir=typed["root"])
-    root, topology = settings.run_folder(num_workers, name), recipes.preset(settings)
+    root, topology = settings.shared_folder(num_workers, name), recipes.preset(settings)
     preset = [f"--topology={topology.name}"] if topology and "topology" not in typed else []
     shared = [] if "://" in root else ["--allow_local"]  # the hosts of this pod share it
     return [*words, *preset, *shared, f"--root={root}"], root

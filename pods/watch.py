@@ -169,7 +169,7 @@ def metrics(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Print the progress, speed and cost of the run."""
     if settings.dry_run:
         workdir = records.read(settings)["workdir"] if records.launched(settings) else ""
-        workdir = workdir or settings.run_folder(transport.num_workers)
+        workdir = workdir or settings.run_folder()
         for name in ("metrics.jsonl", "config.json"):
             transport.run(hosts.read_command(settings, workdir, name), worker=str(settings.coordinator_worker))
         return 0

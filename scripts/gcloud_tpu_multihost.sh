@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # The earlier name of pod.py: passes all arguments to pod.py, with that script's defaults for variables that are not set.
-# Set BUCKET, because several hosts need one folder for their run; it is then gs://BUCKET/runs/NAME/CKPT_OUT.
+# The run is in the folder CKPT_OUT of REPO_DIR on each host; with BUCKET, it is in gs://BUCKET/runs/NAME/CKPT_OUT.
 set -eu
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 

@@ -135,6 +135,8 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("plasticity.measure", ANY, "lora.rank", NONE, "adapters have no hidden units"),
     ("plasticity.measure", ANY, "evaluation.chunk_tokens", NONE, "it measures whole sequences"),
     ("plasticity.measure", ANY, "train.objective", OF_ONE_MODEL, "others run several models"),
+    ("checkpoint.per_host", ANY, "checkpoint.staging", NONE, "each host writes to its own disk anyway"),
+    ("checkpoint.per_host", ANY, "checkpoint.restore", ("read",), "each host reads its own part"),
     ("batch.fit", ("auto",), "train.gradient_accumulation", NONE, "both say how many microbatches"),
     ("batch.ramp", ("none",), "batch.first", NONE, "which steps and noise_scale read"),
     ("batch.ramp", GROWS, "evaluation.every_epochs", NONE, "no number of steps; use --config.train.eval_every"),

@@ -100,12 +100,14 @@ def test_help_lists_every_subcommand_and_every_variable_with_its_origin(gcloud, 
 
 @pytest.mark.parametrize("alias", ["launch_pretrain_hf_optimized", "launch_pretrain_optimized"])
 def test_the_earlier_aliases_launch_the_optimized_run(gcloud, alias):
-    common = {"entry": OPTIMIZED, "BUCKET": "b", "MODEL_SIZE": "tiny"}
+    common = {"entry": OPTIMIZED}
     done = gcloud.run(alias, "--dry-run", **common)
     assert done.status == 0 and "logs/train_optimized_worker_" in done.stdout, done.stderr
     assert done.stdout == gcloud.run("launch_optimized", "--dry-run", **common).stdout
 
 
+GUIDE = {"NAME": "aura-v4-32", "VERSION": "tpu-ubuntu2204-base"}  # all that its lines set beside PROJECT and ZONE
+ORIGIN = {"REPO_URL": "https://example.com/x"}  # in place of the origin that the clone of a user has
 MIGRATION = [  # FEATURES.md A6, A28 and A30, as they are typed
     (OPTIMIZED, "create setup validate launch_optimized status metrics"),
     (BASE, "create describe setup stop launch_pretrain_hf"),
@@ -130,11 +132,27 @@ def test_every_line_of_the_migration_modes_can_be_typed(gcloud, entry, subcomman
     record.parent.mkdir(parents=True)
     record.write_text(json.dumps(LAUNCHED))
     for name in subcommands.split():
-        done = gcloud.run(
-            name, "--dry-run", entry=entry, BUCKET="b", MODEL_SIZE="tiny", REPO_URL="https://example.com/x"
-        )
+        done = gcloud.run(name, "--dry-run", entry=entry, **GUIDE, **ORIGIN)
         assert done.calls == [] and "Traceback" not in done.stderr, (name, done.stderr)
         assert done.status == 0, (name, done.stderr)
+
+
+@pytest.mark.parametrize("name", ["launch", "launch_optimized", "launch_pretrain_hf", "validate"])
+def test_without_a_bucket_the_run_is_in_the_folder_of_the_guide_on_each_host(gcloud, name):
+    done = gcloud.run(name, "--dry-run", entry=OPTIMIZED, **GUIDE)
+    assert done.status == 0, done.stderr
+    folder = "models-readiness-[0-9a-f]{6}" if name == "validate" else "models"
+    assert re.search(rf" --workdir={folder} .*--config\.checkpoint\.per_host=True ", done.stdout)
+    lost = "in ~/aura_tpu/models; they are lost with the pod unless BUCKET is set"
+    assert (lost in done.stdout + done.stderr) == (name != "validate")
+    for shared in ({"BUCKET": "b"}, {"WORKDIR": "/mnt/all/x"}, {"ACCEL": "v4-8"}):
+        done = gcloud.run(name, "--dry-run", entry=OPTIMIZED, **GUIDE | shared)
+        assert (done.status, "per_host" in done.stdout, lost in done.stderr) == (0, False, False), done.stderr
+
+
+def test_a_search_needs_a_folder_that_all_hosts_share(gcloud):
+    done = gcloud.run("launch_optimized", "--dry-run", entry=OPTIMIZED, **GUIDE, ENABLE_EVOLUTION="true")
+    assert done.status == 2 and "aura-v4-32 has 4 hosts, and each would write its own" in done.last_line
 
 
 def test_a_dry_run_of_metrics_knows_the_folder_of_the_run(gcloud):

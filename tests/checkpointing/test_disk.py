@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from checkpointing import checkpoints as checkpoints_module
-from checkpointing import shared_folder
+from checkpointing import folder_store, shared_folder
 from checkpointing.checkpoints import CheckpointError, Checkpoints, Damaged, SaveFailed
 from checkpointing.retention import Retention
 from tests import groups, warm
@@ -152,14 +152,14 @@ def test_a_file_in_place_of_the_folder_fails_saves_and_is_an_error_to_start_with
 
 def test_what_was_saved_before_a_late_failure_does_not_hinder_the_same_step(opened, monkeypatch):
     checkpoints, _ = opened
-    folder, sync = checkpoints.store.place, shared_folder._sync
+    folder, sync = checkpoints.store.place, folder_store.sync
 
     def fails_at_the_end(path):
         if path == folder:
             raise OSError("gone for a moment")
         sync(path)
 
-    monkeypatch.setattr(shared_folder, "_sync", fails_at_the_end)
+    monkeypatch.setattr(folder_store, "sync", fails_at_the_end)
     assert save(checkpoints, 2) == "gone for a moment"
     monkeypatch.undo()
     assert save(checkpoints, 2) is None

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What gcloud is asked, word for word, for pods of 1, 4 and 8 hosts; and what becomes of its failures."""
 
+import functools
 import json
 import pathlib
 import re
@@ -47,7 +48,18 @@ def shared(*words: str, **environment: str) -> settings.Settings:
     return settings.read(list(words), {"NAME": NAME, "REPO_DIR": CODE, **environment})[0]
 
 
-def lifecycle(accel: str) -> dict[str, tuple[list[str], list[list[str]]]]:
+def backup_of(num_hosts: int, target: str) -> list[list[str]]:
+    """Return the calls that copy the models of a pod without a bucket; those of several hosts are joined here."""
+    models, describe = f"{NAME}:{CODE}/models", vm("describe", NAME, *SCOPE, "--format=json")
+    if num_hosts == 1:
+        return [describe, vm("scp", models, target, *SCOPE, "--worker=0", "--recurse")]
+    return [describe] + [
+        vm("scp", models, f"{target}/PARTS/worker-{number}", *SCOPE, f"--worker={number}", "--recurse")
+        for number in range(num_hosts)
+    ]
+
+
+def lifecycle(accel: str, num_hosts: int) -> dict[str, tuple[list[str], list[list[str]]]]:
     """Return {what: (words typed, calls expected)} of all that does not look at the number of hosts."""
     describe = vm("describe", NAME, *SCOPE, "--format=json")
     software = "tpu-ubuntu2204-base"
@@ -82,7 +94,7 @@ def lifecycle(accel: str) -> dict[str, tuple[list[str], list[list[str]]]]:
             vm("scp", "pod.py", f"{NAME}:/remote/path/", *SCOPE, "--worker=0")]),
         "copy down": (["copy", f"{NAME}:{CODE}/models", "OUT/models", "--worker=0"], [
             vm("scp", models, "OUT/models", *SCOPE, "--worker=0", "--recurse")]),
-        "backup": (["backup", "OUT/backup"], [vm("scp", models, "OUT/backup", *SCOPE, "--worker=0", "--recurse")]),
+        "backup": (["backup", "OUT/backup"], backup_of(num_hosts, "OUT/backup")),
         "backup bucket": (["backup", "OUT/bucket", "--bucket=b"], [
             ["storage", "rsync", "-r", f"gs://b/runs/{NAME}/models", "OUT/bucket"]]),
         "tail": (["tail"], [ssh("0", hosts.tail(shared(), follow=True))]),
@@ -98,13 +110,14 @@ def expected(words, folder) -> list[str]:
 
 
 def without_secrets(argvs) -> list[list[str]]:
-    """The calls with the file of a new secret, whose folder has a name of its own, replaced."""
-    return [[re.sub(r"=/tmp\S*/torus-run-secret$", "=SECRET", word) for word in argv] for argv in argvs]
+    """The calls with the names of temporary files and folders replaced."""
+    names = ((r"=/tmp\S*/torus-run-secret$", "=SECRET"), (r"/\.parts(-\w+)?/", "/PARTS/"))
+    return [[functools.reduce(lambda w, name: re.sub(*name, w), names, word) for word in argv] for argv in argvs]
 
 
 def run_all(gcloud: Recorder, entry: str, num_hosts: int, names=None) -> None:
     accel = ACCEL[num_hosts]
-    for what, (words, calls) in lifecycle(accel).items():
+    for what, (words, calls) in lifecycle(accel, num_hosts).items():
         if names is None or what in names:
             done = gcloud.run(
                 *expected(words, gcloud.folder), entry=entry, FAKE_HOSTS=str(num_hosts),
@@ -128,8 +141,7 @@ def test_both_script_names_ask_the_same(gcloud, entry):
 @pytest.mark.parametrize("entry", [BASE, OPTIMIZED])
 def test_the_scripts_have_the_defaults_of_the_earlier_system(gcloud, entry):
     done = gcloud.run("backup", str(gcloud.folder / "backup_models"), entry=entry)
-    models = f"{NAME}:{CODE}/models"
-    assert done.argvs == [vm("scp", models, f"{gcloud.folder}/backup_models", *SCOPE, "--worker=0", "--recurse")]
+    assert without_secrets(done.argvs) == backup_of(4, f"{gcloud.folder}/backup_models")
     values = gcloud.run("help", entry=entry).stdout
     for line in ("SEQ_LEN 256", "STEPS 1200", "LR 0.0008", "BATCH_SIZE 128", "MODEL_SIZE medium", "DTYPE bf16"):
         name, value = line.split()
@@ -252,9 +264,9 @@ def test_trainings_are_launched_by_one_call_for_all_workers(gcloud, name, log, n
     assert printed[-1] == ["gcloud", *ssh("all", hosts.launch(given, words, log=log))]
 
 
-@pytest.mark.parametrize("what", lifecycle("v4-32"))
+@pytest.mark.parametrize("what", lifecycle("v4-32", 4))
 def test_a_dry_run_makes_no_call_and_prints_what_would_be_called(gcloud, what):
-    words, calls = lifecycle("v4-32")[what]
+    words, calls = lifecycle("v4-32", 4)[what]
     common = {"NAME": NAME, "REPO_DIR": CODE, "CKPT_OUT": "models", "PATH": "/nowhere"}
     done = gcloud.run(*words[:1], "--dry-run", *words[1:], **common)
     assert (done.status, done.calls) == (0, []), done.stderr

@@ -97,14 +97,19 @@ def test_a_home_folder_that_the_shell_expanded_is_the_hosts(monkeypatch):
     assert read(REPO_DIR="/home/me/aura_tpu").repo_dir == "~/aura_tpu"
 
 
-def test_the_run_has_one_folder_for_all_hosts():
-    assert read().run_folder(1) == "runs/medium"
-    assert read(BUCKET="gs://b/", NAME="n").run_folder(4) == "gs://b/runs/n/medium"
-    assert read(BUCKET="b", CKPT_OUT="models").run_folder(4) == "gs://b/runs/torus/models"
-    assert read(WORKDIR="gs://c/x", CKPT_OUT="models", BUCKET="b").run_folder(4) == "gs://c/x"
-    assert read("--transport=local --pod_root=/p").run_folder(4) == "/p/torus/shared/medium"
+def test_the_run_has_one_folder_for_all_hosts_or_one_of_each():
+    assert read().run_folder() == "runs/medium"
+    assert read(BUCKET="gs://b/", NAME="n").run_folder() == "gs://b/runs/n/medium"
+    assert read(BUCKET="b", CKPT_OUT="models").run_folder() == "gs://b/runs/torus/models"
+    assert read(WORKDIR="gs://c/x", CKPT_OUT="models", BUCKET="b").run_folder() == "gs://c/x"
+    assert read("--transport=local --pod_root=/p").run_folder() == "/p/torus/shared/medium"
+    assert read(BUCKET="b").shared_folder(4) == "gs://b/runs/torus/medium"
+    assert read("--transport=local", WORKDIR="~/x").run_folder() == "~/x"
+    per_host = {"models": True, "~/x": True, "/mnt/x": False, "gs://c/x": False}
+    assert {folder: settings.is_per_host(folder, 4) for folder in per_host} == per_host
+    assert not settings.is_per_host("models", 1)
     with pytest.raises(PodError, match="BUCKET=my-bucket") as error:
-        read(CKPT_OUT="models").run_folder(4)
+        read(CKPT_OUT="models").shared_folder(4)
     assert error.value.exit_status == 2
 
 

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The subcommand `backup`: copies a run, with its checkpoints, to a folder of this machine."""
+
+import pathlib
+import tempfile
+
+from checkpointing import host_parts
+from pods.calls import call
+from pods.errors import PodError, usage_error
+from pods.life import local_folder
+from pods.settings import Settings
+from pods.transports import Transport, expect_success
+
+BACKUP = "/tmp/backup_models"
+
+
+def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
+    """Copy the run to a folder, by default /tmp/backup_models; parts of its checkpoints on several hosts are joined."""
+    if len(rest) > 1:
+        raise usage_error(f"backup takes one folder of this machine, by default {BACKUP}")
+    target = pathlib.Path(rest[0] if rest else BACKUP)
+    folder = settings.run_folder()
+    if "://" in folder or (folder.startswith("/") and settings.transport == "local"):
+        words = ["gcloud", "storage", "rsync", "-r", folder] if "://" in folder else ["cp", "-r", f"{folder}/."]
+        expect_success([call(settings, [*words, local_folder(settings, str(target))], show=True)], f"back {folder} up")
+    elif not folder.startswith("/") and (num_workers := transport.num_workers) > 1:
+        _join(settings, transport, num_workers, folder, target)
+    else:
+        inside = "/*" if target.is_dir() else ""  # scp would put the folder into an existing one
+        local_folder(settings, str(target.parent))
+        worker = str(settings.coordinator_worker)
+        transport.copy(f"{_on_host(settings, folder)}{inside}", str(target), worker=worker)
+    if not settings.dry_run:
+        files = [file for file in target.rglob("*") if file.is_file()]
+        print(f"{folder} is in {target}: {len(files)} files, {sum(f.stat().st_size for f in files) / 1e6:.1f} MB")
+    return 0
+
+
+def _on_host(settings: Settings, folder: str) -> str:
+    path = folder if folder.startswith(("/", "~/")) else f"{settings.repo_dir}/{folder}"
+    return f"{settings.name}:{path}"
+
+
+def _join(settings: Settings, transport: Transport, num_workers: int, folder: str, target: pathlib.Path) -> None:
+    """Copy the folder of every host, and join their parts in `target`; PodError if no checkpoint is complete."""
+    order = sorted(range(num_workers), key=lambda number: number != settings.coordinator_worker)
+    local_folder(settings, str(target))
+    with tempfile.TemporaryDirectory(prefix=".parts-", dir=None if settings.dry_run else target) as scratch:
+        parts = pathlib.Path(f"{target}/.parts" if settings.dry_run else scratch)
+        folders = [parts / f"worker-{number}" for number in order]
+        for number, copy in zip(order, folders, strict=True):
+            transport.copy(_on_host(settings, folder), str(copy), worker=str(number))
+        if settings.dry_run:
+            return
+        joined, left_out = host_parts.join(folders, target)
+    for line in left_out:
+        print(line)
+    if left_out and not joined:
+        raise PodError(f"no checkpoint of {folder} is complete on the {num_workers} hosts of {settings.name}")
+    if joined:
+        print(f"joined the parts of {num_workers} hosts: checkpoints {', '.join(map(str, joined))}")
