@@ -45,7 +45,7 @@ OTHERS = {
     "migration": LOWER | {"train", "core", "studies"},
     "examples": LOWER | {"train", "core"},
     "scripts": LOWER | {"train", "core", "pods", "profiling", "rehearsal"},
-    **dict.fromkeys(("kellen", "pretrain_jax", "update_experiment_gcs_paths"), {"migration"}),
+    **{name: {"migration"} for name in ("kellen", "pretrain_jax", "update_experiment_gcs_paths")},
 }
 OURS = ROOMS.keys() | OTHERS.keys() | COMMANDS
 
