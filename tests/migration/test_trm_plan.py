@@ -209,3 +209,27 @@ def test_a_checkpoint_path_is_the_folder_of_the_run_and_flags_stay():
         "train.py", "--config=configs/trm/sudoku.py", f"--workdir={path}", "--topology=v4-64",
         "--config.model.dtype=bfloat16", "--config.optimizer.learning_rate=2e-4",
     ]  # fmt: skip
+
+
+def test_the_page_has_every_promise_and_every_line():
+    page = (ROOT / "docs" / "coming_from_the_v4_64_plan.md").read_text()
+    assert re.findall(r"^\| (D\d+) \|", page, re.MULTILINE) == [f"D{number}" for number in range(1, 35)]
+    typed = re.findall(r"^\| `python (?!-)(\S+\.py)([^`]*)` \|", page, re.MULTILINE)
+    assert [path for path, _ in typed] == [
+        "pretrain_jax.py", *["kellen/experiments/run_experiment.py"] * 2, "update_experiment_gcs_paths.py",
+    ]  # fmt: skip
+    for path, words in typed:  # each is a test above
+        assert f"python {path}{words}" in pathlib.Path(__file__).read_text()
+
+
+def test_figures_of_the_page_are_those_of_the_benchmark():
+    page = (ROOT / "docs" / "coming_from_the_v4_64_plan.md").read_text()
+    section = (ROOT / "benchmarks" / "RESULTS.md").read_text().partition("\n## trm_plan\n")[2].partition("\n## ")[0]
+    figures = {name: float(value) for name, value in re.findall(r"^\| (\w+) \| ([\d.]+) \|$", section, re.MULTILINE)}
+    for name in (
+        "step_ms", "forward_ms", "backward_ms", "update_ms", "step_ms_at_peak", "exchange_ms", "exposed_exchange_ms",
+        "examples_per_second", "gib_a_chip", "gib_a_worker", "hours_of_the_whole_run", "largest_batch",
+        "largest_batch_gib_a_chip", "largest_width", "largest_width_gib_a_chip",
+    ):  # fmt: skip
+        shown = f"{figures[name]:,.0f}" if figures[name] >= 1000 else f"{figures[name]}"
+        assert re.search(rf"(?<![\d.]){re.escape(shown)}(?![\d.]*\d)", page), name
