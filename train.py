@@ -60,6 +60,7 @@ from core.faults import Fault, Faults, NaNGradients, parse_faults
 from core.job import Job, digest, losses_of
 from core.run_report import RunReport
 from core.sampling import BatchSampler
+from core.slow_data import SlowData
 from core.stages import Stages, position_of
 from core.start import announce, check_tokenizers, initial_state, may_change, other_models, prepare_corpus, set_steps
 from input_pipeline import batches as pipeline
@@ -234,7 +235,7 @@ def run_training(
         in_thread = [StepsInAThread()] if run.slow and processes.count() == 1 else []
         job = Job(
             config=config, workdir=workdir, run_of=run_of, compiled_steps=compiled_steps, stages=stages,
-            callbacks=[injected, *in_thread, Recheck(), stages, *callbacks, RunReport()],
+            callbacks=[injected, *in_thread, Recheck(), stages, SlowData(), *callbacks, RunReport()],
             evaluators=[*(of_corpus(config, corpus) if corpus else []), *evaluators], checkpoints=checkpoints,
             checkpoint_refs=checkpoint_refs, corpus=corpus, batches=batches, topology=topology, clock=clock, log=log,
             rollouts=rollouts, signals=signals, lost=LostData(signals), context=context,

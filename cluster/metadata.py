@@ -6,10 +6,12 @@ import http.client
 import os
 import pathlib
 import urllib.parse
+from collections.abc import Mapping
 
 PRODUCT = pathlib.Path("/sys/class/dmi/id/product_name")
 LONGEST_VALUE = 256 << 10  # bytes, the most that Compute Engine lets a value have
 FAILURES = (OSError, http.client.HTTPException)  # no answer, or an answer that is not HTTP
+SECONDS = 5.0  # to wait for the number of hosts
 
 
 class Absent(OSError):
@@ -44,3 +46,18 @@ def ask(host: str, key: str, seconds: float, **query: str | int) -> tuple[str, s
         return response.read(LONGEST_VALUE).decode(errors="replace").strip(), response.headers.get("ETag", "0")
     finally:
         connection.close()
+
+
+def count_hosts(environment: Mapping[str, str]) -> int | None:
+    """Return the number of hosts of this machine's TPU slice; None if neither GKE's variable nor the metadata says it.
+
+    The metadata of a TPU VM lists the endpoint of each worker, separated by commas.
+    """
+    if names := environment.get("TPU_WORKER_HOSTNAMES"):
+        return len(names.split(","))
+    if (host := find_host()) is None:
+        return None
+    try:
+        return len(ask(host, "attributes/worker-network-endpoints", SECONDS)[0].split(","))
+    except FAILURES:
+        return None

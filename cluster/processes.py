@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 
-from cluster import addresses, secret
+from cluster import addresses, metadata, secret
 from cluster.blame import Heartbeat, to_blame
 from cluster.hub import Hub
 from cluster.line import Line
@@ -40,6 +40,7 @@ ADDRESS = re.compile(  # a bare IPv6 address has no port
     r"(\[(?P<bracketed>[^][/]+)\]|(?P<host>[^][/:]+)|(?P<bare>[^][/]*:[^][/]*:[^][/]*))(:(?P<port>[^:]*))?"
 )
 OF_OTHERS = ("TPU_WORKER_ID",)  # also set on every GKE worker, where jax finds the rest
+ONE_HOST = {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_HOST_BOUNDS": "1,1,1"}  # libtpu uses the chips of one host only
 LISTENING = "JAX_COORDINATOR_BIND_ADDRESS"  # jax's variable, for a coordinator address that is not local to process 0
 
 
@@ -81,12 +82,15 @@ def find(environment: Mapping[str, str], accelerator: str, join_seconds: float) 
 
     Variables take precedence over jax: JAX_COORDINATOR_ADDRESS, JAX_PROCESS_INDEX, JAX_PROCESS_COUNT; or
     TPU_COORDINATOR_ADDRESS, TPU_WORKER_ID, TPU_WORKER_COUNT; or MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE. Raises
-    ConfigError if one is missing or not a number, or if two of them contradict each other.
+    ConfigError if one is missing or not a number, if two of them contradict each other, or if they make each host of a
+    TPU slice a run of its own.
     """
     groups = [group for names in FAMILIES if (group := _of_variables(names, environment))]
     for other in groups[1:]:
         _check_same(groups[0], other)
     if groups:
+        if groups[0].count == 1 and accelerator == "tpu":
+            _check_alone(groups[0], environment)
         return groups[0]
     managed = accelerator == "tpu" or any(name in environment for name in MANAGED)
     group = _found_by_jax(join_seconds) if managed else None
@@ -145,6 +149,20 @@ def _check_same(one: Group, other: Group) -> None:
             raise ConfigError(
                 f"{one.source} and {other.source} contradict each other in the {what}; unset one group of variables"
             )
+
+
+def _check_alone(group: Group, environment: Mapping[str, str]) -> None:
+    """Raise ConfigError for a group of one process on a TPU slice of several hosts, unless libtpu is told to use one.
+
+    `torchrun --nnodes=1` on each worker makes such groups, and every host would train a model of its own.
+    """
+    hosts = metadata.count_hosts(environment) or 1
+    if hosts > 1 and not any(environment.get(name) == bounds for name, bounds in ONE_HOST.items()):
+        raise ConfigError(
+            f"{group.source} makes this process a run of its own, but its TPU slice has {hosts} hosts, and each would "
+            f"train alone, as with torchrun --nnodes=1; start the command on each host without torchrun, or by "
+            f"`pod.py launch`, or give torchrun --nnodes={hosts} and one --master_addr"
+        )
 
 
 def _text(values: Mapping[str, str]) -> str:

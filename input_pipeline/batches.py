@@ -15,6 +15,7 @@ from input_pipeline.mixture import Mixture
 from input_pipeline.tensorflow_import import tensorflow
 from input_pipeline.windows import Windows
 
+MOST_AHEAD = 8  # batches, the default's limit
 MOST_READERS = 4  # the default's limit of threads, which compete for Python's lock
 PREFETCHED_BYTES = 256 << 20  # the default; 2 to 8 batches
 
@@ -47,7 +48,7 @@ def training_batches(
         rows: int array, which of range(global_batch) to read.
         first_example: how many the run has taken; those that the mixture skips are not counted.
         readers: number of threads; 0: the number of cores, up to MOST_READERS.
-        prefetch: number of batches read ahead; 0: 2 to 8, within PREFETCHED_BYTES.
+        prefetch: number of batches read ahead; 0: 2 to MOST_AHEAD, within PREFETCHED_BYTES.
         ahead: how many later batches have been read when a batch is yielded.
         on_lost: called if one of these cannot be read, with the error that is raised when that batch is requested.
 
@@ -131,6 +132,12 @@ def check_enough(mixture: Mixture, sequence_length: int, global_batch: int) -> N
         )
 
 
+def faster_reading(data) -> dict[str, int]:
+    """Return the keys with which batches may be read faster: twice the readers and batches ahead of `config.data`."""
+    readers, prefetch = data.readers or MOST_READERS, data.prefetch or MOST_AHEAD
+    return {"data.readers": 2 * readers, "data.prefetch": max(4, 2 * prefetch)}
+
+
 def prepare() -> None:
     """Import and initialise TensorFlow; it takes seconds, which a program can overlap with other work."""
     _tensorflow().data.Dataset.range(0)
@@ -142,7 +149,7 @@ def _read_ahead(
     """Return read(0), read(1), ... in order, some of them read before they are asked for."""
     tf = _tensorflow()
     readers = readers or min(os.cpu_count(), MOST_READERS)
-    prefetch = prefetch or min(max(2, PREFETCHED_BYTES // max(1, batch_tokens * 4 * len(keys))), 8)
+    prefetch = prefetch or min(max(2, PREFETCHED_BYTES // max(1, batch_tokens * 4 * len(keys))), MOST_AHEAD)
 
     failed: list[DataError] = []
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from configs.base import KEYS
+from input_pipeline.batches import faster_reading
 from rehearsal.sections import options
 
 REMAT = KEYS["model.remat"].choices  # from the policy that keeps all to the one that recomputes all
@@ -85,10 +86,10 @@ def advise(measured: Measured) -> list[Advice]:
 
 def slow_input(measured: Measured) -> Advice | None:
     """The host waits for batches."""
-    share, data = measured.profile["data_wait_share"], measured.config.data
+    share = measured.profile["data_wait_share"]
     if share < SLOW_INPUT:
         return None
-    keys = {"data.readers": max(2, 2 * data.readers), "data.prefetch": max(4, 2 * data.prefetch)}
+    keys = faster_reading(measured.config.data)
     return Advice("slow input", f"{share:.0%} of the time is spent waiting for batches", keys, gain=share)
 
 

@@ -42,9 +42,10 @@ ROOMS |= dict.fromkeys(("rehearsal", "trained_run"), LOWER | {"core"})
 ROOMS |= dict.fromkeys(("studies", "profiling"), LOWER | {"core", "rehearsal"})
 COMMANDS = {"train", "generate", "score", "explain", "serve", "rehearse", "convert", "sweep", "pod", "report"}
 OTHERS = {
-    "migration": LOWER | {"train", "core"},
+    "migration": LOWER | {"train", "core", "studies"},
     "examples": LOWER | {"train", "core"},
     "scripts": LOWER | {"train", "core", "pods", "profiling", "rehearsal"},
+    **{name: {"migration"} for name in ("kellen", "pretrain_jax", "update_experiment_gcs_paths")},
 }
 OURS = ROOMS.keys() | OTHERS.keys() | COMMANDS
 

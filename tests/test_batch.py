@@ -147,18 +147,25 @@ def test_a_run_that_is_stopped_on_its_second_mesh_goes_on_bit_for_bit(moved, tex
     assert_goes_on(moved.workdir, 5, ramped(texts, layout__changes=CHANGES), tmp_path / "stopped")
 
 
-def test_a_batch_follows_the_noise_scale_up_to_the_whole(texts, tmp_path, monkeypatch):
-    """It grows where the noise scale is not below its next size."""
-    scales = iter([31.0, 32.0])
-    monkeypatch.setattr(stages, "noise", types.SimpleNamespace(estimate=lambda noise: next(scales)))
-    keys = dict(batch__first=16, batch__increase_step=1, train__steps=3, optimizer__ema_decay=0.0)
+@pytest.mark.parametrize("noisy, sizes", [(True, [4, 8, 8]), (False, [4, 4, 4])])
+def test_a_batch_follows_the_noise_scale_up_to_the_whole(noisy, sizes, texts, tmp_path):
+    """It grows where the rows disagree and the noise scale is not below its next size; with equal rows it does not."""
+    keys = dict(batch__first=4, batch__increase_step=1, train__steps=3, train__global_batch=8, optimizer__ema_decay=0.0)
     config = ramped(texts, batch__ramp="noise_scale", train__gradient_accumulation=4, **keys)
-    whole = next(own_batches(config, 1))
-    batches = ({name: array[:rows] for name, array in whole.items()} for rows in (16, 16, 32))
+    whole, rng = next(own_batches(config, 1)), np.random.default_rng(0)
+    shape = whole["targets"].shape if noisy else (1, *whole["targets"].shape[1:])
+    drawn = rng.integers(0, config.model.vocab_size, shape).astype(
+        np.int32
+    )  # of the whole vocabulary: nothing to learn
+    whole |= {
+        "tokens": np.tile(whole["tokens"][:1], (32, 1)),
+        "targets": np.broadcast_to(drawn, whole["targets"].shape),
+    }
+    batches = ({name: array[:rows] for name, array in whole.items()} for rows in sizes)
     train.train(config, tmp_path, batches)
     lines = lines_of(tmp_path, "train")
-    assert [lines[step]["global_batch"] for step in (1, 2, 3)] == [16, 16, 32]
-    assert all(0 <= line["noise_scale"] <= 1e9 for line in lines.values())
+    assert [lines[step]["global_batch"] for step in (1, 2, 3)] == sizes
+    assert lines[1]["noise_scale"] >= 8 if noisy else all(line["noise_scale"] < 1 for line in lines.values())
 
 
 def test_examples_taken_before_a_step_are_counted_over_sizes():

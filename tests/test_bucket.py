@@ -3,15 +3,18 @@
 
 import json
 import os
+import threading
 
 import pytest
 from gcsfs.retry import HttpError
 
 import train
 from checkpointing.bucket import Bucket
+from checkpointing.shared_folder import SharedFolder
 from cluster.interruption import Interrupted
+from core.callbacks import Callback
 from tests.bucket_server import empty_bucket
-from tests.test_train import RISING, arguments, command, finish, in_process
+from tests.test_train import RISING, arguments, command, finish, in_process, own_batches
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +50,31 @@ def test_a_run_in_a_bucket_goes_on_on_another_host_and_is_sampled_from(bucket, t
     page = tmp_path / "page.html"
     status, _, err = finish(command("report.py", "gs://runs/mine", f"--html={page}", cache=tmp_path / "fourth"))
     assert status == 0 and "<h1>Run mine</h1>" in page.read_text(), err
+
+
+def test_steps_are_trained_while_a_checkpoint_is_copied_to_the_bucket(bucket, single_device, tmp_path, monkeypatch):
+    """Step 6 waits for the copy of step 4 to begin, and this copy for step 7: each ends only beside the other."""
+    begun, reached, during = threading.Event(), threading.Event(), []
+    copy_files = SharedFolder.join
+
+    class Watch(Callback):
+        def on_step(self, job, state, step):
+            if step == 6:
+                during.append(("begun", begun.wait(30)))
+            if step == 7:
+                reached.set()
+
+    def slow_copy(store, step, parts):
+        begun.set()
+        during.append((step, reached.wait(30)))
+        copy_files(store, step, parts)
+
+    monkeypatch.setattr(SharedFolder, "join", slow_copy)
+    config = in_process(train__steps=8, train__save_every=4, train__eval_every=0)
+    place = Bucket("gs://runs/beside", tmp_path)
+    train.train(config, place.folder, own_batches(config, 8), bucket=place, callbacks=[Watch()])
+    assert during == [("begun", True), (4, True), (8, True)]
+    assert {name.rpartition("/")[2] for name in bucket.ls("runs/beside/checkpoints")} == {"4", "8"}
 
 
 def test_votes_go_to_the_bucket_and_come_back_on_another_host(tmp_path):

@@ -17,6 +17,8 @@ LOG = logging.getLogger("torus")
 PROJECT = "torus"
 ID_FILE = "wandb_id.txt"  # in the run's folder: a run that continues is the same run there
 CHOSEN_BY = {"project": "WANDB_PROJECT", "name": "WANDB_NAME", "group": "WANDB_RUN_GROUP", "tags": "WANDB_TAGS"}
+# The columns that a table of runs compares, where a run has the figure: the best of it and the last.
+COMPARED = {"train/loss": "min", "eval/eval_loss": "min", "eval/eval_exact_accuracy": "max"}
 END_SECONDS, SHORT_END_SECONDS = 60.0, 2.0  # to send what is left when a run has ended, or was interrupted
 
 
@@ -65,6 +67,8 @@ class WeightsAndBiases(Sink):
             settings=wandb.Settings(console="off"),  # the output is the run's own
         )  # fmt: skip
         self.run.define_metric("*", step_metric="step")
+        for name, best in COMPARED.items():
+            self.run.define_metric(name, step_metric="step", summary=f"{best},last")
         with contextlib.suppress(OSError):  # a full disk; the run then begins another one when it continues
             write_atomically(path, self.run.id.encode())
 

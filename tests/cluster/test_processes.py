@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who a process is among others is read from the environment, in one way or not at all."""
 
+import os
+import subprocess
+import sys
+import threading
+
 import pytest
 from jax._src import clusters
 
 from cluster import processes
 from cluster.processes import Group
 from configs.errors import ConfigError
+from tests.metadata_server import Metadata
+from tests.support import ROOT, free_port
 
 JAX = {"JAX_COORDINATOR_ADDRESS": "10.0.0.2:8476", "JAX_PROCESS_INDEX": "1", "JAX_PROCESS_COUNT": "4"}
 TPU = {"TPU_COORDINATOR_ADDRESS": "10.0.0.2", "TPU_WORKER_ID": "1", "TPU_WORKER_COUNT": "4"}
@@ -35,6 +42,68 @@ def find(environment: dict[str, str], accelerator: str = "cpu") -> Group | None:
 def test_three_families_of_variables_place_a_process(environment, host, port):
     group = find(environment)
     assert (group.host, group.port, group.index, group.count) == (host, port, 1, 4)
+
+
+LONE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "1"}  # by torchrun --nnodes=1
+EIGHT = ",".join(f"unknown:{index}:10.0.0.{index}" for index in range(8))  # as the metadata of a v4-64 lists its hosts
+
+
+@pytest.fixture
+def endpoints(monkeypatch):
+    """The metadata server of a TPU VM; returns a function that sets the endpoints of the slice's hosts."""
+    server = Metadata()
+    threading.Thread(target=server.serve_forever).start()
+    monkeypatch.setenv("GCE_METADATA_HOST", server.host)
+    yield lambda hosts: server.set("attributes/worker-network-endpoints", hosts)
+    server.shutdown()
+    server.server_close()
+
+
+def test_torchrun_for_one_node_on_a_slice_of_eight_hosts_is_named(endpoints):
+    """Every host would train a model of its own."""
+    endpoints(EIGHT)
+    for environment in (LONE, {"TPU_WORKER_HOSTNAMES": "a,b,c,d,e,f,g,h"} | LONE):
+        with pytest.raises(ConfigError) as error:
+            find(environment, "tpu")
+        assert "RANK=0, WORLD_SIZE=1 makes this process a run of its own, but its TPU slice has 8 hosts" in str(
+            error.value
+        )
+        assert "torchrun --nnodes=8 and one --master_addr" in str(error.value)
+
+
+def test_a_process_that_has_one_host_may_be_alone(endpoints):
+    """On a slice of one host, without a metadata server's answer, by libtpu's bounds, and without a TPU."""
+    assert find(LONE, "tpu").count == 1  # the server has no such value
+    endpoints("unknown:0:10.0.0.0")
+    assert find(LONE, "tpu").count == 1
+    endpoints(EIGHT)
+    assert find(LONE, "cpu").count == 1
+    assert find(LONE | {"TPU_PROCESS_BOUNDS": "1,1,1"}, "tpu").count == 1
+    assert find(LONE | {"RANK": "3", "WORLD_SIZE": "8"}, "tpu").count == 8
+
+
+EIGHT_PROCESSES = """
+import os
+from cluster import processes
+group = processes.find(os.environ, "cpu", 60)
+processes.join(group, group.hub_port, 60, lambda line, status: os._exit(status))
+print(processes.gather("rank", os.environ["RANK"]), flush=True)
+processes.leave()
+"""
+
+
+def test_eight_processes_meet_by_rank_alone():
+    """As on the eight hosts of a v4-64: RANK 0 to 7, WORLD_SIZE 8, one process a host; each knows all of them."""
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "8"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", EIGHT_PROCESSES], cwd=ROOT, env=os.environ | variables | {"RANK": str(rank)},
+            stdout=subprocess.PIPE, text=True,
+        ) for rank in range(8)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=90)[0] for process in started]
+    assert [process.returncode for process in started] == [0] * 8
+    assert said == [f"{list(map(str, range(8)))}\n"] * 8
 
 
 def test_without_variables_a_process_is_alone():

@@ -157,6 +157,10 @@ def test_processes_must_divide_the_simulated_devices(machine):
 def test_variables_of_earlier_systems_are_answered():
     environment = {"TPU_NUM_DEVICES": "8", "XLA_USE_BF16": "1", "HOME": "/"}
     (line,) = startup.notes(environment, "bfloat16")
+    (launcher,) = startup.notes({"XRT_TPU_CONFIG": "tpu_worker;0;10.0.0.2:8470"}, "bfloat16")
+    assert launcher.endswith(
+        "it is of PyTorch/XLA's xla_dist; `pod.py launch -- COMMAND` starts a command on every host"
+    )
     assert line.startswith("Note: TPU_NUM_DEVICES=8 is not read: jax finds the devices")
     with pytest.raises(ConfigError, match=r"XLA_USE_BF16=1 and model\.dtype=float32 contradict"):
         startup.notes(environment, "float32")

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the earlier systems promised of a step, and of `setup`, where no other test shows it."""
 
+import contextlib
 import logging
+import re
 
 import jax
 import numpy as np
@@ -10,6 +12,7 @@ from jax.extend import core
 
 import train
 from core import assembly
+from core.callbacks import Callback
 from pods import deploy, life, settings
 from pods.transports import Result
 from reporting import preflight
@@ -25,30 +28,49 @@ def products(jaxpr):
             yield from products(inner)
 
 
+SUMMED_IN_FLOAT32 = {"BTKGH,BSKH->BKGTS", "BTD,DV->BTV", "BTD,BTV->DV"}  # scores, logits, gradient of the head
+
+
 def test_products_are_in_bfloat16_and_all_that_is_kept_is_float32():
-    """Weights meet activations in bfloat16; in float32 are scores, logits and what is summed with them."""
+    """Every product of weights and activations, forward and backward; only scores and logits are float32."""
     config = in_process(model__dtype="bfloat16", model__remat="attention")
     run = assembly.assemble(config)
     kept = jax.tree.leaves((run.abstract_state.params, run.abstract_state.optimizer))
     assert {leaf.dtype for leaf in kept} <= {np.dtype(np.float32), np.dtype(np.int32)}
     with assembly.mesh_context(run.mesh):
         jaxpr = jax.make_jaxpr(run.train_step)(run.abstract_state, run.abstract_batch)
-    types = [{str(operand.aval.dtype) for operand in product.invars} for product in products(jaxpr.jaxpr)]
-    assert types.count({"bfloat16"}) > len(types) / 2, types
+    names = {"bfloat16": set(), "float32": set()}
+    for product in products(jaxpr.jaxpr):
+        (dtype,) = {str(operand.aval.dtype) for operand in product.invars}
+        names[dtype].add(re.search(r"[A-Z]+,[A-Z]+->[A-Z]+", str(product.source_info.name_stack))[0])
+    assert names["float32"] == SUMMED_IN_FLOAT32
+    assert names["bfloat16"] == {
+        "BTD,DNH->BTNH", "BTD,DKH->BTKH", "BTNH,NHD->BTD", "BKGTS,BSKH->BTKGH", "BTD,DF->BTF", "BTF,FD->BTD",
+        "BTV,DV->BTD",
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
-    """Four steps in which nothing may move unasked between host and devices: (messages of jax, steps taken)."""
-    compile_step, messages, taken = assembly.Run.compile, [], []
+    """Four steps in which nothing may move unasked between host and devices: (messages of jax, steps taken).
+
+    The guard holds from the call of the first step until the last one was logged and the callbacks were asked.
+    """
+    compile_step, messages, taken, guard = assembly.Run.compile, [], [], contextlib.ExitStack()
+
+    class Ends(Callback):
+        def on_step(self, job, state, step):
+            if step == 4:
+                guard.close()
 
     def guarded(run):
         step = compile_step(run)
 
         def call(state, batch, frozen):
             taken.append(len(taken) + 1)
-            with jax.transfer_guard("disallow"):
-                return step(state, batch, frozen)
+            if len(taken) == 1:
+                guard.enter_context(jax.transfer_guard("disallow"))
+            return step(state, batch, frozen)
 
         return call
 
@@ -59,7 +81,7 @@ def watched(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, jax.log_compiles():
         patch.setattr(assembly.Run, "compile", guarded)
         patch.setattr(preflight, "report", lambda *unused: [])
-        train.train(config, tmp_path_factory.mktemp("watched"), own_batches(config, 4))
+        train.train(config, tmp_path_factory.mktemp("watched"), own_batches(config, 4), callbacks=[Ends()])
     logging.getLogger("jax").removeHandler(listener)
     return messages, taken
 
@@ -74,7 +96,7 @@ def test_a_save_of_small_arrays_compiles_no_program_to_cut_them(watched):
 
 
 def test_a_step_moves_nothing_between_host_and_devices(watched):
-    """Its batch was put on the devices before; what it returns stays there until the next step is under way."""
+    """Nor does the loop between steps, but a batch ahead and the numbers of a step, which are asked for."""
     assert watched[1] == [1, 2, 3, 4]
 
 

@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import pathlib
 import sqlite3
+import struct
 
 import pytest
 
@@ -15,6 +16,7 @@ from reporting import sink
 from reporting.metrics import MetricsWriter
 from reporting.sinks import weights_and_biases
 from reporting.sinks.tensorboard import TensorBoard
+from studies import suites
 
 
 def config_with(**values):
@@ -81,6 +83,42 @@ def test_weights_and_biases_gets_every_figure_and_a_run_that_continues_is_the_sa
         for part in (b"train/loss", b"mine", b"study", b"decoder_lm", b"language_modeling", b"optimizer.learning_rate"):
             assert part in content, part
         assert b"write_seconds" not in content and b"train/mfu" not in content
+
+
+def test_the_runs_of_a_group_of_a_study_are_compared_in_one_table(offline, tmp_path):
+    """Each trial is a run of its group, named by its configuration; columns have the best figure and the last."""
+    study, _ = suites.find("trm")
+    for member in suites.members(study, ["exp08-ema"])[:2]:
+        workdir = pathlib.Path(suites.folder(str(tmp_path), member))
+        workdir.mkdir(parents=True)
+        with MetricsWriter(workdir, sinks=sink.sinks_of(config_with(wandb=True), workdir, 0)) as writer:
+            for step, accuracy in enumerate((0.25, 0.75, 0.5), start=1):
+                writer.write("eval", step=step, eval_exact_accuracy=accuracy, eval_loss=1 - accuracy)
+        records = list(records_of(workdir))
+        run = next(record.run for record in records if record.HasField("run"))
+        assert (run.run_group, run.display_name) == ("exp08-ema", member.name)
+        metrics = {record.metric.name: record.metric for record in records if record.HasField("metric")}
+        for name in ("eval/eval_exact_accuracy", "eval/eval_loss"):
+            assert metrics[name].step_metric == "step" and metrics[name].summary.last
+        assert metrics["eval/eval_exact_accuracy"].summary.max and metrics["eval/eval_loss"].summary.min
+
+
+def records_of(workdir: pathlib.Path):
+    """Yield what the client wrote in a run's folder, which `wandb sync` sends: records of a log in blocks of 32 KiB."""
+    from wandb.proto import wandb_internal_pb2
+
+    (path,) = workdir.rglob("*.wandb")
+    written, at, content, block, header = path.read_bytes(), 7, b"", 1 << 15, 7
+    while at + header <= len(written):
+        if block - at % block < header:  # nothing begins so near to the end of a block
+            at += block - at % block
+            continue
+        size, kind = struct.unpack_from("<HB", written, at + 4)
+        content += written[at + header : at + header + size]
+        at += header + size
+        if kind in (1, 4):  # a whole record, or the last part of one
+            yield wandb_internal_pb2.Record.FromString(content)
+            content = b""
 
 
 def test_the_variables_of_weights_and_biases_win(offline, workdir, monkeypatch):
