@@ -58,11 +58,14 @@ def test_what_is_typed_narrows_the_ways_and_without_wait_each_is_tried_once(gclo
 
 def test_with_wait_all_zones_are_tried_again_but_not_where_it_cannot_succeed(gcloud):
     denied = {"verb": "create torus --zone=europe-west4-b", "status": 1, "stderr": "PERMISSION_DENIED: not yours"}
-    words = ("create", ZONES, "--wait", "--wait_seconds=0.5", "--reserved")
-    done = gcloud.run(*words, FAKE_CAPACITY="", FAKE_FAILURES=json.dumps([denied]))
-    assert done.status == 1 and "europe-west4-b: gcloud compute tpus tpu-vm create: PERMISSION_DENIED" in done.stdout
+    full = {"verb": "tpu-vm create torus --zone=us-central2-b", "status": 1, "times": 1}
+    failures = json.dumps([denied, full | {"stderr": "There is no more capacity in the zone"}])
+    words = ("create", ZONES, "--wait", "--reserved")
+    done = gcloud.run(*words, FAKE_CAPACITY="us-central2-b:demand", FAKE_FAILURES=failures)
+    assert done.status == 0 and "europe-west4-b: gcloud compute tpus tpu-vm create: PERMISSION_DENIED" in done.stdout
     tries = [zone for verb, zone, kind, _ in made(done.argvs) if (verb, kind) == ("create", "tpu-vm")]
-    assert tries.count("us-central2-b") > 1 and tries.count("europe-west4-b") == 1
+    assert tries == ["us-central2-b", "europe-west4-b", "us-central2-b"]
+    assert "no zone has a pod now; 3 tries again in 0 s" in done.stdout
 
 
 def test_a_pod_that_is_there_is_neither_made_nor_deleted(gcloud):
