@@ -185,8 +185,10 @@ def ahead() -> None:
     rehearsed = rehearse(more)
     if not (whole := rehearsed.get("ways", {}).get(OPTIMIZED, rehearsed)).get("fits"):
         raise ConfigError(f"the step with these switches is not ready: {ways.text(whole)}")
-    write({"switches": SWITCHES.record() | {"cost": rehearsed_costs(rehearsed)}, "measured": deploy.WAITS,
-           "rehearsed": rehearsed, "config": flat(LOADED.config)})  # fmt: skip
+    report = {"switches": SWITCHES.record() | {"cost": rehearsed_costs(rehearsed)}, "measured": deploy.WAITS,
+              "rehearsed": rehearsed, "config": flat(LOADED.config)}  # fmt: skip
+    write(report)
+    print("\n".join([*summary(report), deploy.REPORT]))
 
 
 def main() -> None:
@@ -220,7 +222,27 @@ def main() -> None:
             f"{report['memory_gib_per_device']:.2f} GiB a device; on: {', '.join(SWITCHES.on) or 'nothing'}; "
             f"{deploy.REPORT}"
         )
+        print("\n".join(summary(report)))
     processes.leave()
+
+
+def summary(report: dict) -> list[str]:
+    """Return a line for the cost of each switch, and one for each comparison of two ways."""
+    units = {
+        "step_seconds": "s a step", "memory_gib_per_device": "GiB a device", "evaluation_seconds": "s an evaluation",
+        "search_seconds": "s before the training",
+    }  # fmt: skip
+    lines = []
+    for name, cost in report["switches"]["cost"].items():
+        known = [f"{value:+.3g} {units[key]}" for key, value in cost.items() if value is not None]
+        lines.append(f"{name}: {', '.join(known) or deploy.WAITS}")
+    for name, compared in report["rehearsed"].get("factors", {}).items():
+        for one in compared:
+            speed, memory = (
+                f"{one[key]:.2f}" if one[key] else "unknown" for key in ("times_faster", "times_less_memory")
+            )
+            lines.append(f"{name}, rehearsed: {speed} times the speed of {one['baseline']}, its memory / {memory}")
+    return lines
 
 
 def or_reason(rehearsal) -> dict:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pod.py create --zones --wait`: which requests gcloud gets, until a zone has a pod, and what is left of the others."""
+"""`pod.py create --zones --wait`: what gcloud is asked until a zone has a pod, and what is left of the rest."""
 
 import json
 import signal
