@@ -8,12 +8,14 @@ With --ahead it uses no device, because a run holds them: it prepares the corpus
 the step ahead of time for the slice of --topology.
 """
 
+import os
 import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from core import command_line
+from cluster import startup
 from core.command_line import FLAGS, flags
 
 flags.DEFINE_bool("ahead", False, "check only what needs no device")
@@ -21,6 +23,8 @@ flags.DEFINE_bool("rehearse", False, "with --ahead: also compile the step ahead 
 
 if __name__ == "__main__":
     if "--ahead" in sys.argv:
+        os.environ["JAX_PLATFORMS"] = "cpu"  # before jax is imported
+        startup.choose_libraries()
         LOADED = command_line.parse_configuration(__doc__, use=lambda flags: command_line.IGNORE)
     else:
         COMMAND = command_line.parse(__doc__)
