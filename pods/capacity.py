@@ -32,14 +32,18 @@ def search(settings: Settings) -> int:
         raise usage_error("--zones and --wait are for pods of gcloud; a local pod is made at once: leave them out")
     zones = list(dict.fromkeys(filter(None, (settings.zones or settings.zone).split(","))))
     tries = [dataclasses.replace(settings, zone=zone, **way) for zone in zones for way in ways(settings)]
-    for one in tries if not settings.dry_run else ():
+    for one in [one for one in tries if one.queued and not settings.dry_run]:
         if Gcloud(one).exists():
-            return _found(one, "exists already; `wait` for it")
+            note(settings, f"{settings.name} exists already in {one.zone}: export ZONE={one.zone}, and `wait` for it")
+            return 0
     end, failures = time.monotonic() + settings.wait_seconds, {}
     while tries:
         for one in list(tries):
-            if not (failure := _attempt(one)):
-                return _found(one, f"is ready, {_way(one)}")
+            is_last = settings.wait and len(tries) == 1  # then it waits in the queue
+            if not (failure := _attempt(one, end - time.monotonic() if is_last else QUEUED_POLLS * one.poll_seconds)):
+                records.keep_creation(one)
+                note(one, f"{one.name} is ready, {_way(one)}, in {one.zone}: export ZONE={one.zone}")
+                return 0
             failures[one.zone] = f"{one.zone}: {failure}"
             if LASTING.search(failure):
                 tries.remove(one)
@@ -61,10 +65,14 @@ def ways(settings: Settings) -> list[dict[str, bool]]:
     return [*at_once, {"queued": True}]
 
 
-def _attempt(settings: Settings) -> str:
-    """Ask one zone for a pod in one way; return "" if there is one then, else why not."""
+def _attempt(settings: Settings, queued_seconds: float) -> str:
+    """Ask one zone for a pod in one way; return "" if there is one then, else why not.
+
+    Args:
+      queued_seconds: how long a queued request may wait.
+    """
     note(settings, f"{settings.zone}: trying {_way(settings)}")
-    patience = QUEUED_POLLS * settings.poll_seconds if settings.queued else settings.wait_seconds
+    patience = queued_seconds if settings.queued else settings.wait_seconds
     gcloud, made = Gcloud(dataclasses.replace(settings, wait_seconds=patience)), False
     try:
         gcloud.create()
@@ -95,13 +103,6 @@ def _clean_up(gcloud: Gcloud, tries: int) -> None:
     except PodError as error:
         line = f"{error}; delete it with `pod.py delete --zone={settings.zone}{' --queued' * settings.queued}`"
     note(settings, f"{settings.zone}: {line}")
-
-
-def _found(settings: Settings, what: str) -> int:
-    """Record how the pod was made, and say where it is."""
-    records.keep_creation(settings)
-    note(settings, f"{settings.name} {what}, in {settings.zone}: export ZONE={settings.zone}")
-    return 0
 
 
 def _way(settings: Settings) -> str:
