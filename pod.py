@@ -41,7 +41,7 @@ class Subcommand:
 
 SUBCOMMANDS = {
     "versions": Subcommand("create", "life.versions", "list the zone's software versions and accelerators"),
-    "create": Subcommand("create", "life.create", "create the pod; --queued uses a queued resource"),
+    "create": Subcommand("create", "life.create", "create the pod; --zones=A,B --wait tries zones until one has it"),
     "wait": Subcommand("create", "life.wait", "wait until the pod can be used"),
     "describe": Subcommand("create", "life.describe", "print state, health and addresses"),
     "delete": Subcommand("create", "life.delete", "delete the pod"),

@@ -99,6 +99,26 @@ class Checked(Object):
     log: bool
 
 
+class Rehearsed(Object, total=False):
+    """The figures of a step that was compiled ahead of time (rehearsal/ways.py), or the error."""
+
+    error: str
+    fits: bool
+    step_seconds: Figure
+    memory_gib_per_device: Figure
+    mesh: dict[str, Number]
+
+
+class Ahead(Object):
+    """The result of scripts/check_host.py --ahead on a host whose devices a run holds."""
+
+    versions: dict[str, str]
+    not_as_locked: list[str]
+    corpus: str
+    corpus_tokens: Number
+    rehearsed: Rehearsed | None
+
+
 class Given(Object):
     """The switches of a report."""
 

@@ -20,6 +20,7 @@ from settings import loading
 
 CONFIG = "configs/optimization_config.json"  # in the code's folder on a host
 REPORT = "optimization_deployment_report.json"
+WAITS = "waits for a free pod"
 SIZES = ("small", "medium", "large")
 DISABLE = {  # flags of scripts/deploy_optimizations.py
     "disable-tpu": "ENABLE_TPU_OPT",
@@ -33,22 +34,29 @@ DISABLE = {  # flags of scripts/deploy_optimizations.py
 def setup_optimizations(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Copy the configuration from the variables to every host, and run scripts/deploy_optimizations.py there.
 
+    While a run holds the devices, only the coordinator runs the script, and compiles ahead of time without a device.
+
     Raises:
-      PodError: the configuration cannot run (status 2), a run holds the devices, a host fails, or a host reports
-        other switches.
+      PodError: the configuration cannot run (status 2), a host fails, or a host reports other switches.
     """
     settings = recipes.of_pod(settings, transport)
     resolved = recipes.resolved_switches(settings)
     recipes.print_left_out(settings, resolved)
     send(settings, transport, resolved)
-    if settings.transport != "local" and not settings.dry_run:
-        check_devices_free(settings, transport)
+    busy = not settings.dry_run and busy_workers(settings, transport)
     # The recipe is an argument, because a file of switches is data and must not name code to run.
     words = [hosts.python(settings), "scripts/deploy_optimizations.py", f"--config={CONFIG}"]
     words += recipes.arguments(settings, {})
-    results = transport.run(hosts.in_environment(settings, shlex.join(words)))
+    worker = str(settings.coordinator_worker) if busy else "all"
+    command = shlex.join([*hosts.IN_BACKGROUND, *words, "--ahead"] if busy else words)
+    results = transport.run(hosts.in_environment(settings, command), worker=worker)
     expect_success(results, "deploy the optimizations")
-    return 0 if settings.dry_run else _check_reports(settings, transport, resolved.effective)
+    if settings.dry_run:
+        return 0
+    _check_reports(settings, transport, resolved.effective, worker)
+    if busy:
+        print(f"the measured step and the cost of an analysis: {WAITS}, {held_by(busy)}")
+    return 0
 
 
 def send(settings: Settings, transport: Transport, resolved: switches.Resolved) -> None:
@@ -62,11 +70,14 @@ def send(settings: Settings, transport: Transport, resolved: switches.Resolved) 
         transport.copy(str(file), f"{settings.name}:{settings.repo_dir}/{CONFIG}", recurse=False)
 
 
-def check_devices_free(settings: Settings, transport: Transport) -> None:
-    """Raise PodError if a launched program runs: it holds the devices of its host."""
-    running = [str(worker.number) for worker in watch.look(settings, transport, None) if worker.alive]
-    if running:
-        raise PodError(f"a run uses the devices of workers {', '.join(running)}; `stop` it, then try again")
+def busy_workers(settings: Settings, transport: Transport) -> list[int]:
+    """Return the numbers of the workers on which a launched program runs: it holds the devices of its host."""
+    return [worker.number for worker in watch.look(settings, transport, None) if worker.alive]
+
+
+def held_by(busy: list[int]) -> str:
+    """Return who holds the devices, for a line about what waits."""
+    return f"because a run holds the devices of workers {', '.join(map(str, busy))}"
 
 
 class Deployment(NamedTuple):
@@ -76,11 +87,13 @@ class Deployment(NamedTuple):
       switches: which are on.
       arguments: those of train.py.
       search_steps: all steps of the search that ENABLE_EVOLUTION makes before the training.
+      ahead: whether to use no device.
     """
 
     switches: switches.Resolved
     arguments: list[str]
     search_steps: int
+    ahead: bool
 
 
 def resolve(argv: list[str], description: str) -> Deployment:
@@ -110,7 +123,7 @@ def resolve(argv: list[str], description: str) -> Deployment:
     keys |= recipes.length_keys(recipe, length)
     arguments = [recipe, *(f"--config.{key}={value}" for key, value in keys.items()), *rest]
     search = trials or FIELDS["evolution_trials"].default, steps or FIELDS["evolution_steps"].default
-    return Deployment(resolved, arguments, search[0] * search[1])
+    return Deployment(resolved, arguments, search[0] * search[1], bool(own["ahead"].value))
 
 
 def _recipe_of_size(size: str, num_experts: int | None, file: list[str]) -> str:
@@ -121,12 +134,13 @@ def _recipe_of_size(size: str, num_experts: int | None, file: list[str]) -> str:
     return loading.of_workspace(f"configs/{name}.py")
 
 
-def _check_reports(settings: Settings, transport: Transport, given: dict[str, bool]) -> int:
-    """Raise PodError unless every host's report has exactly the given switches."""
-    for number, result in enumerate(transport.run_each(hosts.in_code(settings, f"cat {REPORT}"))):
+def _check_reports(settings: Settings, transport: Transport, given: dict[str, bool], worker: str) -> None:
+    """Raise PodError unless the report of every worker, or of the one that is named, has exactly the given switches."""
+    command = hosts.in_code(settings, f"cat {REPORT}")
+    asked = transport.run_each(command) if worker == "all" else transport.run(command, worker=worker, show=False)
+    for result in asked:
         if result.status or _switches_of(result.output) != given:
-            raise PodError(f"worker {number}: {REPORT} is missing or has other switches than were given")
-    return 0
+            raise PodError(f"worker {result.worker}: {REPORT} is missing or has other switches than were given")
 
 
 def _switches_of(report: str) -> dict | None:
@@ -146,6 +160,7 @@ def _own_flags(argv: list[str], description: str) -> tuple[flags.FlagValues, lis
     flags.DEFINE_integer("num-experts", None, "experts of a block; takes the recipe SIZE_moe", 1, flag_values=own)
     flags.DEFINE_integer("evolution-trials", None, "trials of ENABLE_EVOLUTION; default: 12", 1, flag_values=own)
     flags.DEFINE_integer("evolution-steps", None, "steps of each of them; default: 200", 1, flag_values=own)
+    flags.DEFINE_bool("ahead", None, "compile ahead of time and use no device, which a run may hold", flag_values=own)
     for flag, name in DISABLE.items():
         flags.DEFINE_bool(flag, None, f"{name}=false", flag_values=own)
     if {"-h", "--help"} & set(argv):

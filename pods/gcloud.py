@@ -137,6 +137,13 @@ class Gcloud:
         endpoints = [endpoint for node in nodes for endpoint in node.get("networkEndpoints", [])]
         return slowest | {"networkEndpoints": endpoints, "workers": len(endpoints)}
 
+    def exists(self) -> bool:
+        """Return whether there is a pod or a queued resource of this name, in whatever state."""
+        try:
+            return self.describe() is not None or bool(self.settings.queued and self._request_state())
+        except _Missing:
+            return False
+
     def delete(self) -> str:
         """Delete the pod and the queued resource that it came from."""
         settings = self.settings
@@ -222,9 +229,11 @@ class Gcloud:
         """Return the state of the request or the pod, and the states from which it never becomes usable."""
         if not self.settings.queued:
             return self.found().get("state", "UNKNOWN"), NODE_AND_LOST
+        return "ACTIVE" if self.settings.dry_run else self._request_state(), QUEUED_AND_LOST
+
+    def _request_state(self) -> str:
         words = ["queued-resources", "describe", self.settings.request, *self.scope, "--format=value(state.state)"]
-        state = self._gcloud(words).output.strip()
-        return "ACTIVE" if self.settings.dry_run else state, QUEUED_AND_LOST
+        return self._gcloud(words).output.strip()
 
     def _accelerator(self) -> list[str]:
         if self.settings.type:

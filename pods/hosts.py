@@ -27,6 +27,8 @@ OURS = (  # files that git ignores on a host
     "logs/", "run.*", "studies.db*", ENV_FILE, ".venv", "optimization_deployment_report.json",
     "configs/optimization_config.json",
 )  # fmt: skip
+# For what runs on a host beside a training: it uses no device, and yields the processors.
+IN_BACKGROUND = ("env", "JAX_PLATFORMS=cpu", "nice", "-n", "19")
 WORKER_NUMBER = "$W"  # a variable with this value gets the number of each worker
 # An ssh shell on a TPU VM has no TPU_WORKER_ID.
 WORKER = (

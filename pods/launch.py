@@ -43,10 +43,13 @@ def launch_pretrain_hf(settings: Settings, transport: Transport, rest: list[str]
 
 
 def launch_optimized(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Train the recipe with the changes of the enabled switches, and log to logs/train_optimized_worker_I.out."""
+    """Train as launch_pretrain_hf does, with the enabled switches, and log to logs/train_optimized_worker_I.out.
+
+    A recipe that names its own data keeps them.
+    """
     settings = recipes.of_pod(settings, transport)
     switches = recipes.resolved_switches(settings)
-    keys, log = recipes.chosen_data_keys(settings) | switches.keys, "train_optimized_worker"
+    keys, log = recipes.pretraining_keys(settings, rest) | switches.keys, "train_optimized_worker"
     recipes.print_left_out(settings, switches)
     program = searching_program if EVOLUTION in switches.on else training_program
     return _train(settings, transport, "launch_optimized", keys, rest, program, log=log, switches=switches.record())

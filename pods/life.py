@@ -13,8 +13,8 @@ import re
 import shlex
 import tempfile
 
-from pods import deploy, hosts, records
-from pods.calls import note
+from pods import capacity, deploy, hosts, records
+from pods.calls import call, note
 from pods.connection import connect
 from pods.errors import PodError, usage_error
 from pods.settings import Settings, worker_numbers
@@ -32,7 +32,9 @@ def versions(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
 
 def create(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Create the pod; if it exists, describe it."""
+    """Create the pod; if it exists, describe it. With --zones or --wait, try until a zone has one."""
+    if settings.zones or settings.wait:
+        return capacity.search(settings)
     if not settings.version:
         transport.versions()
     line = transport.create()

@@ -2,7 +2,8 @@
 """Checks whether a pod is ready to train, and writes a table with the evidence to READINESS.md.
 
 The evidence has three sources: the pod's state, a shell command on each host, and scripts/check_host.py. That script
-trains three steps of the real configuration on all hosts together and restores the checkpoint.
+trains three steps of the real configuration on all hosts together and restores the checkpoint. While a run holds the
+devices, it prepares the data and compiles the step ahead of time instead, and the rest waits for a free pod.
 """
 
 import contextlib
@@ -13,95 +14,72 @@ import re
 import secrets
 import shlex
 import time
-from typing import NamedTuple
 
 from configs import topologies
 from files.json_reader import JsonError, parse_json
-from pods import deploy, hosts, recipes, records, watch
-from pods.answers import Checked
+from pods import ahead, deploy, hosts, recipes, records, watch
+from pods.answers import Ahead, Checked
 from pods.errors import PodError
+from pods.evidence import UNREACHED, Found, Item
 from pods.gcloud import storage
 from pods.settings import Settings, is_per_host
-from pods.switches import Resolved
 from pods.transports import Result, Transport
 from reporting.display import aligned
 
 REPORT = "READINESS.md"
 MARK = "CHECKED "  # begins the line of scripts/check_host.py
-UNREACHED = "the run on the hosts did not get this far"
+PAGE = {True: "yes", False: "**no**", None: "waits"}  # a verdict in READINESS.md
 LONGEST = 200  # characters of an item in the last line
 STEPS = [1, 2, 3, 4]  # three steps, then one after the restore
 CONTINENTS = {"us": "us", "eu": "europe", "asia": "asia"}  # {multi-region of a bucket: prefix of its regions}
 
 
-class Item(NamedTuple):
-    """One line of the table."""
-
-    name: str
-    ready: bool
-    evidence: str
-
-
-@dataclasses.dataclass
-class Found:
-    """The evidence for all checks. `checks` has the answer of each host's script, None if it printed none."""
-
-    settings: Settings
-    pod: dict
-    workers: list[watch.Worker]
-    switches: Resolved
-    workdir: str
-    outputs: list[Result]
-    checks: list[Checked | None]
-
-    @property
-    def answers(self) -> dict[int, dict]:
-        """The answers of the workers whose script gave one, by worker number."""
-        return {number: check for number, check in enumerate(self.checks) if check}
-
-    @property
-    def first(self) -> dict:
-        """The answer of process 0."""
-        return next((check for check in self.answers.values() if check["process"] == 0), {})
-
-    def differences(self, key: str) -> list[str]:
-        """Return a line for each worker whose value differs from the first worker's."""
-        one, *_ = self.answers
-        values = {number: check[key] for number, check in self.answers.items() if check[key] != self.answers[one][key]}
-        return [f"{key} of worker {n} differs from worker {one}: {value}" for n, value in values.items()]
-
-
 def validate(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Check everything, print the table, write READINESS.md in the pod's folder; PodError if an item is not ready."""
+    """Check everything, print the table, write READINESS.md in the pod's folder; PodError if an item is not ready.
+
+    While a run holds the devices, what needs them is not checked, which is no failure.
+    """
     settings = recipes.of_pod(settings, transport)
     switches = recipes.resolved_switches(settings)
-    keys = recipes.chosen_data_keys(settings) | switches.keys
     recipes.print_left_out(settings, switches)
-    if not settings.dry_run:
-        pod = transport.found()
-        if settings.transport != "local":
-            deploy.check_devices_free(settings, transport)
+    pod = {} if settings.dry_run else transport.found()
     workdir = settings.run_folder()
     scratch = f"{workdir.rstrip('/')}-readiness-{secrets.token_hex(3)}"  # only for this call
-    keys |= recipes.storage_keys(workdir, transport.num_workers)
-    words = [hosts.python(settings), "scripts/check_host.py", *recipes.arguments(settings, keys, (), scratch)]
-    command = hosts.in_environment(settings, shlex.join(words))
+    keys = _data_keys(settings) | switches.keys | recipes.storage_keys(workdir, transport.num_workers)
+    words = recipes.arguments(settings, keys, (), scratch)
     if settings.dry_run:
-        transport.run_each(command)
+        transport.run_each(_command(settings, words))
         return 0
     workers = watch.look(settings, transport, None)
-    outputs = _three_steps(settings, transport, command, scratch)
-    found = Found(settings, pod, workers, switches, workdir, outputs, [_printed(output) for output in outputs])
-    items = [judge(name, found) for name in ITEMS]
+    busy = [worker.number for worker in workers if worker.alive]
+    outputs = _ahead(settings, transport, words) if busy else _three_steps(settings, transport, words, scratch)
+    checks = [_printed(output, Ahead if busy else Checked) for output in outputs]
+    data = recipes.buckets_of_data(words)
+    return _report(Found(settings, pod, workers, switches, workdir, outputs, checks, data, busy))
+
+
+def _data_keys(settings: Settings) -> dict[str, object]:
+    """Return the keys of the data that `launch_optimized` reads; without a data set, a local pod needs no network."""
+    if settings.transport == "local":
+        return recipes.chosen_data_keys(settings)
+    return recipes.pretraining_keys(settings)
+
+
+def _report(found: Found) -> int:
+    """Judge all items, print the table and write the page; PodError if an item is not ready."""
+    settings = found.settings
+    items = [judge(name, found) for name in (BUSY if found.busy else ITEMS)]
     page = settings.pod_folder / REPORT
     page.parent.mkdir(parents=True, exist_ok=True)
     points = found.first.get("points", [])
     page.write_text(markdown(settings, items, points))
-    rows = [[item.name, "ready" if item.ready else "NOT READY", item.evidence] for item in items]
+    rows = [[item.name, item.verdict, item.evidence] for item in items]
     rows += [[point["name"], point["verdict"], point["evidence"]] for point in points]
     print("\n".join([*aligned(rows), f"written to {page}"]))
-    if not all(item.ready for item in items):
+    if any(item.ready is False for item in items):
         raise PodError(f"{settings.name} is not ready: {_why(items)}")
+    if waiting := [item.name for item in items if item.ready is None]:
+        print(f"nothing failed; {deploy.WAITS}, {deploy.held_by(found.busy)}: {', '.join(waiting)}")
     return 0
 
 
@@ -109,8 +87,10 @@ def judge(name: str, found: Found) -> Item:
     """Return one item of the table."""
     if name in OF_THE_RUN and not found.first:
         return Item(name, False, UNREACHED)
-    wrong, evidence = ITEMS[name](found)
-    return Item(name, not wrong, "; ".join(wrong) or evidence)
+    wrong, evidence = (BUSY if found.busy else ITEMS)[name](found)
+    if wrong or not found.busy or name not in NEED_DEVICES:
+        return Item(name, not wrong, "; ".join(wrong) or evidence)
+    return Item(name, None, "; ".join(filter(None, (deploy.WAITS, evidence))))
 
 
 def hardware(found: Found) -> tuple[list[str], str]:
@@ -188,24 +168,45 @@ def checkpoint(found: Found) -> tuple[list[str], str]:
 
 
 def storage_place(found: Found) -> tuple[list[str], str]:
-    """Check that the bucket exists in the pod's region and is writable, or that the shared folder is writable."""
+    """Check that the run's bucket is writable, or its shared folder, and that all buckets are in the pod's region."""
+    own = "gs://" + found.workdir.removeprefix("gs://").partition("/")[0] if found.workdir.startswith("gs://") else ""
+    wrong, evidence = _writable(found, own) if own else _shared(found)
+    for bucket in (bucket for bucket in found.data if bucket != own):
+        location, far = _location(found.settings, bucket)
+        wrong, evidence = wrong + far, f"{evidence}; data in {bucket}, in {location}"
+    return wrong, evidence
+
+
+def _shared(found: Found) -> tuple[list[str], str]:
+    """Return what is wrong with a folder that is not in a bucket, and the evidence."""
+    if found.busy:
+        return [], f"{found.workdir} is written by the run that holds the devices"
     if is_per_host(found.workdir, len(found.checks)):
         evidence = f"each host keeps its part in {found.workdir}; lost with the pod unless BUCKET is set"
         return [] if found.first else [UNREACHED], evidence
-    if not found.workdir.startswith("gs://"):
-        return [] if found.first else [UNREACHED], f"{found.workdir} written and read by every host"
-    settings, bucket = found.settings, "gs://" + found.workdir.removeprefix("gs://").partition("/")[0]
-    answer = storage(settings, ["buckets", "describe", bucket, "--format=value(location)"])
-    if answer.status:
-        return [answer.message], ""
-    location, region = answer.output.strip().splitlines()[-1].lower(), settings.zone.rpartition("-")[0]
-    near = region.startswith(CONTINENTS[location]) if location in CONTINENTS else location == region
-    wrong = [] if near else [f"{bucket} is in {location}, the pod in {region}"]
+    return [] if found.first else [UNREACHED], f"{found.workdir} written and read by every host"
+
+
+def _writable(found: Found, bucket: str) -> tuple[list[str], str]:
+    """Return what is wrong with the bucket of the run, and the evidence."""
+    location, wrong = _location(found.settings, bucket)
+    if not location:
+        return wrong, ""
     probe = f"{bucket}/readiness-{secrets.token_hex(4)}"
     for words in (["cp", str(pathlib.Path(__file__)), probe], ["rm", probe]):
-        done = storage(settings, words)
+        done = storage(found.settings, words)
         wrong += [f"{bucket}: {done.message}"] if done.status else []
     return wrong, f"{bucket} in {location}, with the pod; written and removed {probe}"
+
+
+def _location(settings: Settings, bucket: str) -> tuple[str, list[str]]:
+    """Return the location of a bucket, "" if it is unknown, and what is wrong with it."""
+    answer = storage(settings, ["buckets", "describe", bucket, "--format=value(location)"])
+    if answer.status:
+        return "", [f"{bucket}: {answer.message}"]
+    location, region = answer.output.strip().splitlines()[-1].lower(), settings.zone.rpartition("-")[0]
+    near = region.startswith(CONTINENTS[location]) if location in CONTINENTS else location == region
+    return location, [] if near else [f"{bucket} is in {location}, the pod in {region}"]
 
 
 def logging(found: Found) -> tuple[list[str], str]:
@@ -227,14 +228,18 @@ def cost(found: Found) -> tuple[list[str], str]:
     """Return the cost of a run from the time of a step; no figure if it was simulated or the price is unknown."""
     settings, topology = found.settings, recipes.preset(found.settings)
     price = watch.price_per_chip_hour(dataclasses.replace(settings, transport="gcloud"))  # of the simulated pod
-    if not (topology and price):
+    if topology is None or price is None:
         return [], f"the price of {settings.accel} is not known; set --price=DOLLARS per chip-hour"
     chips = topology.chips
-    hour = f"${chips * price:,.2f} an hour for {chips} chips at ${price:.2f} ({topologies.PRICES_AS_OF})"
-    if found.first.get("simulated") or len(found.first.get("trained", [])) < 3:
+    source = "as given" if settings.given("price") else topologies.PRICES_AS_OF
+    hour = f"${chips * price:,.2f} an hour for {chips} chips at ${price:.2f} ({source})"
+    if not found.busy and (found.first.get("simulated") or len(found.first.get("trained", [])) < 3):
         return [], f"{hour}; the number of hours is unknown, because the steps were simulated"
-    seconds = found.first["trained"][2]["step_seconds"] or math.nan
-    return [], f"{hour}; ${1000 * seconds / 3600 * chips * price:,.2f} for 1,000 steps of {seconds:.3f} s"
+    if found.busy and not found.rehearsed.get("step_seconds"):
+        return [], f"{hour}; the number of hours is unknown, because no step was measured"
+    seconds = found.rehearsed["step_seconds"] if found.busy else found.first["trained"][2]["step_seconds"] or math.nan
+    how = ", rehearsed" if found.busy else ""
+    return [], f"{hour}; ${1000 * seconds / 3600 * chips * price:,.2f} for 1,000 steps of {seconds:.3f} s{how}"
 
 
 OF_THE_RUN = {  # items that need the run on the hosts
@@ -249,15 +254,23 @@ ITEMS = {
     "storage": storage_place,
     "cost": cost,
 }
+LATER = ("3-step run", "checkpoint", "metrics and logs", "monitoring and recovery")
+BUSY = ITEMS | dict.fromkeys(LATER, ahead.later) | {  # the items while a run holds the devices
+    "hardware": ahead.pod_state, "processes": ahead.answers, "mesh": ahead.rehearsed_mesh,
+    "compilation": ahead.compilation,
+}  # fmt: skip
+NEED_DEVICES = ("hardware", "processes", "mesh", *LATER)  # a part of them at least
 
 
 def markdown(settings: Settings, items: list[Item], points: list[dict]) -> str:
     """Return the table as a Markdown page, and that of the points of a long run, on which readiness does not depend."""
     ready = "ready" if all(item.ready for item in items) else "NOT ready"
+    if ready == "NOT ready" and all(item.ready is not False for item in items):
+        ready = f"checked in part; the rest {deploy.WAITS}"
     run = f"{settings.accel}, {settings.transport}, {settings.recipe}; {time.strftime('%F %T %Z')}"
     lines = [f"# {settings.name} is {ready}", "", run, "", "| item | ready | evidence |", "|---|---|---|"]
     for name, is_ready, evidence in items:
-        lines.append(f"| {name} | {'yes' if is_ready else '**no**'} | {evidence.replace('|', '/')} |")
+        lines.append(f"| {name} | {PAGE[is_ready]} | {evidence.replace('|', '/')} |")
     if points:
         lines += ["", "What a long run should have, judged by the step that ran:", "", "| point | verdict | evidence |"]
         lines += ["|---|---|---|"]
@@ -266,29 +279,42 @@ def markdown(settings: Settings, items: list[Item], points: list[dict]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _three_steps(settings: Settings, transport: Transport, command: str, scratch: str) -> list[Result]:
+def _command(settings: Settings, words: list[str], prefix: tuple[str, ...] = (), more: str = "") -> str:
+    """Return the command of scripts/check_host.py with train.py's arguments, and `more` for the shell."""
+    program = shlex.join([*prefix, hosts.python(settings), "scripts/check_host.py", *words])
+    return hosts.in_environment(settings, f"{program}{more}")
+
+
+def _three_steps(settings: Settings, transport: Transport, words: list[str], scratch: str) -> list[Result]:
     """Train on all hosts, then remove the scratch folder."""
     print(f"training three steps on {transport.num_workers} hosts", flush=True)
     try:
-        return transport.run_each(command)
+        return transport.run_each(_command(settings, words))
     finally:
         transport.run(hosts.in_code(settings, f"rm -rf {hosts.here(scratch)}"), show=False)
         if "://" in scratch:
             storage(settings, ["rm", "-r", scratch])
 
 
-def _printed(output: Result) -> Checked | None:
+def _ahead(settings: Settings, transport: Transport, words: list[str]) -> list[Result]:
+    """Check without a device what can be: each host by itself, and the coordinator compiles."""
+    print("a run holds the devices: checking what needs none", flush=True)
+    compiles = f' $([ "$W" = {settings.coordinator_worker} ] && echo --rehearse)'
+    return transport.run_each(_command(settings, [*words, "--ahead"], hosts.IN_BACKGROUND, compiles))
+
+
+def _printed(output: Result, schema: type) -> Checked | Ahead | None:
     """Return the answer that a host's script printed; None if there is none, or an invalid one."""
     line = re.search(f"^{MARK}(.*)$", output.output, re.MULTILINE)
     if not line or output.status:
         return None
     with contextlib.suppress(JsonError):
-        return parse_json(line[1], Checked, MARK)
+        return parse_json(line[1], schema, MARK)
 
 
 def _why(items: list[Item]) -> str:
     """Return the failed items in one line; the items that were not reached because of them come last."""
-    failed = [item for item in items if not item.ready]
+    failed = [item for item in items if item.ready is False]
     reached = [f"{item.name}: {item.evidence[:LONGEST]}" for item in failed if item.evidence != UNREACHED]
     unreached = [item.name for item in failed if item.evidence == UNREACHED]
     return "; ".join(reached + ([f"not reached because of this: {', '.join(unreached)}"] if unreached else []))

@@ -3,6 +3,7 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping, Sequence
 
 from configs import topologies
@@ -13,8 +14,10 @@ from pods.errors import PodError, usage_error
 from pods.settings import Settings, is_per_host
 from pods.transports import Transport
 from settings import loading, simulation, validation
+from settings.resolving import Loaded
 
 MESH_VARIABLES = ("TPU_MESH_CONFIG", "TPU_AXIS_NAMES")  # of this machine, passed to the hosts
+DATA = {"data.source", "data.path", "data.mixture", "data.stream"}  # keys that say which data a run reads
 DTYPES = {"bf16": "bfloat16", "f32": "float32"}
 V5E, V5E_AT_GOOGLE = "v5e-", "v5litepod-"  # the one accelerator type with another name at Google
 
@@ -156,13 +159,42 @@ def chosen_data_keys(settings: Settings) -> dict[str, object]:
     return data_keys(settings) if settings.given("dataset") else {}
 
 
-def check(settings: Settings, words: list[str]) -> None:
-    """Raise PodError for arguments that train.py would refuse on every host."""
+def pretraining_keys(settings: Settings, more: Sequence[str] = ()) -> dict[str, object]:
+    """Return `data_keys`, as for launch_pretrain_hf; {} if the recipe or a typed argument names other data.
+
+    Args:
+      more: typed arguments of train.py.
+    """
+    if settings.given("dataset"):
+        return data_keys(settings)
+    typed = {word.lstrip("-").removeprefix("config.").partition("=")[0] for word in (*settings.overrides, *more)}
+    own = load([f"--config={settings.recipe}"]).config.data
+    named = own.source != "auto" or any((own.path, own.mixture, own.stream))
+    return {} if named or typed & DATA else data_keys(settings)
+
+
+def buckets_of_data(words: Sequence[str]) -> list[str]:
+    """Return the buckets, as gs://NAME, that the configuration of train.py's arguments reads data from."""
+    data = load(words).config.data
+    text = " ".join((data.path, data.mixture, data.stream, data.validation_path, data.tokenizer))
+    return sorted(set(re.findall(r"gs://[^/\s,;:]+", text)))
+
+
+def load(words: Sequence[str]) -> Loaded:
+    """Return the configuration of train.py's arguments; a usage error if a key or the recipe is wrong."""
     flags = dict(word.lstrip("-").split("=", 1) for word in words if "=" in word)
     mesh = {name: os.environ[name] for name in MESH_VARIABLES if os.environ.get(name)}
     typed = {name.removeprefix("config."): value for name, value in flags.items() if name.startswith("config.")}
     try:
-        loaded = loading.load(loading.of_workspace(flags["config"]), flags.get("topology", ""), typed, mesh)
+        return loading.load(loading.of_workspace(flags["config"]), flags.get("topology", ""), typed, mesh)
+    except ConfigError as error:
+        raise usage_error(str(error)) from None
+
+
+def check(settings: Settings, words: list[str]) -> None:
+    """Raise PodError for arguments that train.py would refuse on every host."""
+    loaded = load(words)
+    try:
         if loaded.topology is None:
             return validation.check_keys(loaded.config)
         validation.resolve_mesh(loaded.config, loaded.topology.chips)

@@ -41,7 +41,7 @@ POSITIVE = ("evolution_trials", "evolution_steps")  # fields that 0 does not tur
 LARGEST_NUMBER = 1_000_000_000  # as seconds, thirty years
 NOT_IN_ENVIRONMENT = {  # flags for one call, or with a name that other programs use
     "type", "topology", "network", "labels", "metadata", "tags", "scopes", "worker", "lines", "json", "watch", "gke",
-    "slurm", "image", "dry_run", "output_directory", "workers", "price", "alert", "preset",
+    "slurm", "image", "zones", "wait", "dry_run", "output_directory", "workers", "price", "alert", "preset",
 }  # fmt: skip
 UNREAD = UNREAD_VARIABLES | {"TPU_NAME": "NAME names the pod", "XLA_USE_BF16": "DTYPE=bf16 or f32 sets the type"}
 
@@ -64,6 +64,10 @@ class Settings:
     pod_root: str = variable("runs/pods", "folder here for local pods and the records of launches", "pod")
     workers: int = variable(0, "number of workers of a local pod; 0: as many as ACCEL has hosts", "pod")
 
+    zones: str = variable(
+        "", "create: zones to try in turn, as us-central2-b,europe-west4-b, also spot and queued", "call"
+    )
+    wait: bool = variable(False, "create: try again until there is a pod, at most wait_seconds", "call")
     queued: bool = variable(False, "create, wait, delete: use a queued resource", "create")
     queued_resource: str = variable("", "id of the queued resource; default: NAME", "create")
     slices: int = variable(1, "slices joined by the data-center network; more than 1 needs --queued", "create")
@@ -114,7 +118,7 @@ class Settings:
 
     preset: str = variable("", "production, development or research: MODEL_SIZE and the switches below", "switches")
     enable_optimizations: bool = variable(True, "false: all switches below are off", "switches")
-    enable_tpu_opt: bool = variable(True, "bfloat16 and rematerialisation", "switches")
+    enable_tpu_opt: bool = variable(True, "bfloat16, and as few microbatches as memory allows", "switches")
     enable_neuroplasticity: bool = variable(True, "continual learning", "switches")
     enable_causal: bool = variable(True, "causal reasoning", "switches")
     enable_evolution: bool = variable(False, "architecture search; slow", "switches")
@@ -136,7 +140,7 @@ class Settings:
     max_restarts: int = variable(10, "supervise: restarts without progress before it gives up", "call")
     hang_seconds: float = variable(600.0, "supervise: seconds without a step after which a worker hangs", "call")
     alert: str = variable("", "supervise: shell command that gets the alert as its last argument", "call")
-    price: float = variable(0.0, "metrics: dollars per chip-hour; 0: list price of configs/topologies.py", "call")
+    price: float = variable(0.0, "metrics, validate: dollars per chip-hour, also 0; default: list price", "call")
     retries: int = variable(4, "retries of a call of gcloud after a transient failure", "call")
     retry_seconds: float = variable(2.0, "seconds before the first retry; they double for each", "call")
     gke: bool = variable(False, "manifest: a JobSet for GKE", "call")
@@ -245,6 +249,7 @@ def read(arguments: list[str], environment: Mapping[str, str] = os.environ) -> t
         elif variable_name == "VERSION" and variable_name in environment:
             given, origins[name] = "", "environment"  # empty: `create` lists the versions
         values[name] = field.default if given is None else _convert(name, given, field.default, origins[name])
+    values["zone"] = values["zone"] or values["zones"].partition(",")[0]
     home = os.path.expanduser("~/")
     if values["repo_dir"].startswith(home):  # the local shell expanded $HOME, but the host's is meant
         values["repo_dir"] = "~/" + values["repo_dir"].removeprefix(home)

@@ -13,10 +13,11 @@ from pods.settings import FIELDS, truth
 
 Size = Annotated[int, pydantic.Field(ge=0, lt=2**31)] | None
 ALL = "ENABLE_OPTIMIZATIONS"  # if it is off, all other switches are off
-CAUSAL, EVOLUTION = "ENABLE_CAUSAL", "ENABLE_EVOLUTION"
+TPU_OPT, CAUSAL, EVOLUTION = "ENABLE_TPU_OPT", "ENABLE_CAUSAL", "ENABLE_EVOLUTION"
 SWITCHES = {  # configuration keys that an enabled switch sets
-    # TPU kernels need no switch; the mesh and the compiler's options come from --topology.
-    "ENABLE_TPU_OPT": {"model.dtype": "bfloat16", "model.remat": "attention"},
+    # Kernels need no switch. --topology brings the compiler's options and the mesh, which shards experts where that is
+    # faster than gathering them. What a recipe keeps for its backward pass is the fastest that fits.
+    TPU_OPT: {"model.dtype": "bfloat16", "batch.fit": "auto"},
     "ENABLE_NEUROPLASTICITY": {"plasticity.method": "continual_backprop"},
     CAUSAL: {  # the same words in another order, which are as many tokens; at each evaluation
         "causality.prompt": "red blue green red blue", "causality.corrupt": "red green blue red blue",

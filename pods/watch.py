@@ -248,9 +248,10 @@ def elapsed_seconds(lines: list[dict], launched: float | None = None) -> float:
 
 
 def price_per_chip_hour(settings: Settings) -> float | None:
-    """Return --price, else the price of the slice's preset; None if there is none, and for simulated chips."""
+    """Return --price, which may be 0, else that of the preset; None if there is none, or if the chips are simulated."""
     topology = None if settings.transport == "local" else recipes.preset(settings)
-    return settings.price or (topology.price_per_chip_hour if topology else None)
+    listed = topology.price_per_chip_hour if topology else None
+    return settings.price if settings.given("price") else listed
 
 
 def _worker(number: int, result, record: dict | None) -> Worker:

@@ -31,8 +31,8 @@ def slices(load: Callable, wanted: list[presets.Topology], display) -> dict:
     for index, result in display.compile_all(pairs, f"compiling for {', '.join(t.name for _, t in pairs)}"):
         results[pairs[index][1].name] = result
     rows = [{"topology": t.name, "Chips": t.chips} | report.row(results[t.name]) for t in wanted]
-    rows.sort(key=lambda row: row.get(COST) or float("inf"))
-    cheapest = rows[0]["topology"] if rows[0].get(COST) else None
+    rows.sort(key=_cheapest_first)
+    cheapest = rows[0]["topology"] if rows[0].get(COST) is not None else None
     note = f"the cheapest per token: {cheapest}" if cheapest else "none fits at a known price"
     return {
         "title": f"{loaded.recipe} on {len(rows)} slices, the cheapest per token first",
@@ -41,6 +41,12 @@ def slices(load: Callable, wanted: list[presets.Topology], display) -> dict:
         "best": cheapest,
         "notes": [f"{note}; list prices of {presets.PRICES_AS_OF} unless --price is given; times are estimates"],
     }
+
+
+def _cheapest_first(row: dict) -> tuple:
+    """Return the key to sort by: an unknown cost comes last, and of equal costs, such as $0, the faster first."""
+    cost = row.get(COST)
+    return cost is None, cost or 0.0, -(row.get("Tokens/s") or 0.0)
 
 
 def scaling(loaded, topology: presets.Topology, display) -> dict:

@@ -3,17 +3,31 @@
 
 Prepares the corpus, trains three steps with train.py's loop on real batches, restores the checkpoint and trains a
 fourth step. Prints one line: CHECKED and a JSON object. `pod.py validate` removes the workdir.
+
+With --ahead it uses no device, because a run holds them: it prepares the corpus, and with --rehearse it also compiles
+the step ahead of time for the slice of --topology.
 """
 
+import os
 import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from core import command_line
+from cluster import startup
+from core.command_line import FLAGS, flags
+
+flags.DEFINE_bool("ahead", False, "check only what needs no device")
+flags.DEFINE_bool("rehearse", False, "with --ahead: also compile the step ahead of time")
 
 if __name__ == "__main__":
-    COMMAND = command_line.parse(__doc__)
+    if "--ahead" in sys.argv:
+        os.environ["JAX_PLATFORMS"] = "cpu"  # before jax is imported
+        startup.choose_libraries()
+        LOADED = command_line.parse_configuration(__doc__, use=lambda flags: command_line.IGNORE)
+    else:
+        COMMAND = command_line.parse(__doc__)
 
 import importlib.metadata
 import json
@@ -26,10 +40,13 @@ import train
 from settings import validation
 from input_pipeline import batches as pipeline
 from cluster import identity, processes
+from configs.errors import ConfigError
 from core.callbacks import Callback
+from input_pipeline.cache import cache_folder
 from profiling.recording import rates
-from rehearsal import checklist
+from rehearsal import checklist, ways
 from rehearsal.compilation import state_bytes
+from rehearsal.compiler import Compiler, check_compiler
 from reporting import preflight
 from reporting.metrics import read_lines
 from reporting.throughput import GIB
@@ -84,6 +101,32 @@ class Checklist(Callback):
         ))  # fmt: skip
 
 
+def ahead() -> dict:
+    """Prepare the corpus and compile the step, without a device; return the results."""
+    corpus = train.prepare_corpus(LOADED.config, "model.vocab_size" in LOADED.typed)
+    return {
+        "versions": identity.versions(),
+        "not_as_locked": not_as_locked(),
+        "corpus": corpus.digest,
+        "corpus_tokens": corpus.train.num_tokens,
+        "rehearsed": rehearsed() if FLAGS.rehearse else None,
+    }
+
+
+def rehearsed() -> dict | None:
+    """Return the figures of the step on the slice of --topology, or {"error": text}; None if it is none of TPUs."""
+    topology = LOADED.topology
+    if topology is None or topology.accelerator != "tpu":
+        return None
+    try:
+        check_compiler(topology)
+    except ConfigError as error:
+        return {"error": str(error)}
+    compiler = Compiler(cache_folder(LOADED.config.data.cache_dir) / "rehearsals")
+    config = LOADED.config.copy_and_resolve_references()
+    return ways.rehearse({"step": config}, topology, compiler, print)["step"]
+
+
 def main() -> dict:
     """Run the checks and the training steps; return the results."""
     config, workdir = COMMAND.config, COMMAND.workdir
@@ -136,5 +179,5 @@ def _batches(config, corpus, steps: int):
 
 
 if __name__ == "__main__":
-    print("CHECKED " + json.dumps(main()), flush=True)
+    print("CHECKED " + json.dumps(ahead() if FLAGS.ahead else main()), flush=True)
     processes.leave()

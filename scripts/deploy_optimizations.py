@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile the train step with the enabled switches on this host, run it three times, and report its time and memory.
 
+Also rehearses the step for the slice of --topology: naive, as `launch` trains it, and with the switches.
+
     python scripts/deploy_optimizations.py [--config=configs/optimization_config.json] [--config=configs/large.py]
-        [--model-size=medium] [--sequence-length=512] [--disable-tpu] [--disable-causal] ... [train.py's arguments]
+        [--model-size=medium] [--sequence-length=512] [--disable-tpu] [--disable-causal] ... [--ahead]
+        [train.py's arguments]
 
 A JSON file contains switches and sizes; it is data. A recipe is code, so it can only be given as an argument.
 
 `pod.py setup_optimizations` runs this script on all hosts of a pod as one process group. Each host writes its
 optimization_deployment_report.json: the given switches, what each costs, and measured seconds, tokens/s and memory.
+With --ahead the script uses no device, because a run holds them: all figures are those of rehearsals.
 """
 
 import json
+import os
 import pathlib
 import sys
 import time
@@ -25,12 +30,17 @@ from pods.errors import PodError
 
 if __name__ == "__main__":
     try:
-        SWITCHES, ARGUMENTS, SEARCH_STEPS = deploy.resolve(sys.argv, __doc__)
+        SWITCHES, ARGUMENTS, SEARCH_STEPS, AHEAD = deploy.resolve(sys.argv, __doc__)
     except PodError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
     sys.argv[1:] = ARGUMENTS
-    COMMAND = command_line.parse(__doc__, use=lambda flags: command_line.IGNORE)
+    if AHEAD:
+        os.environ["JAX_PLATFORMS"] = "cpu"  # before jax is imported
+        LOADED = command_line.parse_configuration(__doc__, use=lambda flags: command_line.IGNORE)
+    else:
+        COMMAND = command_line.parse(__doc__, use=lambda flags: command_line.IGNORE)
+        LOADED = COMMAND.loaded
 
 import jax
 import numpy as np
@@ -40,15 +50,22 @@ from core import assembly
 from settings import loading, validation
 from settings.keys import flat
 from cluster import identity, processes
+from configs.errors import ConfigError
+from input_pipeline.cache import cache_folder
 from parallelism.mesh import mesh_context
+from rehearsal import ways
+from rehearsal.compiler import Compiler, check_compiler
 from reporting import preflight
 from reporting.step_log import NonFinite
 
 STEPS = 3
+BASELINE, LAUNCH, OPTIMIZED = "naive", "launch", "launch_optimized"  # names of rehearsed ways
+COSTS = ("step_seconds", "memory_gib_per_device")
 
 
 def measure(config) -> dict:
     """Compile the real step, run it on random tokens, and return its time and memory."""
+    config = config.copy_and_resolve_references()
     batch_fit.fit_batch(config, print)
     run, started = assembly.assemble(config), time.perf_counter()
     step = run.compile()
@@ -78,12 +95,12 @@ def measure(config) -> dict:
     }
 
 
-def without(config, name: str):
-    """Return a configuration in which the keys of a switch have the recipe's values, unless others were typed."""
-    loaded, changed = COMMAND.loaded, config.copy_and_resolve_references()
-    recipe = loading.load(loaded.path, loaded.topology.name if loaded.topology else "", {}).config
+def without(config, names: list[str]):
+    """Return a configuration in which the keys of switches have the recipe's values, unless others were typed."""
+    topology, changed = LOADED.topology, config.copy_and_resolve_references()
+    recipe = loading.load(LOADED.path, topology.name if topology else "", {}).config
     with changed.unlocked():
-        for key, value in switches.SWITCHES[name].items():
+        for key, value in [pair for name in names for pair in switches.SWITCHES[name].items()]:
             section, _, last = key.partition(".")
             if changed[section][last] == value:
                 changed[section][last] = recipe[section][last]
@@ -99,8 +116,53 @@ def costs(config, measured: dict) -> dict[str, dict[str, float]]:
         elif name == switches.CAUSAL:
             found[name] = {"evaluation_seconds": explaining_seconds(config)}
         else:
-            off = measure(without(config, name))
-            found[name] = {key: measured[key] - off[key] for key in ("step_seconds", "memory_gib_per_device")}
+            off = measure(without(config, [name]))
+            found[name] = {key: measured[key] - off[key] for key in COSTS}
+    return found
+
+
+def rehearse(more: list[str]) -> dict:
+    """Return the figures of all ways of training the recipe, and how the ways compare; {"error": text} without them.
+
+    Args:
+      more: switches without which the step is rehearsed too.
+    """
+    topology = LOADED.topology
+    if topology is None or topology.accelerator != "tpu":
+        return {"error": "only a slice of TPUs, named by --topology, can be rehearsed"}
+    check_compiler(topology)
+    overrides, _ = command_line.split_overrides(sys.argv)
+    config = loading.load(LOADED.path, topology.name, overrides, os.environ).config  # whole: nothing is scaled down
+    validation.validate(config, topology.chips)
+    plain, others = without(config, SWITCHES.on), [name for name in SWITCHES.on if name != switches.TPU_OPT]
+    wanted = {BASELINE: ways.naive(plain, topology), LAUNCH: plain}
+    if switches.TPU_OPT in SWITCHES.on:
+        wanted[switches.TPU_OPT] = without(config, others)
+    wanted |= {OPTIMIZED: config} | {f"without {name}": without(config, [name]) for name in more}
+    compiler = Compiler(cache_folder(config.data.cache_dir) / "rehearsals")
+    found = ways.rehearse(wanted, topology, compiler, lambda line: print(line, flush=True))
+    compared = {
+        name: [ways.factors(found, name, baseline) for baseline in (BASELINE, LAUNCH) if baseline != name]
+        for name in (LAUNCH, switches.TPU_OPT, OPTIMIZED)
+        if name in found
+    }
+    return {"topology": topology.name, "naive_keys": ways.NAIVE, "ways": found, "factors": compared}
+
+
+def rehearsed_costs(rehearsed: dict) -> dict[str, dict[str, float | None]]:
+    """Return what each switch adds by rehearsal; None is a figure that only a device can give."""
+    found, compared = {}, rehearsed["ways"]
+    for name in SWITCHES.on:
+        other = compared[LAUNCH] if name == switches.TPU_OPT else compared.get(f"without {name}", {})
+        mine = compared[switches.TPU_OPT if name == switches.TPU_OPT else OPTIMIZED]
+        if name == switches.EVOLUTION:
+            step = mine.get("step_seconds")
+            found[name] = {"search_seconds": step and SEARCH_STEPS * step}
+        elif name == switches.CAUSAL:
+            found[name] = {"evaluation_seconds": None}
+        else:
+            known = [key for key in COSTS if mine.get(key) and other.get(key)]
+            found[name] = dict.fromkeys(COSTS) | {key: mine[key] - other[key] for key in known}
     return found
 
 
@@ -116,6 +178,19 @@ def explaining_seconds(config) -> float:
     return time.perf_counter() - started
 
 
+def ahead() -> None:
+    """Rehearse without a device, and write the report; ConfigError if the step cannot run on the slice."""
+    print("\n".join(SWITCHES.lines()), flush=True)
+    more = [name for name in SWITCHES.on if switches.SWITCHES[name] and name not in (switches.TPU_OPT, switches.CAUSAL)]
+    rehearsed = rehearse(more)
+    if not (whole := rehearsed.get("ways", {}).get(OPTIMIZED, rehearsed)).get("fits"):
+        raise ConfigError(f"the step with these switches is not ready: {ways.text(whole)}")
+    report = {"switches": SWITCHES.record() | {"cost": rehearsed_costs(rehearsed)}, "measured": deploy.WAITS,
+              "rehearsed": rehearsed, "config": flat(LOADED.config)}  # fmt: skip
+    write(report)
+    print("\n".join([*summary(report), deploy.REPORT]))
+
+
 def main() -> None:
     """Measure the step and write the report in the current folder."""
     config = COMMAND.config
@@ -125,25 +200,20 @@ def main() -> None:
     first = processes.index() == 0
     if first:
         print("\n".join([*SWITCHES.lines(), *COMMAND.banner()]), flush=True)
-    commit, changed = records.code_state()
-    measured = measure(config)
+    measured, plain = measure(config), measure(without(config, SWITCHES.on))
     report = {
         "switches": SWITCHES.record() | {"cost": costs(config, measured)},
-        "arguments": ARGUMENTS,
         "simulated": COMMAND.scaled_down is not None,
         "process": processes.index(),
         "num_processes": processes.count(),
         "num_devices": jax.device_count(),
         "device_kind": jax.devices()[0].device_kind,
         **measured,
+        LAUNCH: {key: plain[key] for key in (*COSTS, "tokens_per_second")},
+        "rehearsed": or_reason(rehearse) if first else None,
         "config": flat(config),
-        "versions": identity.versions(),
-        "commit": commit,
-        "changed_files": changed,
-        "code": identity.code_digest(),
-        "time": time.time(),
     }
-    pathlib.Path(deploy.REPORT).write_text(json.dumps(report, indent=1))
+    write(report)
     if first:
         print(
             f"{report['num_devices']} devices ({report['device_kind']}), {report['num_processes']} processes: "
@@ -152,8 +222,44 @@ def main() -> None:
             f"{report['memory_gib_per_device']:.2f} GiB a device; on: {', '.join(SWITCHES.on) or 'nothing'}; "
             f"{deploy.REPORT}"
         )
+        print("\n".join(summary(report)))
     processes.leave()
 
 
+def summary(report: dict) -> list[str]:
+    """Return a line for the cost of each switch, and one for each comparison of two ways."""
+    units = {
+        "step_seconds": "s a step", "memory_gib_per_device": "GiB a device", "evaluation_seconds": "s an evaluation",
+        "search_seconds": "s before the training",
+    }  # fmt: skip
+    lines = []
+    for name, cost in report["switches"]["cost"].items():
+        known = [f"{value:+.3g} {units[key]}" for key, value in cost.items() if value is not None]
+        lines.append(f"{name}: {', '.join(known) or deploy.WAITS}")
+    for name, compared in report["rehearsed"].get("factors", {}).items():
+        for one in compared:
+            speed, memory = (
+                f"{one[key]:.2f}" if one[key] else "unknown" for key in ("times_faster", "times_less_memory")
+            )
+            lines.append(f"{name}, rehearsed: {speed} times the speed of {one['baseline']}, its memory / {memory}")
+    return lines
+
+
+def or_reason(rehearsal) -> dict:
+    """Return the rehearsal, or why there is none: the measured figures do not depend on it."""
+    try:
+        return rehearsal([])
+    except ConfigError as error:
+        return {"error": str(error)}
+
+
+def write(report: dict) -> None:
+    """Write the report with what identifies the code."""
+    commit, changed = records.code_state()
+    about = {"arguments": ARGUMENTS, "versions": identity.versions(), "commit": commit, "changed_files": changed}
+    about |= {"code": identity.code_digest(), "time": time.time()}
+    pathlib.Path(deploy.REPORT).write_text(json.dumps(report | about, indent=1))
+
+
 if __name__ == "__main__":
-    main()
+    ahead() if AHEAD else main()

@@ -255,8 +255,9 @@ def test_trainings_are_launched_by_one_call_for_all_workers(gcloud, name, log, n
     done = gcloud.run(name, "--dry-run", **variables)
     assert (done.status, done.calls) == (0, []), done.stderr
     given = shared(REPO_DIR="~/torus", **variables)
-    chosen = {"launch_pretrain_hf": recipes.data_keys(given), "launch_optimized": recipes.resolved_switches(given).keys}
-    arguments = recipes.arguments(given, chosen[name], [], f"gs://b/runs/{NAME}/small")
+    chosen = recipes.data_keys(given)  # both train on the same data
+    chosen |= recipes.resolved_switches(given).keys if name == "launch_optimized" else {}
+    arguments = recipes.arguments(given, chosen, [], f"gs://b/runs/{NAME}/small")
     assert {"--config=configs/small.py", f"--topology={ACCEL[num_hosts]}"} < set(arguments)
     assert "--config.train.sequence_length=256" in arguments
     words = [".venv/bin/python", "train.py", *arguments]

@@ -179,19 +179,21 @@ def words_of(done) -> list[str]:
         (
             "launch_optimized",
             {"MODEL_SIZE": "small", "SEQ_LEN": "2048", "STEPS": "7", "LR": "1e-4", "PER_DEVICE_BATCH": "2"},
-            {"config": "configs/small.py", "config.model.remat": "attention", "config.model.dtype": "bfloat16",
+            {"config": "configs/small.py", "config.batch.fit": "auto", "config.model.dtype": "bfloat16",
              "config.train.sequence_length": "2048", "config.model.max_length": "2048", "config.train.steps": "7",
-             "config.train.global_batch": "32", "config.optimizer.learning_rate": "0.0001"},
-            {"config.data.source"},
+             "config.train.global_batch": "32", "config.optimizer.learning_rate": "0.0001",
+             "config.data.source": "huggingface", "config.data.path": "allenai/c4:train"},
+            {"config.model.remat"},
         ),
-        ("launch_optimized", {"ENABLE_TPU_OPT": "off"}, {}, {"config.model.remat", "config.model.dtype"}),
-        ("launch_optimized", {"ENABLE_OPTIMIZATIONS": "0"}, {}, {"config.model.remat"}),
+        ("launch_optimized", {"ENABLE_TPU_OPT": "off"}, {}, {"config.batch.fit", "config.model.dtype"}),
+        ("launch_optimized", {"ENABLE_OPTIMIZATIONS": "0"}, {}, {"config.batch.fit"}),
+        ("launch_optimized", {"MODEL_SIZE": "countdown"}, {"config": "configs/countdown.py"}, {"config.data.source"}),
         ("launch_optimized", {"DTYPE": "f32"}, {"config.model.dtype": "float32"}, set()),
         (
             "launch_pretrain_hf", {},
             {"config.data.source": "huggingface", "config.data.path": "allenai/c4:train",
              "config.data.subset": "en", "config.data.field": "text"},
-            {"config.model.remat"},
+            {"config.batch.fit"},
         ),
         (
             "launch_pretrain_hf",
@@ -215,6 +217,14 @@ def test_variables_become_arguments_of_train(tmp_path, subcommand, variables, ex
     assert program[:2] == [".venv/bin/python", "train.py"]
     values = dict(word.removeprefix("--").split("=", 1) for word in program[2:])
     assert values.items() >= expected.items() and not absent & values.keys()
+
+
+@pytest.mark.parametrize("after_dashes", [False, True])
+def test_data_that_are_typed_are_read_in_place_of_the_data_set(tmp_path, after_dashes):
+    typed = ["--config.data.path=texts/*.txt"]
+    pod = LocalPod(tmp_path, ACCEL="v4-32")
+    words = words_of(pod.run("launch_optimized", "--dry_run", *(["--"] if after_dashes else []), *typed))
+    assert [word for word in words if word.startswith("--config.data.")] == typed
 
 
 def test_evolution_searches_with_short_trials_and_then_trains(tmp_path):

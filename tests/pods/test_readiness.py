@@ -13,7 +13,7 @@ from pods.connection import connect
 from pods.errors import PodError
 from pods.transports import Result
 from pods.watch import Worker
-from tests.pods.local_pods import LocalPod, committed_clone, small_run
+from tests.pods.local_pods import LocalPod, alive, committed_clone, small_run
 from tests.support import ROOT
 
 SCRIPT = ROOT / "scripts" / "deploy_optimizations.py"
@@ -92,16 +92,17 @@ def test_flags_of_the_deployment_and_its_file(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     flags = ("--config=c.json", "--disable-meta-learning", "--num-experts=16", "--evolution-trials=3")
-    resolved, words, search_steps = deploy.resolve(["deploy", *flags], "")
+    resolved, words, search_steps, ahead = deploy.resolve(["deploy", *flags], "")
+    assert not ahead
     assert resolved.given == SWITCHES | {"ENABLE_TPU_OPT": False, "ENABLE_META_LEARNING": False}
     assert search_steps == 3 * 200
     assert words == [
         f"--config={ROOT}/configs/large_moe.py", *of_switches("ENABLE_NEUROPLASTICITY", "ENABLE_CAUSAL"),
         "--config.model.num_experts=16",
     ]  # fmt: skip
-    flags = ("--model-size=small", "--sequence-length=64", "--disable-neuroplasticity", "--topology=v4-8")
-    resolved, words, search_steps = deploy.resolve(["deploy", *flags], "")
-    assert resolved.given == SWITCHES | {"ENABLE_NEUROPLASTICITY": False}
+    flags = ("--model-size=small", "--sequence-length=64", "--disable-neuroplasticity", "--topology=v4-8", "--ahead")
+    resolved, words, search_steps, ahead = deploy.resolve(["deploy", *flags], "")
+    assert ahead and resolved.given == SWITCHES | {"ENABLE_NEUROPLASTICITY": False}
     assert words == [
         f"--config={ROOT}/configs/small.py",
         *of_switches("ENABLE_TPU_OPT", "ENABLE_CAUSAL", "ENABLE_META_LEARNING"),
@@ -151,13 +152,72 @@ def test_deployment_measures_the_step_on_every_host_and_reports_exactly_the_swit
         assert report["switches"]["cost"]["ENABLE_NEUROPLASTICITY"].keys() == {"step_seconds", "memory_gib_per_device"}
         assert report["switches"]["cost"]["ENABLE_EVOLUTION"]["search_seconds"] > 0
         assert (report["process"], report["num_processes"], report["num_devices"]) == (worker, 2, 4)
-        assert report["mesh"]["fsdp"] == 4 and report["config"]["model.remat"] == "attention"
+        assert report["mesh"]["fsdp"] == 4 and report["config"]["batch.fit"] == "auto"
         assert report["compile_seconds"] > 0 and report["tokens_per_second"] > 0
         assert report["memory_gib_per_device"] > 0 and len(report["losses"]) == 3
+        assert report["launch"]["step_seconds"] > 0  # the same step without switches
         assert (
             report["commit"]
             == subprocess.check_output(["git", "-C", pair.code, "rev-parse", "HEAD"], text=True).strip()
         )
+
+    rehearsed = json.loads((pair.code_of(0) / deploy.REPORT).read_text())["rehearsed"]
+    assert rehearsed["ways"].keys() == {"naive", "launch", "ENABLE_TPU_OPT", "launch_optimized"}
+    assert all(way["step_seconds"] > 0 and way["memory_gib_per_device"] > 0 for way in rehearsed["ways"].values())
+    assert rehearsed["ways"]["launch"] == rehearsed["ways"]["ENABLE_TPU_OPT"]  # never slower: it is the same program
+    assert [each["baseline"] for each in rehearsed["factors"]["launch_optimized"]] == ["naive", "launch"]
+    assert rehearsed["factors"]["ENABLE_TPU_OPT"][0]["times_less_memory"] > 1
+
+
+HOLDS = "import time; print('ready', flush=True); time.sleep(600)"
+
+
+def test_on_a_busy_pod_all_that_needs_no_device_is_checked_and_the_run_goes_on(pair, tmp_path):
+    """The guide's order for a live pod: setup_optimizations, validate and only then stop."""
+    flags = small_run(tmp_path)
+    only = {"ENABLE_NEUROPLASTICITY": "false", "ENABLE_META_LEARNING": "false", "ENABLE_EVOLUTION": "false"}
+    assert pair.run("launch", "--", "python", "-c", HOLDS).status == 0
+    try:
+        done = pair.run("setup_optimizations", *flags, **only)
+        assert done.status == 0 and f"{deploy.WAITS}, because a run holds the devices of workers 0, 1" in done.stdout
+        report = json.loads((pair.code_of(0) / deploy.REPORT).read_text())
+        assert report["measured"] == deploy.WAITS and "step_seconds" not in report
+        assert report["rehearsed"]["ways"]["launch_optimized"]["step_seconds"] > 0
+        assert report["switches"]["cost"] == {"ENABLE_TPU_OPT": {"step_seconds": 0, "memory_gib_per_device": 0}}
+        done = pair.run("validate", *flags, **only)
+        assert done.status == 0, done.stderr
+        page = (pair.folder / "READINESS.md").read_text()
+        assert page.startswith("# mine is checked in part; the rest waits for a free pod")
+        rows = {row.split(" | ")[0].lstrip("| "): row.split(" | ")[1:] for row in page.splitlines()}
+        for item in ("code", "versions", "data", "storage", "cost", "compilation"):
+            assert rows[item][0] == "yes", item
+        for item in readiness.NEED_DEVICES:
+            assert rows[item][0] == "waits" and rows[item][1].startswith(deploy.WAITS), item
+        assert "by the TPU compiler: " in rows["compilation"][1] and "fsdp=4" in rows["mesh"][1]
+        assert all(map(alive, pair.groups())) and len(pair.groups()) == 2
+    finally:
+        assert pair.run("stop", "--grace_seconds=1").stdout.count("stopped") == 2
+
+
+@pytest.mark.parametrize(
+    ("item", "changes", "evidence"),
+    [
+        ("compilation", {"rehearsed": {"fits": False, "memory_gib_per_device": 40.0}}, "does not fit, it needs 40 GiB"),
+        ("compilation", {"rehearsed": {"error": "the mesh does not divide"}}, "the mesh does not divide"),
+        ("versions", {"not_as_locked": ["jax 2 (locked: 1)"]}, "worker 0: jax 2 (locked: 1)"),
+        ("data", {"corpus": "other"}, "corpus of worker 1 differs"),
+    ],
+)
+def test_what_fails_without_devices_is_no_matter_of_waiting(item, changes, evidence):
+    figures = {"fits": True, "step_seconds": 0.1, "memory_gib_per_device": 2.0, "mesh": {"fsdp": 16}}
+    check = {"versions": {"jax": "1"}, "not_as_locked": [], "corpus": "abc", "corpus_tokens": 10, "rehearsed": None}
+    well = [check | {"rehearsed": figures}, check]
+    assert readiness.judge(item, found(checks=well, busy=[0, 1])).ready
+    failed = readiness.judge(item, found(checks=[well[0] | changes, check], busy=[0, 1]))
+    assert failed.ready is False and evidence in failed.evidence
+    assert readiness.judge("3-step run", found(checks=well, busy=[0])).ready is None
+    lost = readiness.judge("processes", found(checks=[well[0], None], busy=[0]))
+    assert lost.ready is False and "worker 1: out of memory" in lost.evidence
 
 
 def test_validation_trains_and_restores_on_all_hosts_and_finds_what_differs(pair, tmp_path):
@@ -270,6 +330,35 @@ def test_the_bucket_has_to_be_there_near_and_writable(monkeypatch, location, sta
     monkeypatch.setattr(readiness, "storage", lambda *_: Result(None, next(answers), location + "\n"))
     item = readiness.judge("storage", found())
     assert item.ready == ready and evidence in item.evidence
+
+
+@pytest.mark.parametrize(
+    ("workdir", "near"), [("gs://bucket/run", True), ("gs://bucket/run", False), ("/shared/run", False)]
+)
+def test_the_bucket_of_the_data_has_to_be_near_too(monkeypatch, workdir, near):
+    places = {"gs://bucket": "US-CENTRAL2", "gs://texts": "US-CENTRAL2" if near else "EUROPE-WEST4"}
+    monkeypatch.setattr(
+        readiness,
+        "storage",
+        lambda _, words: Result(None, 0, places.get(words[2] if len(words) > 2 else "", "") + "\n"),
+    )
+    item = readiness.judge("storage", found(workdir, data=["gs://bucket", "gs://texts"]))
+    assert item.ready == near
+    wrong, said = "gs://texts is in europe-west4, the pod in us-central2", "data in gs://texts, in us-central2"
+    assert (said if near else wrong) in item.evidence
+
+
+def test_the_buckets_of_data_are_those_of_the_configuration():
+    typed = ["--config=configs/tiny.py", "--config.data.mixture=0.7 gs://one/a/*.txt; 0.3 gs://two/b.jsonl"]
+    assert recipes.buckets_of_data([*typed, "--config.data.tokenizer=gs://one/t.model"]) == ["gs://one", "gs://two"]
+    assert recipes.buckets_of_data(["--config=configs/tiny.py"]) == []
+
+
+def test_a_price_of_nothing_is_a_price():
+    """As that of a grant."""
+    free, _ = settings.read(["--zone=us-central2-b", "--project=p", "--price=0"], {})
+    item = readiness.judge("cost", found(settings=free))
+    assert item.evidence == "$0.00 an hour for 16 chips at $0.00 (as given); $0.00 for 1,000 steps of 0.360 s"
 
 
 def test_what_it_costs_by_the_measured_step():

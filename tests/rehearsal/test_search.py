@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The search ends near the best of all layouts after few compilations; memory's arithmetic knows the recipes."""
 
+import dataclasses
 import importlib
 import math
 import random
@@ -179,6 +180,17 @@ def test_slices_are_compared_by_what_a_token_costs(imagined):
     assert found["best"] == "v5e-8"
     tokens = 256 * 2048
     assert found["rows"][0]["$ a billion tokens"] == pytest.approx(8 * 1.2 / 3600 * 1e9 / tokens)
+
+
+def test_slices_that_cost_nothing_are_compared_by_their_speed(imagined):
+    """As under a grant, for which --price=0 is given."""
+
+    def load_for(name):
+        return loading.load("configs/llama_1b.py", name, {})
+
+    wanted = [dataclasses.replace(load_for(name).topology, price_per_chip_hour=0.0) for name in ("v4-8", "v4-32")]
+    found = compare.slices(load_for, wanted, imagined(lambda config: (16 / config.mesh.fsdp, 1.0)))
+    assert (found["best"], found["rows"][0]["$ a billion tokens"]) == ("v4-32", 0)
 
 
 def test_a_slice_that_the_configuration_cannot_run_on_says_why(imagined):
