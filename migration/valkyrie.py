@@ -196,7 +196,7 @@ def log_to_tmp() -> None:
     except OSError as error:
         print(f"Note: {path} is not written ({error.strerror}); the run's folder has logs", file=sys.stderr)
         return
-    handler.setFormatter(logging.Formatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s"))
+    handler.setFormatter(logging.Formatter("%(asctime)s - %(levelname)s - %(message)s", "%Y-%m-%d %H:%M:%S"))
     logging.getLogger("torus").addHandler(handler)
 
 

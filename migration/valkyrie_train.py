@@ -51,7 +51,7 @@ def main() -> None:
 
 def recipe() -> ConfigDict:
     """Return the configuration of the file of --valkyrie_yaml; ConfigError if the file is wrong."""
-    file = flags.FLAGS.valkyrie_yaml
+    file = flags.FLAGS["valkyrie_yaml"].value
     content = read(file)
     for name, value in content["model"].items():
         if MODEL[name] is not None and not isinstance(value, type(MODEL[name])):
