@@ -29,9 +29,8 @@ QUICKLY_COMPILED = (
 
 def test_the_example_of_a_v4_32_learns_its_batch(tmp_path):
     flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
-    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
-    environment |= {"TPU_MESH_CONFIG": "", "XDG_CACHE_HOME": str(tmp_path / "cache"), "XLA_FLAGS": " ".join(flags)}
-    environment |= {"TMPDIR": str(tmp_path)}
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XLA_FLAGS": " ".join(flags)}
+    environment |= {"TPU_MESH_CONFIG": ""} | {"TMPDIR": str(tmp_path), "JAX_PLATFORMS": "tpu"}
     program = "import runpy; runpy.run_module('examples.tpu_v4_32_training', run_name='__main__', alter_sys=True)"
     keys = ("--config.model.dtype=float32", "--config.model.vocab_size=16")  # so that few answers depend on rounding
     words = ["-c", program, "--synthetic", "--steps=5", f"--workdir={tmp_path / 'run'}", *keys]

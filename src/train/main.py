@@ -4,9 +4,9 @@
 from core import interpreter
 
 try:
-    from migration import valkyrie_train
+    from migration import valkyrie_yaml
 except ModuleNotFoundError as missing:
     interpreter.restart(missing)
 
 if __name__ == "__main__":
-    valkyrie_train.main()
+    valkyrie_yaml.main()

@@ -16,7 +16,7 @@ import optax
 import pytest
 
 from configs.errors import ConfigError
-from migration import valkyrie, valkyrie_train
+from migration import valkyrie, valkyrie_yaml
 from parallelism.mesh import mesh_context
 from settings import loading
 from settings.keys import flat
@@ -291,8 +291,8 @@ def test_the_command_of_the_guide_trains_from_any_python(tmp_path):
 
 
 def resolved(monkeypatch, file, overrides=(), **environment: str):
-    monkeypatch.setattr(valkyrie_train.flags.FLAGS["valkyrie_yaml"], "value", str(file))
-    return loading.load(valkyrie_train.RECIPE, "", dict(overrides), environment)
+    monkeypatch.setenv(valkyrie_yaml.FILE, str(file))
+    return loading.load(valkyrie_yaml.RECIPE, "", dict(overrides), environment)
 
 
 def test_the_yaml_file_is_a_recipe(monkeypatch):
@@ -311,10 +311,16 @@ def test_the_yaml_file_is_a_recipe(monkeypatch):
     assert (config.train.steps, config.mesh.data, config.mesh.model, config.mesh.fsdp) == (7, 4, 4, 2)
 
 
+def test_numbers_in_a_yaml_file_may_be_written_in_any_way(monkeypatch, tmp_path):
+    (tmp_path / "mine.yaml").write_text("model: {rope_theta: 50000, dropout_rate: 0}\ntraining: {learning_rate: 3e-4}")
+    config = resolved(monkeypatch, tmp_path / "mine.yaml").config
+    assert (config.model.rope_theta, config.model.dropout, config.optimizer.learning_rate) == (50_000, 0, 3e-4)
+
+
 def test_the_yaml_file_says_the_mesh_that_no_variable_says(monkeypatch):
     for name in ("TPU_MESH_CONFIG", "TPU_AXIS_NAMES"):
         monkeypatch.setenv(name, "")
-    valkyrie_train.set_mesh("configs/tpu_v4_32.yaml")
+    valkyrie_yaml.set_mesh("configs/tpu_v4_32.yaml")
     assert (os.environ["TPU_MESH_CONFIG"], os.environ["TPU_AXIS_NAMES"]) == ("4,2,2", "data,model,fsdp")
 
 
@@ -323,6 +329,8 @@ def test_the_yaml_file_says_the_mesh_that_no_variable_says(monkeypatch):
     [
         ("model: {hidden_sise: 8}", "model.hidden_sise is unknown; did you mean hidden_size"),
         ("model: {hidden_size: big}", "model.hidden_size=big is not like 4096"),
+        ("model: {hidden_size: true}", "model.hidden_size=True is not like 4096"),
+        ("model: {3: 4}", "model.3 is unknown; all: vocab_size"),
         ("training: {max_steps: many}", "train.steps=many is not a whole number"),
         ("training: {steps: 3}", "training.steps is unknown; did you mean max_steps"),
         ("trainer: {}", "trainer is not one of the sections model, tpu, training"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command of the Valkyrie guide that trains: train.py, with a YAML file as its recipe."""
+"""The command of the Valkyrie guide that trains: train.py with a YAML file, for which this file is the recipe."""
 
 import contextlib
 import inspect
@@ -9,7 +9,6 @@ import runpy
 import sys
 
 import yaml
-from absl import flags
 from ml_collections import ConfigDict
 
 from configs.errors import ConfigError, did_you_mean, shown, similar
@@ -17,7 +16,7 @@ from migration import valkyrie
 from settings.keys import flat, parse_typed
 from settings.loading import ROOT
 
-RECIPE = "migration/valkyrie_recipe.py"
+RECIPE, FILE = "migration/valkyrie_yaml.py", "VALKYRIE_YAML"  # the variable by which `main` names the file
 TPU = {"mesh_config": "TPU_MESH_CONFIG", "axis_names": "TPU_AXIS_NAMES"}
 TRAINING = {
     "batch_size": "train.global_batch", "gradient_accumulation_steps": "train.gradient_accumulation",
@@ -26,7 +25,6 @@ TRAINING = {
     "save_every": "train.save_every",
 }  # fmt: skip
 MODEL = {name: of.default for name, of in inspect.signature(valkyrie.ValkyrieConfig).parameters.items()}
-flags.DEFINE_string("valkyrie_yaml", "configs/tpu_v4_32.yaml", f"the YAML file of {RECIPE}")
 
 
 def main() -> None:
@@ -39,7 +37,7 @@ def main() -> None:
     file = given.get("--config", "")
     if file.endswith((".yaml", ".yml")):
         at = words.index(f"--config={file}")
-        words[at : at + 1] = [f"--config={RECIPE}", f"--valkyrie_yaml={file}"]
+        words[at], os.environ[FILE] = f"--config={RECIPE}", file
         words += [] if "--workdir" in given else [f"--workdir=runs/{pathlib.Path(file).stem}"]
         if "--topology" not in given and not os.environ.get("TPU_MESH_CONFIG"):
             set_mesh(file)
@@ -49,12 +47,13 @@ def main() -> None:
     runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
 
 
-def recipe() -> ConfigDict:
-    """Return the configuration of the file of --valkyrie_yaml; ConfigError if the file is wrong."""
-    file = flags.FLAGS["valkyrie_yaml"].value
+def get_config() -> ConfigDict:
+    """Return the configuration of the YAML file; ConfigError if the file is wrong."""
+    file = os.environ.get(FILE, "configs/tpu_v4_32.yaml")
     content = read(file)
     for name, value in content["model"].items():
-        if MODEL[name] is not None and not isinstance(value, type(MODEL[name])):
+        kinds = {float: (float, int), type(None): (type(value),)}.get(type(MODEL[name]), (type(MODEL[name]),))
+        if type(value) not in kinds:
             raise ConfigError(f"{file}: model.{name}={shown(value)} is not like {MODEL[name]!r}")
     config = valkyrie.ValkyrieConfig(**content["model"])
     typed = {TRAINING[name]: str(value) for name, value in content["training"].items()}
@@ -67,7 +66,7 @@ def recipe() -> ConfigDict:
 
 def set_mesh(file: str) -> None:
     """Set the variables of the mesh to those of a YAML file."""
-    with contextlib.suppress(ConfigError):  # which `recipe` reports
+    with contextlib.suppress(ConfigError):  # which `get_config` reports
         for name, value in read(file)["tpu"].items():
             os.environ[TPU[name]] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
@@ -87,6 +86,6 @@ def read(file: str) -> dict[str, dict]:
         if section not in known or not isinstance(names, dict):
             raise ConfigError(f"{file}: {shown(section)} is not one of the sections {', '.join(known)}, with names")
         for name in names.keys() - known[section].keys():
-            near = did_you_mean(similar(name, known[section])) or f"; all: {', '.join(known[section])}"
+            near = did_you_mean(similar(shown(name), known[section])) or f"; all: {', '.join(known[section])}"
             raise ConfigError(f"{file}: {section}.{shown(name)} is unknown{near}")
     return content
