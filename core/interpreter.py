@@ -13,9 +13,13 @@ ENVIRONMENT = pathlib.Path(__file__).resolve().parent.parent / ".venv"
 
 
 def restart(missing: ModuleNotFoundError) -> NoReturn:
-    """Replace this process by the same command in .venv's Python; exit with one line if that is where it failed."""
+    """Replace this process by the same command in .venv's Python.
+
+    Exit with one line if that is where it failed, or if the program came from standard input, which has been read.
+    """
     python = ENVIRONMENT / "bin" / "python"
-    if pathlib.Path(sys.prefix).resolve() == ENVIRONMENT.resolve() or not python.exists():
+    is_there = sys.executable == str(python) or pathlib.Path(sys.prefix).resolve() == ENVIRONMENT.resolve()
+    if is_there or not python.exists() or sys.argv[0] in ("", "-"):
         sys.exit(f"error: Python package {missing.name} is not installed here; run `make setup`, then .venv/bin/python")
     sys.stdout.flush()
     os.execv(python, [str(python), *sys.orig_argv[1:]])

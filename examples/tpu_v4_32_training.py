@@ -9,14 +9,17 @@ On all hosts of a pod, with one folder that all hosts share:
 
 Without a TPU the mesh is simulated, and the model is scaled down. TPU_MESH_CONFIG="4,4,2" selects another mesh, for the
 32 chips of a v4-64. --synthetic trains on one batch repeatedly, so that its loss must fall; without it the corpus of
---config.data is read. All flags of train.py work here too.
+--config.data is read. At the end the model is evaluated on rows that it was not trained on. Every host writes
+/tmp/training.log, as well as its log in the run's folder.
 """
 
 import itertools
 import math
 import os
+import time
 
 from core import command_line
+from migration import valkyrie
 
 command_line.flags.DEFINE_bool("synthetic", False, "train on one generated batch instead of a corpus")
 command_line.flags.DEFINE_integer("steps", 100, "optimizer updates", 1)
@@ -24,17 +27,25 @@ if __name__ == "__main__":
     if not os.environ.get("TPU_MESH_CONFIG"):
         os.environ["TPU_MESH_CONFIG"] = "4,2,2"  # in the order data, model, fsdp
     MESH = os.environ["TPU_MESH_CONFIG"].replace(",", "x")
+    valkyrie.simulate_without_tpu()
     command_line.FLAGS.set_default("config", "configs/llama2_7b.py")
     command_line.FLAGS.set_default("workdir", f"runs/tpu_v4_32_training-{MESH}")
     COMMAND = command_line.parse(__doc__)
 
 import jax
+import jax.numpy as jnp
 
 import train
 from settings import validation
+from input_pipeline import corpus as corpora
 from input_pipeline.synthetic import MarkovWindows
 from cluster import processes
+from core.evaluation import heldout_batches
+from core.evaluators import Evaluator
+from objectives.language_modeling import weights
 from reporting.metrics import read_lines
+
+NUM_BATCHES = 4  # of an evaluation
 
 
 def repeated_batch(config):
@@ -44,19 +55,67 @@ def repeated_batch(config):
     return itertools.repeat(windows.read(range(rows), length))
 
 
+def synthetic_corpus(config) -> corpora.Corpus:
+    """Return the corpus of data.source=synthetic: other rows of the random process that `repeated_batch` reads."""
+    data = config.data.copy_and_resolve_references()
+    data.update(source="synthetic", path="", mixture="", stream="", validation_path="")
+    return corpora.prepare(data, vocab_size=config.model.vocab_size, vocab_size_typed=True)
+
+
+class Accuracy(Evaluator):
+    """Loss, accuracy and perplexity of the next token on held-out rows of the corpus, or of the synthetic one."""
+
+    name = "accuracy"
+
+    def evaluate(self, context):
+        """Return the figures, and the milliseconds that they took without compilation."""
+        run = context.run
+
+        def sums(params, batch):
+            model = run.model(params)
+            stream_BTD, _ = model(batch["tokens"], batch["positions"], batch["segments"])
+            right_BT = jnp.argmax(model.logits(stream_BTD), axis=-1) == batch["targets"]
+            return *run.objective.evaluate(model, batch)["loss"], (right_BT * weights(batch)).sum()
+
+        corpus = context.corpus or synthetic_corpus(run.config)
+        batches = list(heldout_batches(run, corpus, NUM_BATCHES))
+        compiled = jax.jit(sums).lower(context.params, batches[0]).compile()
+        begun, total = time.perf_counter(), [0.0, 0.0, 0.0]
+        for batch in batches:
+            if context.stop():
+                return None
+            total = [old + float(new) for old, new in zip(total, compiled(context.params, batch), strict=True)]
+        loss, weight, right = total
+        return {
+            "eval_loss": loss / weight, "accuracy": right / weight, "perplexity": math.exp(loss / weight),
+            "eval_time_ms": 1000 * (time.perf_counter() - begun), "parameters": run.models.num_parameters,
+        }  # fmt: skip
+
+    def lines(self, context, figures):
+        """Return the figures in one line."""
+        return [
+            "eval_loss={eval_loss:.4f} accuracy={accuracy:.4f} perplexity={perplexity:.2f} "
+            "eval_time_ms={eval_time_ms:.1f} parameters={parameters:,}".format(**figures)
+        ]
+
+
 def main(command: command_line.Command) -> None:
-    """Join the other hosts, train, and print the measurements."""
+    """Join the other hosts, train, evaluate, and print the measurements."""
     config, flags = command.config, command_line.FLAGS
     config.train.update(steps=flags.steps, tokens=0, epochs=0.0, log_every=1, eval_every=0)
     config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, flags.steps // 10)
     command_line.join(command)
     command_line.log_to(command.workdir)
+    valkyrie.log_to_tmp()
     if command.num_devices is None:  # the chips can be counted only when all hosts have joined
         validation.validate(config, jax.device_count(), command.loaded)
     first = processes.index() == 0
     print("\n".join([*(command.banner() if first else []), *train.device_lines(config)]), flush=True)
     batches = repeated_batch(config) if flags.synthetic else None
-    train.train(config, command.workdir, batches, bucket=command.bucket, topology=command.loaded.topology)
+    train.train(
+        config, command.workdir, batches, evaluators=[Accuracy()], bucket=command.bucket,
+        topology=command.loaded.topology,
+    )  # fmt: skip
     if first:
         print_measured(command.workdir)
     processes.leave()

@@ -2,14 +2,16 @@
 """The functions of the Valkyrie guide: process start-up, mesh, model configuration, train step.
 
 jax is only imported inside functions, because `setup_multi_host_environment` sets variables that jax reads when it is
-imported.
+imported. src/ has the modules that the guide imports them from.
 """
 
 import atexit
 import dataclasses
 import functools
+import logging
 import math
 import os
+import pathlib
 import sys
 
 from ml_collections import ConfigDict
@@ -36,7 +38,7 @@ WITHOUT = {  # arguments with one supported value, and the reason
 
 
 def setup_multi_host_environment() -> dict:
-    """Join the other processes of the run, if any; call it before jax is imported. A second call changes nothing.
+    """Join the other processes of the run, if any; call it before jax is used. A second call changes nothing.
 
     Returns:
       process_index, process_count, local_devices, global_devices (numbers), coordinator ("host:port", "" when alone).
@@ -109,6 +111,13 @@ def ValkyrieConfig(
 
 
 @dataclasses.dataclass(frozen=True)
+class ValkyrieModel:
+    """The model of a configuration, for `create_train_step`; its parameters exist from `TrainStep.init` on."""
+
+    config: ConfigDict
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainStep:
     """step(state, batch) -> (state, metrics) of `run`; the input state is donated."""
 
@@ -134,39 +143,71 @@ class TrainStep:
 
 
 def create_train_step(
-    model: str = "decoder_lm", optimizer: str = "adamw", *, config: ConfigDict, mesh, mixed_precision: bool = True,
+    model="decoder_lm", optimizer="adamw", *, config: ConfigDict, mesh, mixed_precision: bool = True,
     use_2d_sharding: bool = True, use_3d_mesh: bool = True,
 ) -> TrainStep:  # fmt: skip
     """Return the train step of a configuration on a mesh; `config` is updated to the trained configuration.
 
     Args:
-      model, optimizer: names, as in config.model.name and config.optimizer.name.
+      model: a `ValkyrieModel` of `config`, or the value of config.model.name.
+      optimizer: an optax.GradientTransformation, which is used as it is; or the value of config.optimizer.name, for
+        the optimizer of config.optimizer, with its schedule, clipping and decay.
       config: as `ValkyrieConfig` returns it.
       mesh: as `setup_tpu_mesh` returns it.
       mixed_precision: compute in bfloat16; parameters and moments are float32 either way.
 
     Raises:
-      ConfigError: an argument is an object instead of a name, or the mesh does not divide a size.
+      ConfigError: an argument is another object, or the mesh does not divide a size.
     """
     from core import assembly
 
     _check_fixed(use_2d_sharding=use_2d_sharding, use_3d_mesh=use_3d_mesh)
-    for what, name in (("model", model), ("optimizer", optimizer)):
-        if not isinstance(name, str):
-            raise ConfigError(f"{what}={type(name).__name__} is made from the configuration here; give its name")
-    config.model.update(name=model, dtype="bfloat16" if mixed_precision else "float32")
-    config.optimizer.name = optimizer
+    config.model.update(name=_name_of(model, config), dtype="bfloat16" if mixed_precision else "float32")
+    if isinstance(optimizer, str):
+        config.optimizer.name = optimizer
     config.mesh.update(dict(mesh.shape))
     config.layout.axis_order = ",".join(mesh.axis_names)
     validation.validate(config, mesh.size)
-    return TrainStep(assembly.assemble(config, devices=list(mesh.devices.flat)))
+    devices = list(mesh.devices.flat)
+    if isinstance(optimizer, str):
+        return TrainStep(assembly.assemble(config, devices=devices))
+    from migration import valkyrie_optimizer
+
+    return TrainStep(valkyrie_optimizer.assemble(config, devices, optimizer))
+
+
+def simulate_without_tpu() -> None:
+    """Where JAX_PLATFORMS=tpu, as the guide sets it, and there is none: simulate the devices of TPU_MESH_CONFIG."""
+    if os.environ.get("JAX_PLATFORMS") != "tpu" or not os.environ.get("TPU_MESH_CONFIG"):
+        return
+    del os.environ["JAX_PLATFORMS"]
+    found = startup.attached_accelerator()
+    os.environ["JAX_PLATFORMS"] = "tpu" if found == "tpu" else "cpu"
+    if found != "tpu":
+        print("Note: JAX_PLATFORMS=tpu, but this machine has no TPU; its devices are simulated", file=sys.stderr)
+
+
+def log_to_tmp() -> None:
+    """Append the log of this process to /tmp/training.log, or that of TMPDIR; if that fails, say so and go on."""
+    path = pathlib.Path(os.environ.get("TMPDIR") or "/tmp") / "training.log"
+    how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # no link or pipe of another user
+    try:
+        handler = logging.StreamHandler(os.fdopen(os.open(path, how, 0o644), "a"))
+    except OSError as error:
+        print(f"Note: {path} is not written ({error.strerror}); the run's folder has logs", file=sys.stderr)
+        return
+    handler.setFormatter(logging.Formatter("%(asctime)s - %(levelname)s - %(message)s", "%Y-%m-%d %H:%M:%S"))
+    logging.getLogger("torus").addHandler(handler)
 
 
 @functools.cache
 def _join() -> str:
     """Choose the platform, join the group that the environment names, and return its coordinator."""
+    simulate_without_tpu()
     accelerator = startup.attached_accelerator()
     startup.choose_platform(None, accelerator, cache_path(""))
+    if "jax" in sys.modules:  # it read the variable when it was imported, as optax does
+        sys.modules["jax"].config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or None)
     group = processes.find(os.environ, accelerator, JOIN_SECONDS)
     if accelerator == "cpu":
         wanted = environment_mesh(os.environ).values()
@@ -198,3 +239,14 @@ def _check_fixed(**given) -> None:
         only, why = WITHOUT[name]
         if value != only:
             raise ConfigError(f"{name}={value} is not supported: {why}")
+
+
+def _name_of(model, config: ConfigDict) -> str:
+    if isinstance(model, str):
+        return model
+    if not isinstance(model, ValkyrieModel):
+        kind = type(model).__name__
+        raise ConfigError(f"model={kind} is not made here; give ValkyrieModel(config) of src.model.config, or a name")
+    if model.config.model != config.model:
+        raise ConfigError("model was made with a configuration of other sizes than config; use the same one for both")
+    return config.model.name

@@ -14,7 +14,7 @@ import shlex
 import tempfile
 
 from pods import capacity, deploy, hosts, records
-from pods.calls import call, note
+from pods.calls import note
 from pods.connection import connect
 from pods.errors import PodError, usage_error
 from pods.settings import Settings, worker_numbers

@@ -43,7 +43,8 @@ ROOMS |= dict.fromkeys(("studies", "profiling"), LOWER | {"core", "rehearsal"})
 COMMANDS = {"train", "generate", "score", "explain", "serve", "rehearse", "convert", "sweep", "pod", "report"}
 OTHERS = {
     "migration": LOWER | {"train", "core", "studies"},
-    "examples": LOWER | {"train", "core"},
+    "examples": LOWER | {"train", "core", "migration"},
+    "src": {"core", "migration"},
     "scripts": LOWER | {"train", "core", "pods", "profiling", "rehearsal"},
     **{name: {"migration"} for name in ("kellen", "pretrain_jax", "update_experiment_gcs_paths")},
 }

@@ -5,13 +5,21 @@ import json
 import os
 import re
 
+import numpy as np
+import pytest
+
+import trained_run
 from configs.base import get_config
 from examples import conversations, plot_run
 from input_pipeline.corpus import prepare
+from input_pipeline.synthetic import MarkovWindows
 from tests import warm
 from tests.pods.local_pods import LocalPod, wait_until
 
 MEASURED = re.compile(r"step=(\d+) loss=([\d.]+) step_time_ms=([\d.,]+) tokens_per_second=([\d,]+)")
+EVALUATED = re.compile(
+    r"eval_loss=([\d.]+) accuracy=([\d.]+) perplexity=([\d.]+) eval_time_ms=([\d.]+) parameters=([\d,]+)"
+)
 QUICKLY_COMPILED = (
     "--config.model.num_layers=1", "--config.model.remat=none", "--config.train.loss_chunk_tokens=0",
     "--config.optimizer.name=sgd", "--config.optimizer.schedule=constant", "--config.optimizer.clip_norm=0",
@@ -21,10 +29,12 @@ QUICKLY_COMPILED = (
 
 def test_the_example_of_a_v4_32_learns_its_batch(tmp_path):
     flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
-    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
-    environment |= {"TPU_MESH_CONFIG": "", "XDG_CACHE_HOME": str(tmp_path / "cache"), "XLA_FLAGS": " ".join(flags)}
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XLA_FLAGS": " ".join(flags)}
+    environment |= {"TPU_MESH_CONFIG": ""} | {"TMPDIR": str(tmp_path), "JAX_PLATFORMS": "tpu"}
     program = "import runpy; runpy.run_module('examples.tpu_v4_32_training', run_name='__main__', alter_sys=True)"
-    process = warm.start(["-c", program, "--synthetic", "--steps=5", f"--workdir={tmp_path / 'run'}"], environment)
+    keys = ("--config.model.dtype=float32", "--config.model.vocab_size=16")  # so that few answers depend on rounding
+    words = ["-c", program, "--synthetic", "--steps=5", f"--workdir={tmp_path / 'run'}", *keys]
+    process = warm.start(words, environment)
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     lines = ("Local devices: 16", "Global devices: 16", "Process index: 0", "Process count: 1")
@@ -36,11 +46,25 @@ def test_the_example_of_a_v4_32_learns_its_batch(tmp_path):
     assert min(milliseconds) > 0 and min(speeds) > 0
     assert (tmp_path / "run" / "logs" / "train_worker_0.out").is_file()
     assert (tmp_path / "run" / "checkpoints" / "5").is_dir()
+    assert re.findall(r"step (\d)/5  loss", (tmp_path / "training.log").read_text()) == list("12345")
+    check_evaluation(EVALUATED.search(out), trained_run.open_run(tmp_path / "run"))
+
+
+def check_evaluation(printed: re.Match, run: trained_run.TrainedRun) -> None:
+    """Compare it with that of the checkpoint on one device, on every 64th row of the held-out synthetic stream."""
+    rows = MarkovWindows(16, seed=0, num_tokens=1 << 18, stream="heldout").read(64 * np.arange(64), 64)
+    logits, targets = run.logits(rows["tokens"]).astype(np.float64), rows["targets"]
+    likelihoods = np.take_along_axis(logits, targets[..., None], -1)[..., 0] - np.log(np.exp(logits).sum(-1))
+    loss, accuracy, perplexity, milliseconds = map(float, printed.groups()[:4])
+    assert loss == pytest.approx(-likelihoods.mean(), abs=2e-4)
+    assert perplexity == pytest.approx(np.exp(-likelihoods.mean()), rel=1e-3)
+    assert accuracy == pytest.approx((logits.argmax(-1) == targets).mean(), abs=2e-3) and accuracy > 0.02
+    assert milliseconds > 0 and int(printed[5].replace(",", "")) == run.run.models.num_parameters
 
 
 def test_the_example_runs_on_all_hosts_of_a_pod(tmp_path):
     """As process group of two, eight simulated chips each."""
-    pod = LocalPod(tmp_path, ACCEL="v4-32")
+    pod = LocalPod(tmp_path, ACCEL="v4-32", TMPDIR=str(tmp_path))
     try:
         assert pod.run("create", "--workers=2").status == 0
         workdir = f"--workdir={pod.folder}/shared/example"
@@ -56,6 +80,9 @@ def test_the_example_runs_on_all_hosts_of_a_pod(tmp_path):
             assert line in pod.log(worker)
     losses = [float(loss) for _, loss, *_ in MEASURED.findall(pod.log(0))]
     assert len(losses) == 3 and losses == sorted(losses, reverse=True)
+    assert len(EVALUATED.findall(pod.log(0))) == 1 and not EVALUATED.search(pod.log(1))
+    steps = re.findall(r"step (\d)/3  loss", (tmp_path / "training.log").read_text())  # of both hosts, in one folder
+    assert sorted(steps) == list("112233")
 
 
 def test_the_conversations_made_up_are_read(tmp_path):

@@ -55,3 +55,17 @@ def test_without_an_environment_one_line_says_what_to_run(bare, tmp_path):
     assert done.stderr == (
         "error: Python package absl is not installed here; run `make setup`, then .venv/bin/python\n"
     )
+
+
+STOPS = {  # arguments and standard input: no program can be started again from the second, and -S hides all packages
+    "a program from standard input": (["-"], "import train; print('went on')"),
+    "without site-packages": (["-S", "train.py"], ""),
+}
+
+
+@pytest.mark.parametrize("case", STOPS)
+def test_where_starting_again_would_not_help_one_line_says_what_to_run(bare, case):
+    words, program = STOPS[case]
+    done = subprocess.run([bare, *words], input=program, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.endswith("is not installed here; run `make setup`, then .venv/bin/python\n")

@@ -3,18 +3,24 @@
 
 import gc
 import json
+import logging
+import os
+import re
 import subprocess
 import sys
 import time
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from configs.errors import ConfigError
-from migration import valkyrie
+from migration import valkyrie, valkyrie_yaml
 from parallelism.mesh import mesh_context
-from tests import groups
+from settings import loading
+from settings.keys import flat
+from tests import groups, warm
 from tests.support import ROOT, assert_close, forward, packed_batch
 
 GUIDE = dict(
@@ -82,12 +88,17 @@ def test_what_cannot_be_configured_is_told_in_one_line(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"model": object()}, "model=object is made from the configuration here; give its name"),
+        (
+            {"model": object()},
+            "model=object is not made here; give ValkyrieModel.config. of src.model.config, or a name",
+        ),
+        ({"model": valkyrie.ValkyrieModel(valkyrie.ValkyrieConfig())}, "other sizes than config"),
         ({"optimizer": "adam"}, "did you mean adamw"),
+        ({"optimizer": object()}, "optimizer=object is no optimizer of optax; give one"),
         ({"use_3d_mesh": False}, "the mesh determines the number of axes"),
     ],
 )
-def test_a_step_is_made_of_names(mesh, arguments, message):
+def test_other_objects_are_refused_in_a_line(mesh, arguments, message):
     with pytest.raises(ConfigError, match=message):
         valkyrie.create_train_step(config=valkyrie.ValkyrieConfig(**SMALL), mesh=mesh, **arguments)
 
@@ -170,3 +181,209 @@ def test_the_loss_of_three_tokens_is_the_one_by_hand(mesh):
     by_hand = np.log(np.exp(logits).sum(-1)) - logits[np.arange(3), batch["targets"][0, :3]]
     assert float(weight) == 3
     assert_close(total, by_hand.sum())
+
+
+def test_an_optimizer_of_optax_gets_the_gradient_and_nothing_else_changes_the_weights(mesh):
+    config = valkyrie.ValkyrieConfig(**SMALL)
+    config.train.global_batch = 8
+    step = valkyrie.create_train_step(
+        model=valkyrie.ValkyrieModel(config), optimizer=optax.sgd(0.5, momentum=0.9), config=config, mesh=mesh,
+        mixed_precision=False, use_2d_sharding=True, use_3d_mesh=True,
+    )  # fmt: skip
+    batch, state = packed_batch([[30]] * 8, 30, 38), step.init()
+    before = jax.tree.map(np.asarray, state.params)
+
+    @jax.jit
+    def loss_on_one_device(params):
+        likelihoods = jax.nn.log_softmax(forward(step.run.graph, params, batch))
+        return -jax.numpy.take_along_axis(likelihoods, batch["targets"][..., None], -1).mean()
+
+    gradient = jax.grad(loss_on_one_device)(before)
+    state, metrics = step(state, batch)
+    trace = state.extra["callers_optimizer"]["state"][0].trace
+    assert_close(trace, gradient)
+    assert_close(state.params, jax.tree.map(lambda weight, slope: weight - 0.5 * slope, before, gradient))
+    assert np.isnan(metrics["learning_rate"])
+    for moment, weight in zip(jax.tree.leaves(trace), jax.tree.leaves(state.params), strict=True):
+        assert moment.sharding == weight.sharding
+    assert len({shard.device for shard in max(jax.tree.leaves(trace), key=np.size).addressable_shards}) == 8
+
+
+def test_what_follows_the_configured_optimizer_does_not_follow_another(mesh):
+    config = valkyrie.ValkyrieConfig(**SMALL)
+    config.optimizer.ema_decay = 0.9
+    with pytest.raises(ConfigError, match="average follows the configured optimizer; give that by its name"):
+        valkyrie.create_train_step(optimizer=optax.adamw(1e-3), config=config, mesh=mesh)
+
+
+THE_GUIDE = """
+import optax
+from src.model.config import ValkyrieConfig, ValkyrieModel
+from src.sharding.distributed_init import setup_multi_host_environment
+from src.sharding.mesh_setup import setup_tpu_mesh
+from src.train.step_fn import create_train_step
+
+setup_multi_host_environment()
+mesh = setup_tpu_mesh(device_count=32, use_global=True, validate=True)
+config = ValkyrieConfig(
+    vocab_size=32000, hidden_size=4096, num_layers=32, num_heads=32, intermediate_size=11008, max_seq_len=2048,
+    use_flash_attention=True,
+)
+model = ValkyrieModel(config)
+optimizer = optax.adamw(3e-4)
+train_step = create_train_step(
+    model=model, optimizer=optimizer, config=config, mesh=mesh, mixed_precision=True, use_2d_sharding=True,
+    use_3d_mesh=True,
+)
+
+import json, jax
+weights = jax.tree.leaves(train_step.run.abstract_state.params)
+held = [weight.dtype.itemsize * jax.numpy.prod(jax.numpy.array(weight.sharding.shard_shape(weight.shape))).item()
+        for weight in weights]
+print(json.dumps({
+    "mesh": {axis: size for axis, size in mesh.shape.items() if size > 1}, "devices": len(set(mesh.devices.flat)),
+    "parameters": sum(weight.size for weight in weights), "bytes_of_a_device": sum(held),
+}))
+"""
+
+
+def of_the_guide(tmp_path, **variables: str) -> dict[str, str]:
+    """Return the environment of a machine without accelerator in which the guide's variables are set."""
+    environment = {name: value for name, value in groups.simulated(1, tmp_path).items() if not name.startswith("TPU_")}
+    return environment | {"TMPDIR": str(tmp_path)} | variables
+
+
+@pytest.mark.parametrize(("sizes", "devices"), [("4,4,2", 32), ("4,2,2", 16)])
+def test_the_snippets_of_the_guide_place_the_7b_model_on_its_mesh(tmp_path, sizes, devices):
+    variables = {"TPU_MESH_CONFIG": sizes, "TPU_AXIS_NAMES": "data,model,fsdp", "JAX_PLATFORMS": "tpu"}
+    process = warm.start(["-c", THE_GUIDE], of_the_guide(tmp_path, **variables), ordinary=devices == 32)
+    out, err = process.communicate(timeout=groups.SECONDS)
+    assert process.returncode == 0, err
+    found = json.loads(out.splitlines()[-1])
+    data, model, fsdp = map(int, sizes.split(","))
+    assert found["mesh"] == {"data": data, "model": model, "fsdp": fsdp} and found["devices"] == devices
+    assert found["parameters"] == 6_738_415_616
+    assert found["bytes_of_a_device"] == pytest.approx(4 * 6_738_415_616 / (model * fsdp), rel=1e-3)  # all but norms
+    assert "JAX_PLATFORMS=tpu, but this machine has no TPU; its devices are simulated" in err
+
+
+def test_the_command_of_the_guide_trains_from_any_python(tmp_path):
+    """A Python without packages, the line as it stands in the guide, and what keeps a simulation short."""
+    talks = [json.dumps({"text": f"{number} and {number + 1} are {2 * number + 1}. " * 4}) for number in range(40)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(talks))
+    short = (
+        "--config.model.num_layers=1", "--config.optimizer.name=sgd", "--config.train.steps=2",
+        "--config.train.log_every=1", "--config.train.eval_every=0", f"--config.data.path={tmp_path / 'sums.jsonl'}",
+        "--config.data.tokenizer=byte", "--config.evaluation.sample_tokens=0", "--config.train.loss_chunk_tokens=0",
+        "--config.model.remat=none", "--config.model.vocab_size=260", "--config.train.sequence_length=32",
+        "--config.logging.report=false", "--config.logging.tensorboard=false",
+    )  # fmt: skip
+    command = [sys._base_executable, "-m", "src.train.main", "--config", "configs/tpu_v4_32.yaml"]
+    done = subprocess.run(
+        [*command, f"--workdir={tmp_path / 'run'}", *short], cwd=ROOT, capture_output=True, text=True,
+        env=of_the_guide(tmp_path, JAX_PLATFORMS="tpu"), timeout=groups.SECONDS,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Global devices: 16" in done.stdout and "Mesh: data=4 * model=2 * fsdp=2" in done.stdout
+    losses = re.findall(r"- INFO - step [12]/2  loss ([\d.]+)", (tmp_path / "training.log").read_text())
+    assert len(losses) == 2 and all(4 < float(loss) < 7 for loss in losses)  # log(260) is 5.56
+    assert (tmp_path / "run" / "checkpoints" / "2").is_dir()
+
+
+def resolved(monkeypatch, file, overrides=(), **environment: str):
+    monkeypatch.setenv(valkyrie_yaml.FILE, str(file))
+    return loading.load(valkyrie_yaml.RECIPE, "", dict(overrides), environment)
+
+
+def test_the_yaml_file_is_a_recipe(monkeypatch):
+    """Typed keys and the mesh of the environment take precedence over it, as over a recipe in Python."""
+    config = resolved(monkeypatch, "configs/tpu_v4_32.yaml").config
+    wanted = valkyrie.ValkyrieConfig(**GUIDE)
+    wanted.update_from_flattened_dict({
+        "train.steps": 100_000, "train.global_batch": 32, "train.gradient_accumulation": 1,
+        "train.eval_every": 1000, "train.save_every": 1000, "train.log_every": 10, "optimizer.weight_decay": 0.1,
+        "optimizer.warmup_steps": 2000, "optimizer.learning_rate": 3e-4,
+    })  # fmt: skip
+    assert flat(config) == flat(wanted)
+    config = resolved(
+        monkeypatch, "configs/tpu_v4_32.yaml", {"train.steps": "7"}.items(), TPU_MESH_CONFIG="4,4,2"
+    ).config  # fmt: skip
+    assert (config.train.steps, config.mesh.data, config.mesh.model, config.mesh.fsdp) == (7, 4, 4, 2)
+
+
+def test_numbers_in_a_yaml_file_may_be_written_in_any_way(monkeypatch, tmp_path):
+    (tmp_path / "mine.yaml").write_text("model: {rope_theta: 50000, dropout_rate: 0}\ntraining: {learning_rate: 3e-4}")
+    config = resolved(monkeypatch, tmp_path / "mine.yaml").config
+    assert (config.model.rope_theta, config.model.dropout, config.optimizer.learning_rate) == (50_000, 0, 3e-4)
+
+
+def test_the_yaml_file_says_the_mesh_that_no_variable_says(monkeypatch):
+    for name in ("TPU_MESH_CONFIG", "TPU_AXIS_NAMES"):
+        monkeypatch.setenv(name, "")
+    valkyrie_yaml.set_mesh("configs/tpu_v4_32.yaml")
+    assert (os.environ["TPU_MESH_CONFIG"], os.environ["TPU_AXIS_NAMES"]) == ("4,2,2", "data,model,fsdp")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: {hidden_sise: 8}", "model.hidden_sise is unknown; did you mean hidden_size"),
+        ("model: {hidden_size: big}", "model.hidden_size=big is not like 4096"),
+        ("model: {hidden_size: true}", "model.hidden_size=True is not like 4096"),
+        ("model: {3: 4}", "model.3 is unknown; all: vocab_size"),
+        ("training: {max_steps: many}", "train.steps=many is not a whole number"),
+        ("training: {steps: 3}", "training.steps is unknown; did you mean max_steps"),
+        ("trainer: {}", "trainer is not one of the sections model, tpu, training"),
+        ("model: [", "cannot be read"),
+        ("- 3", "is not one of the sections"),
+        ("model: {use_s5: true}", "use_s5=True is not supported"),
+        (None, "is not a file"),
+    ],
+)
+def test_a_mistake_in_a_yaml_file_is_told_in_one_line(monkeypatch, tmp_path, text, message):
+    file = tmp_path / "mine.yaml"
+    if text:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        resolved(monkeypatch, file)
+    assert "mine.yaml" in str(error.value) or "use_s5" in message
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def log():
+    """The log of a run; handlers are put back."""
+    log = logging.getLogger("torus")
+    before = list(log.handlers)
+    yield log
+    for handler in set(log.handlers) - set(before):
+        handler.stream.close()
+    log.handlers = before
+
+
+def test_the_log_of_a_run_goes_to_tmp_too(monkeypatch, tmp_path, log):
+    (tmp_path / "training.log").write_text("of an earlier run\n")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    valkyrie.log_to_tmp()
+    log.error("step 1")
+    first, second = (tmp_path / "training.log").read_text().splitlines()
+    assert first == "of an earlier run" and second.endswith("- ERROR - step 1")
+
+
+@pytest.mark.parametrize("kind", ["no folder", "folder", "link", "pipe"])
+def test_a_log_in_tmp_that_cannot_be_written_is_a_note(monkeypatch, tmp_path, log, capsys, kind):
+    path = tmp_path / "training.log"
+    match kind:
+        case "no folder":
+            path = tmp_path / "missing" / "training.log"
+        case "folder":
+            path.mkdir()
+        case "link":
+            path.symlink_to(tmp_path / "of_another")
+        case "pipe":
+            os.mkfifo(path)
+    monkeypatch.setenv("TMPDIR", str(path.parent))
+    before = list(log.handlers)
+    valkyrie.log_to_tmp()
+    assert f"Note: {path} is not written (" in capsys.readouterr().err
+    assert log.handlers == before and not (tmp_path / "of_another").exists()
