@@ -41,8 +41,10 @@ ROOMS |= dict.fromkeys(("core", "serving"), LOWER)
 ROOMS |= dict.fromkeys(("rehearsal", "trained_run"), LOWER | {"core"})
 ROOMS |= dict.fromkeys(("studies", "profiling"), LOWER | {"core", "rehearsal"})
 COMMANDS = {"train", "generate", "score", "explain", "serve", "rehearse", "convert", "sweep", "pod", "report"}
+COMMANDS |= {"optimize_train_tpu"}
 OTHERS = {
-    "migration": LOWER | {"train", "core"},
+    "migration": LOWER | {"train", "core", "profiling", "rehearsal", "trained_run"},
+    "vishwamai": {"core", "migration"},
     "examples": LOWER | {"train", "core"},
     "scripts": LOWER | {"train", "core", "pods", "profiling", "rehearsal"},
 }
