@@ -1,0 +1,482 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What VishwamAI's guide says to type does here what it says: keys, mesh, trainer, distillation, profiler, pipeline."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from checkpointing.checkpoints import Checkpoints
+from configs import tpu_optimized
+from configs.errors import ConfigError
+from layers.distillation import How, distillation_loss
+from migration.vishwamai import command, keys
+from migration.vishwamai.device_mesh import TPUMeshContext
+from migration.vishwamai.distill import DistillationTrainer
+from migration.vishwamai.loader import as_ours
+from migration.vishwamai.pipeline import VishwamAIPipeline
+from migration.vishwamai.profiler import TPUProfiler
+from migration.vishwamai.training import VishwamAITrainer
+from parallelism.mesh import mesh_context
+from settings import loading, stored_config
+from settings.keys import flat
+from tests import warm
+from tests.support import ROOT, assert_close, write_sums
+from tests.test_train import lines_of
+
+YAML = "configs/tpu_optimized_config.yaml"
+MESH = {
+    "training": {"data_parallel": True, "model_parallel": True, "pipeline_parallel": False},
+    "tpu": {"tpu_cores": 8, "tpu_topology": "2x2x2"},
+}
+SIZES = {
+    "vocab_size": 64, "hidden_size": 16, "num_layers": 1, "num_attention_heads": 2, "intermediate_size": 24,
+    "max_position_embeddings": 16, "dtype": "float32",
+}  # fmt: skip
+QUIET = {"tensorboard": False, "report": False}
+
+
+def refused(message: str, act) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        act()
+    assert "\n" not in str(error.value)
+
+
+def tiny(folder, **training) -> dict:
+    """A configuration with the guide's keys, for eight devices and few steps."""
+    usual = {
+        "learning_rate": 1e-2, "max_steps": 6, "eval_every": 2, "save_every": 3, "log_every": 1, "warmup_steps": 1,
+        "initial_batch_size": 1, "gradient_accumulation_steps": 1,
+    }  # fmt: skip
+    return {
+        "model": SIZES, "training": usual | training, "optimizer": {"schedule": "constant"}, "logging": QUIET,
+        "checkpoint_dir": str(folder),
+    }  # fmt: skip
+
+
+# B1 to B9, B23: the YAML file
+
+
+def test_the_yaml_file_is_the_recipe_in_python():
+    file = keys.read_yaml(ROOT / YAML)
+    config = keys.recipe(file)
+    assert flat(config) == flat(tpu_optimized.get_config())
+    model, train = config.model, config.train
+    assert (model.num_layers, model.embed_dim, model.num_heads, model.num_kv_heads) == (24, 768, 12, 4)
+    assert (config.batch.first, train.global_batch, train.gradient_accumulation) == (8 * 4 * 8, 32 * 4 * 8, 16)
+    assert (config.batch.ramp, config.batch.increase_step, config.batch.increase_factor) == ("steps", 2000, 1.2)
+    assert config.optimizer.learning_rate == 1e-4  # which PyYAML reads as a text
+
+
+def test_without_growth_the_batch_is_that_of_the_guide():
+    config = keys.recipe({"training": {"initial_batch_size": 8, "gradient_accumulation_steps": 4}})
+    assert (config.train.global_batch, config.train.gradient_accumulation) == (256, 4)
+    wide = keys.recipe({"training": {"initial_batch_size": 8}, "tpu": {"tpu_cores": 32}})
+    assert wide.train.global_batch == 8 * 4 * 32
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"model": {"use_gqa": False, "num_key_value_heads": 2}}, {"model.num_kv_heads": 8}),
+        ({"model": {"use_flash_attention": False}}, {"model.attention": "reference"}),
+        ({"model": {"gradient_checkpointing": True}}, {"model.remat": "full"}),
+        ({"training": {"train_steps": 7, "error_correction_weight": 0.3}}, {"train.steps": 7}),
+        ({"use_error_correction": True}, {"train.objective": "error_correction", "error_correction.joint_weight": 0.4}),
+        ({"tot": {"search_strategy": "mcts"}, "tokenizer": {"path": "byte"}}, {"tot.search": "mcts"}),
+        ({"model": {"use_tot": True}, "data": {"source": "countdown"}}, {"tot.use_tot": True}),
+        ({"data": {"num_workers": 3, "val_split": 0.2}}, {"data.readers": 3, "data.holdout_fraction": 0.2}),
+        ({"data": {"source": "countdown"}, "train": {"global_batch": 24}}, {"train.global_batch": 24}),
+    ],
+)  # fmt: skip
+def test_keys_of_the_guide_set_ours_and_ours_keep_their_names(given, expected):
+    values = flat(keys.recipe(given))
+    assert {key: values[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"training": {"pipeline_parallel": True}}, "training.pipeline_parallel=True is not supported: mesh.fsdp a"),
+        ({"model": {"use_alibi": True}}, "model.use_alibi=True is not supported: positions are rotary"),
+        ({"model": {"hiden_size": 3}}, "model.hiden_size is not a key; did you mean model.hidden_size"),
+        ({"trainig": {"max_steps": 3}}, "trainig.max_steps is not a key; did you mean training.max_steps"),
+        ({"training": {"max_steps": "soon"}}, "training.max_steps=soon is not a whole number"),
+        ({"training": {"max_steps": None}}, "training.max_steps=None is not a whole number"),
+        ({"training": {"dynamic_batch_size": 2}}, "training.dynamic_batch_size=2 is not true or false"),
+        ({"training": {"dynamic_batch_size": True, "max_batch_size": 2}}, "max_batch_size=2 is below"),
+        ({"training": {"initial_batch_size": 0}}, "must be at least 1"),
+        ({"use_tot": True}, "config: tot.use_tot=True needs data.source=countdown"),
+        ({"model": {"num_attention_heads": 7}}, "config: model.embed_dim=512 is not a multiple of model.num_heads=7"),
+    ],
+)  # fmt: skip
+def test_what_a_configuration_cannot_have_is_one_line(given, message):
+    refused(message, lambda: keys.recipe(given))
+
+
+def test_a_key_without_counterpart_is_answered_in_a_line():
+    asked = {key: True for key in keys.NOTED}
+    assert len(keys.notes(asked)) == len(asked)
+    assert keys.notes({"model": {"use_dualpipe": True, "use_eplb": False}}) == [
+        "Note: model.use_dualpipe is not used here: layers are not pipelined; collectives overlap with computation "
+        "under mesh.fsdp\n"
+    ]
+    keys.recipe(asked)
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1", "a: &x 1\nb: *x", "\x00"])
+def test_a_damaged_file_is_one_line(text, tmp_path):
+    (tmp_path / "bad.yaml").write_text(text)
+    refused("bad.yaml", lambda: keys.read_yaml(tmp_path / "bad.yaml"))
+
+
+def test_arguments_become_those_of_train(tmp_path, monkeypatch):
+    monkeypatch.delenv("TPU_MESH_CONFIG", raising=False)
+    typed = ["--config", YAML, "--profile", "--wandb"]
+    assert command.arguments(typed) == [
+        "--config", YAML, "--profile=10:14", "--config.logging.wandb=true", "--topology=v4-16",
+    ]  # fmt: skip
+    assert command.arguments([f"--config={YAML}", "--topology=v4-8"])[1:] == ["--topology=v4-8"]
+    (tmp_path / "mine.yaml").write_text("checkpoint_dir: here\ntpu: {tpu_cores: 32}")
+    file = f"--config={tmp_path}/mine.yaml"
+    assert command.arguments([file]) == [file, "--workdir=here", "--topology=v4-64"]
+    monkeypatch.setenv("TPU_MESH_CONFIG", "4,4,2")
+    assert command.arguments([file]) == [file, "--workdir=here"]
+    assert command.arguments(["--config=configs/tiny.py"]) == ["--config=configs/tiny.py"]
+
+
+def test_the_command_trains_by_the_file_with_a_profile_from_any_python(tmp_path):
+    """On the eight devices that the file counts with; the batch grows, and the log is that of the guide."""
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
+    environment |= {"XLA_FLAGS": " ".join(flags)}
+    write_sums(tmp_path / "texts", 20)
+    sizes = {
+        "train.steps": 15, "train.global_batch": 32, "train.gradient_accumulation": 2, "batch.first": 16,
+        "batch.increase_step": 8, "batch.increase_factor": 2, "model.num_layers": 1, "train.sequence_length": 16,
+        "model.max_length": 16, "data.tokenizer": "byte", "model.vocab_size": 300, "data.path": f"{tmp_path}/texts/*",
+        "data.cache_dir": f"{tmp_path}/cache", "evaluation.sample_tokens": 0, "logging.report": "false",
+    }  # fmt: skip
+    typed = [f"--config.{key}={value}" for key, value in sizes.items()]
+    done = subprocess.run(
+        [f"{sys.base_prefix}/bin/python3", "optimize_train_tpu.py", "--config", YAML, "--profile",
+         f"--workdir={tmp_path}/run", *typed],
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "v4-16 is 8 simulated CPU devices" in done.stdout and "Global devices: 8" in done.stdout
+    run = tmp_path / "run"
+    [trace] = run.rglob("*.xplane.pb")
+    assert trace.parent.name == "steps-10-14" and json.loads((run / "profile.json").read_text())["steps"] == [10, 14]
+    assert [line["global_batch"] for line in lines_of(run, "event").values() if "global_batch" in line] == [32]
+    assert "- __main__ - INFO - Host memory usage: " in (run / "logs" / "train_worker_0.out").read_text()
+    assert json.loads((run / "config.json").read_text())["optimizer.learning_rate"] == 1e-4
+    assert json.loads((run / "run.json").read_text())["recipe"] == YAML
+
+
+# B18: TPUMeshContext
+
+SNIPPET = f"""
+from vishwamai.device_mesh import TPUMeshContext
+config = {MESH!r}
+mesh_context = TPUMeshContext(config)
+"""
+MOVING = """
+import jax, numpy as np
+from jax.sharding import NamedSharding
+
+def losses(reshape_after):
+    mesh_context = TPUMeshContext(config)
+    rng = np.random.default_rng(0)
+    spec = mesh_context.optimal_sharding_strategy((256, 256), "weights")
+    assert spec != () and dict(mesh_context.mesh.shape)["data"] == 8, spec
+    x, y = (rng.normal(size=(32, 256)).astype(np.float32) for _ in range(2))
+    weights = jax.device_put(np.zeros((256, 256), np.float32), NamedSharding(mesh_context.mesh, spec))
+    state = {"w": weights, "n": np.zeros(())}
+
+    @jax.jit
+    def step(state):
+        loss, slope = jax.value_and_grad(lambda w: ((x @ w - y) ** 2).mean())(state["w"])
+        return {"w": state["w"] - 0.5 * slope, "n": state["n"] + 1}, loss
+
+    found = []
+    for number in range(6):
+        if number == reshape_after:
+            before = state
+            state = mesh_context.dynamic_mesh_reshaping((4, 2, 2), state=state)
+            assert before["w"].is_deleted() and state["w"].sharding.mesh == mesh_context.mesh
+            sizes = dict(mesh_context.mesh.shape)
+            assert (sizes["data"], sizes["model"], sizes["fsdp"]) == (4, 2, 2)
+            assert len(state["w"].sharding.device_set) == 16
+        state, loss = step(state)
+        found.append(float(loss))
+    return found
+
+np.testing.assert_allclose(losses(3), losses(99), rtol=1e-5)
+print("moved")
+"""
+
+
+def environment_of_the_guide(devices: str = "") -> dict[str, str]:
+    """Only what the guide sets, which is nothing; what tests add makes programs quicker, and may simulate devices."""
+    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
+    return os.environ | {"XLA_FLAGS": " ".join([*flags, devices])}
+
+
+def run_snippet(program: str, devices: str = "") -> tuple[str, str]:
+    process = warm.start(["-c", program], environment_of_the_guide(devices))
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    return out, err
+
+
+def test_the_snippet_on_its_eight_devices_says_which_shapes_fit_them():
+    program = SNIPPET + (
+        "print(mesh_context.optimal_sharding_strategy((1024, 1024), 'weights'))\n"
+        "try:\n    mesh_context.dynamic_mesh_reshaping((4, 2, 2))\nexcept ValueError as error:\n    print(error)\n"
+        "import jax; print(mesh_context.mesh.size, jax.device_count())"
+    )
+    done = subprocess.run(
+        [f"{sys.base_prefix}/bin/python3", "-c", program], cwd=ROOT, env=environment_of_the_guide(), text=True,
+        capture_output=True,
+    )  # fmt: skip
+    spec, line, count = done.stdout.splitlines()
+    assert spec.startswith("P(") and "data" in spec
+    assert "a mesh of (4, 2, 2) needs 16 devices" in line and "(2, 2, 2) or (4, 2, 1) or (8, 1, 1)" in line
+    assert count == "8 8"
+
+
+def test_the_snippet_reshapes_the_mesh_of_sixteen_devices_during_training():
+    out, _ = run_snippet(SNIPPET + MOVING, "--xla_force_host_platform_device_count=16")
+    assert out.endswith("moved\n")
+
+
+def test_thirty_two_devices_have_a_mesh_of_the_three_axes():
+    program = SNIPPET.replace("'tpu_cores': 8", "'tpu_cores': 32")
+    out, _ = run_snippet(program + "print(dict(mesh_context.dynamic_mesh_reshaping((4, 4, 2)).shape))")
+    assert "'data': 4, 'model': 4, 'fsdp': 2" in out
+
+
+@pytest.mark.parametrize("kind", ["weights", "gradients", "optimizer", "activations"])
+def test_a_strategy_splits_only_what_its_axes_divide(kind):
+    context = TPUMeshContext(MESH)
+    sizes = dict(context.mesh.shape)
+    assert (sizes["data"], sizes["model"]) == (4, 2)
+    rng = np.random.default_rng(0)
+    for shape in rng.integers(120, 400, (20, 2)).tolist():
+        spec = context.optimal_sharding_strategy(shape, kind)
+        jax.sharding.NamedSharding(context.mesh, spec).shard_shape(tuple(shape))  # which raises if one does not divide
+    assert context.optimal_sharding_strategy((64, 64), kind) == PartitionSpec()
+    assert context.optimal_sharding_strategy((1001, 1003), kind) == PartitionSpec(None, None)
+    refused("did you mean weights", lambda: context.optimal_sharding_strategy((64, 64), "weigths"))
+
+
+def test_a_state_that_the_new_mesh_does_not_divide_stays_where_it_is():
+    context = TPUMeshContext(MESH)
+    spec = PartitionSpec(("data", "fsdp"), None)
+    state = jax.device_put(np.arange(12.0).reshape(4, 3), jax.sharding.NamedSharding(context.mesh, spec))
+    before = context.mesh
+    refused("state: ", lambda: context.dynamic_mesh_reshaping((4, 1, 2), state=state))
+    assert context.mesh == before and not state.is_deleted()
+    refused("did you mean data", lambda: context.dynamic_mesh_reshaping((8,), ("dat",)))
+    refused("needs 16 devices", lambda: context.dynamic_mesh_reshaping((2, 2, 2, 2)))
+
+
+# B20 to B22: trainer, profiler, pipeline
+
+
+def loader(count: int = 4, rows: int = 6) -> list[dict]:
+    """Batches of sequences that count up, as a tokenizer would make them."""
+    rng = np.random.default_rng(0)
+    return [{"input_ids": (rng.integers(0, 64, (rows, 1)) + np.arange(16)) % 64} for _ in range(count)]
+
+
+def params_of(trainer, step: int):
+    from core import assembly
+
+    run = assembly.assemble(trainer.config)
+    with Checkpoints(trainer.pipeline.workdir) as checkpoints, mesh_context(run.mesh):
+        return checkpoints.restore_eval_params(step, run.abstract_state.params)
+
+
+def test_the_trainer_trains_on_its_mesh_resumes_exactly_and_its_profiler_has_every_step(tmp_path):
+    def trainer(folder, **training):
+        config = tiny(tmp_path / folder, data_parallel=True, model_parallel=True, **training)
+        return VishwamAITrainer(VishwamAIPipeline(config), {"training": training}, loader(), loader(1))
+
+    whole = trainer("whole", max_steps=6)
+    result = whole.train()
+    assert (result.step, result.reason) == (6, "finished") and whole.mesh_context.mesh.shape["model"] == 2
+    evaluated = lines_of(tmp_path / "whole", "eval_loader")
+    assert sorted(evaluated) == [2, 4, 6] and evaluated[6]["loss"] < evaluated[2]["loss"]
+    assert {path.name for path in (tmp_path / "whole" / "checkpoints").iterdir()} >= {"3", "6"}
+    gate = params_of(whole, 6)["stack"]["blocks"]["mlp"]["gate"]
+    assert "model" in jax.tree.leaves(gate)[0].sharding.spec
+    summary = whole.profiler.get_metrics_summary()
+    assert summary["steps"] == 6 and 0 <= summary["data_wait_share"] < 1
+    trainer("halves", max_steps=3).train()
+    halves = trainer("halves", max_steps=6)
+    assert halves.train().step == 6 and halves.profiler.get_metrics_summary()["steps"] == 3
+    jax.tree.map(np.testing.assert_array_equal, params_of(whole, 6), params_of(halves, 6))
+
+
+def test_a_batch_of_a_tokenizer_predicts_the_next_token_and_masks_what_has_no_loss():
+    batch = as_ours({"input_ids": [[5, 6, 7, 0]], "labels": [[-100, 6, 7, 0]], "attention_mask": [[1, 1, 1, 0]]})
+    assert batch["tokens"].tolist() == [[5, 6, 7, 0]] and batch["targets"].tolist() == [[6, 7, -1, -1]]
+    assert batch["segments"].tolist() == [[1, 1, 1, 0]] and batch["positions"].tolist() == [[0, 1, 2, 3]]
+    refused("a batch has text; it needs input_ids", lambda: as_ours({"text": ["a"]}))
+
+
+def test_a_loader_without_batches_is_one_line(tmp_path):
+    config = tiny(tmp_path)
+    refused("the loader has no batches", lambda: VishwamAITrainer(VishwamAIPipeline(config), config, []))
+
+
+def test_error_correction_is_trained_and_revises_what_the_pipeline_writes(tmp_path, single_device):
+    write_sums(tmp_path / "texts", 20)
+    config = tiny(tmp_path / "run", use_error_correction=True, max_steps=3, initial_batch_size=2) | {
+        "model": SIZES | {"vocab_size": 300, "max_position_embeddings": 32},
+        "tokenizer": {"path": "byte"}, "tpu": {"tpu_cores": 1}, "error_correction": {"threshold": 0.01},
+        "data": {"path": f"{tmp_path}/texts/*", "cache_dir": f"{tmp_path}/cache", "val_split": 0.3},
+        "evaluation": {"batches": 1, "sample_tokens": 0},
+    }  # fmt: skip
+    pipeline = VishwamAIPipeline(config)
+    VishwamAITrainer(pipeline, config).train()
+    assert {"detection", "correction"} & set(lines_of(tmp_path / "run", "train")[3])
+    plain, revised = (
+        pipeline.generate(["1 is "], max_tokens=12, temperature=0, use_error_correction=revises)[0]
+        for revises in (False, None)
+    )
+    assert plain.startswith("1 is ") and revised.startswith("1 is ") and plain != revised
+    refused("has no lines of answers to search", lambda: pipeline.generate(["1 is "], use_tot=True))
+
+
+def test_a_tree_of_thoughts_is_searched_at_evaluation_and_by_the_pipeline(tmp_path, single_device):
+    config = tiny(tmp_path / "run", max_steps=2, initial_batch_size=2, use_tot=True) | {
+        "model": SIZES | {"vocab_size": 228, "max_position_embeddings": 128},
+        "tokenizer": {"path": "numbers"}, "tpu": {"tpu_cores": 1}, "evaluation": {"batches": 1, "sample_tokens": 0},
+        "data": {"source": "countdown", "cache_dir": f"{tmp_path}/cache"},
+        "tot": {"max_thoughts": 2, "thoughts_per_step": 2, "search_strategy": "beam", "problems": 2},
+    }  # fmt: skip
+    pipeline = VishwamAIPipeline(config)
+    result = VishwamAITrainer(pipeline, config).train()
+    assert result.evaluations["tot"]["drawn_tokens"] > 0
+    assert len(pipeline.generate(["3 4 8 12=27:"])) == 1
+    refused("use_tot=True: what", lambda: pipeline.generate(["what"]))
+    refused("was trained without it", lambda: pipeline.generate(["3"], use_error_correction=True))
+
+
+def test_waiting_for_batches_is_the_first_advice_where_it_is_waited_and_only_there():
+    def advice(seconds: float) -> list[str]:
+        profiler = TPUProfiler(MESH)
+        for _ in range(4):
+            profiler.start_step()
+            time.sleep(0.02)
+            profiler.end_step(jnp.ones(3))
+            time.sleep(seconds)
+        summary = profiler.get_metrics_summary()
+        assert summary["steps"] == 4 and summary["median_step_seconds"] >= 0.02
+        return profiler.get_actionable_recommendations()
+
+    slow = advice(0.02)[0]
+    assert slow.startswith("slow input") and "--config.data.readers" in slow and "--config.data.prefetch" in slow
+    assert not [line for line in advice(0.0) if line.startswith("slow input")]
+
+
+def test_a_step_that_compiles_again_and_again_is_told_so():
+    profiler = TPUProfiler(MESH)
+    for size in range(3, 7):
+        profiler.start_step()
+        profiler.end_step(jax.jit(lambda x: jnp.sin(x @ x.T).sum())(jnp.ones((size, size))))
+    assert profiler.get_metrics_summary()["compile_seconds"] > 0
+    assert profiler.get_actionable_recommendations()[0].startswith("recompilation")
+
+
+def test_details_are_those_of_the_compiled_step():
+    profiler, side = TPUProfiler(MESH), 64
+    compiled = jax.jit(lambda x: x @ x).lower(jnp.ones((side, side))).compile()
+    profiler.start_step()
+    profiler.end_step(compiled(jnp.ones((side, side))))
+    details = profiler.add_detailed_metrics(compiled)
+    moved = compiled.cost_analysis()["bytes accessed"]
+    assert details["memory_bandwidth"] * profiler.get_metrics_summary()["step_seconds"] == pytest.approx(moved)
+    assert moved >= 2 * 4 * side**2 and details["energy_joules_per_step"] is None  # no power of a CPU is published
+    assert profiler.get_metrics_summary().keys() >= details.keys()
+
+
+# B19: DistillationTrainer
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("teacher")
+    config = tiny(folder, max_steps=2, eval_every=0)
+    VishwamAITrainer(VishwamAIPipeline(config), config, loader()).train()
+    return folder
+
+
+STUDENT = {
+    "vocab_size": 64, "num_layers": 1, "num_heads": 2, "head_dim": 4, "hidden_dim": 8, "mlp_dim": 12, "max_seq_len": 16,
+}  # fmt: skip
+
+
+def test_the_loss_and_its_gradients_are_those_of_the_objective(teacher):
+    trainer = DistillationTrainer(str(teacher), STUDENT)
+    how = trainer.config.distillation
+    rng = np.random.default_rng(0)
+    student, taught = (jnp.asarray(rng.normal(size=(2, 5, 64)), jnp.float32) for _ in range(2))
+    labels, mask = rng.integers(0, 64, (2, 5)), np.array([[1, 1, 1, 0, 0], [1] * 5])
+
+    def loss(student, taught):
+        return trainer.advanced_loss_functions(student, taught, None, None, labels, mask)
+
+    def wanted(student, taught):
+        weights = How(how.hard_weight, how.soft_weight, how.temperature, reverse=False)
+        one = jnp.eye(64)
+        return distillation_loss(student, one, taught, one, labels, mask.astype(np.float32), weights)[0] / mask.sum()
+
+    for number in range(2):
+        got, expected = jax.value_and_grad(loss, number)(student, taught), jax.value_and_grad(wanted)(student, taught)
+        assert_close(got[0], expected[0])
+        assert_close(got[1], expected[1]) if number == 0 else np.testing.assert_array_equal(got[1], 0)
+    far = trainer.advanced_loss_functions(student, taught, student, -student, labels, mask)
+    assert float(far - loss(student, taught)) == pytest.approx(how.hidden_weight * 4, rel=1e-4)
+    narrow = student[..., :8]
+    refused("embeddings of widths 8 and 64", lambda: trainer.advanced_loss_functions(
+        student, taught, narrow, taught, labels, mask
+    ))  # fmt: skip
+
+
+def test_a_student_is_trained_in_microbatches_and_is_a_model_like_any_other(teacher, tmp_path):
+    training = {"max_steps": 8, "eval_every": 0, "learning_rate": 2e-2, "warmup_steps": 1, "log_every": 1}
+    sections = {"training": training | {"initial_batch_size": 2}, "logging": QUIET}
+    trainer = DistillationTrainer(teacher, STUDENT | sections)
+    result = trainer.improved_training_strategies(tmp_path, loader(), gradient_accumulation_steps=2, chunk_tokens=32)
+    lines = lines_of(tmp_path, "train")
+    assert result.step == 8 and lines[8]["loss"] < lines[1]["loss"]
+    assert lines[8]["hidden_distance"] < lines[1]["hidden_distance"] and "divergence" in lines[1]
+    stored = stored_config.load_to_read(tmp_path, {}).config
+    assert stored.train.objective == "language_modeling" and stored.model.embed_dim == 8
+    assert json.loads((tmp_path / "config.json").read_text())["train.gradient_accumulation"] == 2
+
+
+def test_a_teacher_that_cannot_teach_is_one_line(teacher, tmp_path):
+    refused(
+        "vocab_size=30522 is not the teacher's; use 64",
+        lambda: DistillationTrainer(teacher, STUDENT | {"vocab_size": 30522}),
+    )
+    refused("holds no run", lambda: DistillationTrainer(tmp_path, STUDENT))
+    refused("teacher_model=object: give the folder", lambda: DistillationTrainer(object(), STUDENT))
+
+
+def test_a_recipe_in_yaml_is_read_by_the_command_alone():
+    assert ".yaml" not in loading.READERS
+    refused("is not a Python file", lambda: loading.load(YAML, "", {}))
