@@ -96,12 +96,12 @@ class DistillationTrainer:
         """Train the student in a folder, whose checkpoint is a model like any other; return train.Result.
 
         Args:
-          train_loader: batches, see migration/vishwamai/loader.py; None: the teacher's documents.
+          train_loader: batches, see core/loader.py; None: the teacher's documents.
           gradient_accumulation_steps: microbatches of an update; None: those of the configuration.
           chunk_tokens: tokens whose logits are in memory at once; 0: automatic.
         """
         import train
-        from migration.vishwamai.loader import Loader
+        from core.loader import Loader
 
         self.config.train.loss_chunk_tokens = chunk_tokens
         if gradient_accumulation_steps is not None:

@@ -20,16 +20,17 @@ class VishwamAITrainer:
 
         Args:
           config: of the training; what it leaves out is that of the pipeline.
-          train_loader, eval_loader: batches, see loader.py; without the first, the run trains on `data.path`.
+          train_loader, eval_loader: batches, see core/loader.py; without the first, the run trains on `data.path`.
 
         Raises:
           ConfigError: a key is unknown or not supported, or does not fit the devices.
         """
         given = pipeline.given | keys.dotted(config)
         self.pipeline, self.mesh_context = pipeline, TPUMeshContext(given)
-        from migration.vishwamai import loader, profiler
+        from core import loader
+        from migration.vishwamai.profiler import TPUProfiler
 
-        self.profiler, self.config = profiler.TPUProfiler(given), self.mesh_context.config
+        self.profiler, self.config = TPUProfiler(given), self.mesh_context.config
         self._loader = None if train_loader is None else loader.Loader(train_loader)
         if self._loader:
             self.config.train.sequence_length = self._loader.length

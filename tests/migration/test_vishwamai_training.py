@@ -3,7 +3,6 @@
 
 import json
 import pathlib
-import time
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +11,14 @@ import pytest
 
 from checkpointing.checkpoints import Checkpoints
 from core import assembly
+from core.loader import as_ours
 from layers.distillation import How, distillation_loss
 from migration.vishwamai.distill import DistillationTrainer
-from migration.vishwamai.loader import as_ours
 from migration.vishwamai.pipeline import VishwamAIPipeline
 from migration.vishwamai.profiler import TPUProfiler
 from migration.vishwamai.training import VishwamAITrainer
 from parallelism.mesh import mesh_context
+from profiling import loop
 from settings import stored_config
 from tests.migration.test_vishwamai import MESH, refused
 from tests.support import assert_close, write_sums
@@ -57,7 +57,9 @@ def params_of(trainer, step: int):
 
 def test_the_trainer_trains_on_its_mesh_resumes_exactly_and_its_profiler_has_every_step(tmp_path):
     def trainer(folder, **training):
-        config = tiny(tmp_path / folder, data_parallel=True, model_parallel=True, **training)
+        grows = {"dynamic_batch_size": True, "max_batch_size": 2, "batch_size_increase_step": 2}
+        grows |= {"batch_size_increase_factor": 2, "data_parallel": True, "model_parallel": True}
+        config = tiny(tmp_path / folder, **grows, **training)
         return VishwamAITrainer(VishwamAIPipeline(config), {"training": training}, loader(), loader(1))
 
     whole = trainer("whole", max_steps=6)
@@ -68,6 +70,7 @@ def test_the_trainer_trains_on_its_mesh_resumes_exactly_and_its_profiler_has_eve
     assert {path.name for path in (tmp_path / "whole" / "checkpoints").iterdir()} >= {"3", "6"}
     gate = params_of(whole, 6)["stack"]["blocks"]["mlp"]["gate"]
     assert "model" in jax.tree.leaves(gate)[0].sharding.spec
+    assert [line["tokens"] for line in lines_of(tmp_path / "whole", "train").values()] == [8 * 15] * 2 + [16 * 15] * 4
     summary = whole.profiler.get_metrics_summary()
     assert summary["steps"] == 6 and 0 <= summary["data_wait_share"] < 1
     trainer("halves", max_steps=3).train()
@@ -122,20 +125,24 @@ def test_a_tree_of_thoughts_is_searched_at_evaluation_and_by_the_pipeline(tmp_pa
     refused("was trained without it", lambda: pipeline.generate(["3"], use_error_correction=True))
 
 
-def test_waiting_for_batches_is_the_first_advice_where_it_is_waited_and_only_there():
+def test_waiting_for_batches_is_the_first_advice_where_it_is_waited_and_only_there(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
+
     def advice(seconds: float) -> list[str]:
         profiler = TPUProfiler(MESH)
-        for _ in range(4):
+        for _ in range(5):
             profiler.start_step()
-            time.sleep(0.02)
+            now[0] += 0.6
             profiler.end_step(jnp.ones(3))
-            time.sleep(seconds)
+            now[0] += seconds
         summary = profiler.get_metrics_summary()
-        assert summary["steps"] == 4 and summary["median_step_seconds"] >= 0.02
+        assert (summary["steps"], summary["data_wait_share"]) == (5, pytest.approx(seconds / (0.6 + seconds)))
         return profiler.get_actionable_recommendations()
 
-    slow = advice(0.02)[0]
-    assert slow.startswith("slow input") and "--config.data.readers" in slow and "--config.data.prefetch" in slow
+    slow = advice(0.4)[0]  # 40 % of the time
+    assert slow.startswith("slow input: 40%")
+    assert "--config.data.readers" in slow and "--config.data.prefetch" in slow
     assert not [line for line in advice(0.0) if line.startswith("slow input")]
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The batches of a caller's loader, as train.train and its evaluations take them.
+"""A caller's loader of batches, as `train` and its evaluations take them.
+
+    loader = Loader(batches)
+    train(config, workdir, loader, callbacks=[loader], evaluators=[LoaderLoss(100, heldout)])
 
 A batch has any number of rows: `tokens` and `targets`, and `segments` and `positions` if wanted; or `input_ids`, and
 `labels` (of the same places, -100 where there is no loss) and `attention_mask` if there are any.
