@@ -29,6 +29,8 @@ def attached(cores: int) -> list:
         startup.simulate(0 if is_asked else cores)
     import jax
 
+    if accelerator == "cpu":  # jax may have been imported before, and would look for a TPU
+        jax.config.update("jax_platforms", "cpu")
     return jax.devices()
 
 

@@ -127,9 +127,6 @@ def test_arguments_become_those_of_train(tmp_path, monkeypatch):
 
 def test_the_command_trains_by_the_file_with_a_profile_from_any_python(tmp_path):
     """On the eight devices that the file counts with; the batch grows, and the log is that of the guide."""
-    environment = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
-    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
-    environment |= {"XLA_FLAGS": " ".join(flags)}
     write_sums(tmp_path / "texts", 20)
     sizes = {
         "train.steps": 15, "train.global_batch": 32, "train.gradient_accumulation": 2, "batch.first": 16,
@@ -141,7 +138,7 @@ def test_the_command_trains_by_the_file_with_a_profile_from_any_python(tmp_path)
     done = subprocess.run(
         [f"{sys.base_prefix}/bin/python3", "optimize_train_tpu.py", "--config", YAML, "--profile",
          f"--workdir={tmp_path}/run", *typed],
-        cwd=ROOT, env=environment, capture_output=True, text=True,
+        cwd=ROOT, env=environment_of_the_guide(), capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "v4-16 is 8 simulated CPU devices" in done.stdout and "Global devices: 8" in done.stdout
@@ -200,7 +197,8 @@ print("moved")
 def environment_of_the_guide(devices: str = "") -> dict[str, str]:
     """Only what the guide sets, which is nothing; what tests add makes programs quicker, and may simulate devices."""
     flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
-    return os.environ | {"XLA_FLAGS": " ".join([*flags, devices])}
+    others = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    return others | {"XLA_FLAGS": " ".join([*flags, devices])}
 
 
 def run_snippet(program: str, devices: str = "") -> tuple[str, str]:
@@ -232,9 +230,10 @@ def test_the_snippet_reshapes_the_mesh_of_sixteen_devices_during_training():
 
 
 def test_thirty_two_devices_have_a_mesh_of_the_three_axes():
-    program = SNIPPET.replace("'tpu_cores': 8", "'tpu_cores': 32")
-    out, _ = run_snippet(program + "print(dict(mesh_context.dynamic_mesh_reshaping((4, 4, 2)).shape))")
-    assert "'data': 4, 'model': 4, 'fsdp': 2" in out
+    """Also where jax was imported first; nothing looks for a TPU then."""
+    program = "import jax\n" + SNIPPET.replace("'tpu_cores': 8", "'tpu_cores': 32")
+    out, err = run_snippet(program + "print(dict(mesh_context.dynamic_mesh_reshaping((4, 4, 2)).shape))")
+    assert "'data': 4, 'model': 4, 'fsdp': 2" in out and not err
 
 
 @pytest.mark.parametrize("kind", ["weights", "gradients", "optimizer", "activations"])
