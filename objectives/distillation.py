@@ -66,14 +66,14 @@ class Distillation(LanguageModeling):
         )
         scalars = {"loss": (loss_sum, weight), "divergence": (divergence, weight)}
         if self.hidden_weight:
-            distance = jnp.sum(weights_BT * _distance(model.projection(stream_BTD), teacher_stream))
+            distance = jnp.sum(weights_BT * stream_distance(model.projection(stream_BTD), teacher_stream))
             total += self.hidden_weight * distance
             scalars["hidden_distance"] = (distance, weight)
         penalty, of_router = experts.router_losses(figures, balance_loss=self.balance_loss, z_loss=self.router_z_loss)
         return (total + penalty, weight), (carry, jax.lax.stop_gradient(scalars | of_router))
 
 
-def _distance(one: jax.Array, other: jax.Array) -> jax.Array:
+def stream_distance(one: jax.Array, other: jax.Array) -> jax.Array:
     """Return the mean squared difference of two streams, each token's scaled to a mean square of 1: float32 [B, T]."""
     one, other = (
         x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + EPSILON)

@@ -17,6 +17,8 @@ from settings.keys import flat
 from settings.resolving import Loaded, resolve
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Recipes in other formats than Python, by the suffix of their files: a function of the path returns the configuration.
+READERS: dict[str, Callable[[pathlib.Path], ConfigDict]] = {}
 
 
 def load(
@@ -72,6 +74,10 @@ def run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
         what = "is a folder without a run (no config.json there)" if folder.is_dir() else "is not a file"
         places = " and ".join(dict.fromkeys(map(str, (pathlib.Path.cwd(), ROOT))))
         raise ConfigError(f"--config={path} {what} (looked in {places}){near}")
+    if file.suffix in READERS:
+        config = READERS[file.suffix](file)
+        values, defaults = flat(config), flat(base.get_config())
+        return config, dict.fromkeys((key for key in values if values[key] != defaults[key]), path)
     if file.suffix != ".py":
         raise ConfigError(f"--config={path} is not a Python file, as recipes are{near}")
 

@@ -154,16 +154,16 @@ def nearest_shape(sizes: tuple[int, ...], num_devices: int) -> tuple[int, ...]:
         factors = [round(abs(math.log(old / new)), 6) for old, new in pairs]
         return sum((old > 1) != (new > 1) for old, new in pairs), round(sum(factors), 6), factors
 
-    return min(_shapes(num_devices, len(sizes)), key=unlike)
+    return min(shapes(num_devices, len(sizes)), key=unlike)
 
 
-def _shapes(num_devices: int, axes: int) -> Iterator[tuple[int, ...]]:
+def shapes(num_devices: int, axes: int) -> Iterator[tuple[int, ...]]:
     """Yield every mesh of `num_devices` devices, in ascending order of the first sizes."""
     if axes == 1:
         yield (num_devices,)
         return
     for size in divisors(num_devices):
-        for others in _shapes(num_devices // size, axes - 1):
+        for others in shapes(num_devices // size, axes - 1):
             yield size, *others
 
 

@@ -41,10 +41,12 @@ ROOMS |= dict.fromkeys(("core", "serving"), LOWER)
 ROOMS |= dict.fromkeys(("rehearsal", "trained_run"), LOWER | {"core"})
 ROOMS |= dict.fromkeys(("studies", "profiling"), LOWER | {"core", "rehearsal"})
 COMMANDS = {"train", "generate", "score", "explain", "serve", "rehearse", "convert", "sweep", "pod", "report"}
+COMMANDS |= {"optimize_train_tpu"}
 OTHERS = {
-    "migration": LOWER | {"train", "core", "studies"},
+    "migration": LOWER | {"train", "core", "profiling", "rehearsal", "studies", "trained_run"},
     "examples": LOWER | {"train", "core", "migration"},
     "src": {"core", "migration"},
+    "vishwamai": {"core", "migration"},
     "scripts": LOWER | {"train", "core", "pods", "profiling", "rehearsal"},
     **{name: {"migration"} for name in ("kellen", "pretrain_jax", "update_experiment_gcs_paths")},
 }

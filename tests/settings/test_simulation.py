@@ -20,9 +20,10 @@ SIZES = {
     "model.num_layers", "model.embed_dim", "model.num_heads", "model.num_kv_heads", "model.head_dim", "model.mlp_dim",
     "model.vocab_size", "train.global_batch", "train.sequence_length", "train.steps", "train.tokens", "train.epochs",
     "train.eval_every", "train.save_every", "optimizer.warmup_steps", "model.sliding_window", *simulation.OF_PUZZLES,
-    "evaluation.every_epochs", "model.num_experts", "model.experts_per_token", "model.shared_experts",
+    "evaluation.every_epochs", "model.num_experts", "model.experts_per_token", "model.shared_experts", "batch.first",
+    "batch.increase_step",
 }  # fmt: skip
-GROW = ("train.global_batch", "train.steps")  # to a sequence a shard; where there were epochs
+GROW = ("train.global_batch", "batch.first", "train.steps")  # to a sequence a shard; where there were epochs
 
 
 def scaled(recipe: str, topology: str, **typed: str):

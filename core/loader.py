@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A caller's loader of batches, as `train` and its evaluations take them.
+
+    loader = Loader(batches)
+    train(config, workdir, loader, callbacks=[loader], evaluators=[LoaderLoss(100, heldout)])
+
+A batch has any number of rows: `tokens` and `targets`, and `segments` and `positions` if wanted; or `input_ids`, and
+`labels` (of the same places, -100 where there is no loss) and `attention_mask` if there are any.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+
+from configs.errors import ConfigError
+from core.callbacks import Callback
+from core.evaluators import Evaluator
+from parallelism.placement import local_rows, place
+
+NAMES = ("tokens", "targets", "segments", "positions")
+
+
+def as_ours(batch: Mapping) -> dict[str, np.ndarray]:
+    """Return the arrays of NAMES, int32 [B, T]; ConfigError if the batch has neither form."""
+    arrays = {name: np.asarray(array) for name, array in batch.items()}
+    if "input_ids" in arrays:
+        tokens = arrays["input_ids"]
+        mask = arrays.get("attention_mask", np.ones_like(tokens))
+        labels = np.where(mask > 0, np.maximum(arrays.get("labels", tokens), -1), -1)  # -1 has no loss
+        targets = np.pad(labels[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
+        arrays = {"tokens": tokens, "targets": targets, "segments": mask}
+    if not {"tokens", "targets"} <= arrays.keys():
+        raise ConfigError(f"a batch has {', '.join(arrays) or 'nothing'}; it needs input_ids, or tokens and targets")
+    shape = arrays["tokens"].shape
+    arrays = {"segments": np.ones(shape), "positions": np.broadcast_to(np.arange(shape[1]), shape)} | arrays
+    return {name: arrays[name].astype(np.int32) for name in NAMES}
+
+
+class Loader(Callback):
+    """Iterator of the batches of a run: the rows of a loader, again and again, as many as each step needs.
+
+    As a callback of the run it learns the size of batches, and how many rows a resumed run has seen; these are left
+    out, so the loader has to return the same rows each time.
+    """
+
+    def __init__(self, loader: Iterable[Mapping]):
+        """Read the first batch; `length` is that of its rows."""
+        batches = (as_ours(batch) for batch in _endless(loader))
+        first = next(batches)
+        self.length, self._rows = first["tokens"].shape[1], _rows(itertools.chain([first], batches))
+
+    def on_start(self, job, record):
+        """Leave out the rows of the steps before."""
+        self._stages = job.stages
+        self._rows = itertools.islice(self._rows, record["examples"] if record else 0, None)
+
+    def __iter__(self):
+        """Return the iterator."""
+        return self
+
+    def __next__(self) -> dict[str, np.ndarray]:
+        """Return the next batch, of the present size."""
+        return _stacked(itertools.islice(self._rows, self._stages.rows))
+
+
+class LoaderLoss(Evaluator):
+    """The means of the objective's figures over all rows of a loader."""
+
+    name = "eval_loader"
+    ranks_checkpoints = True
+
+    def __init__(self, every: int, loader: Iterable[Mapping]):
+        """Evaluate every so many steps, and at the end."""
+        self.every, self.loader = every, loader
+
+    def evaluate(self, context):
+        """Return the figures."""
+        run, sums = context.run, {}
+        for batch in place(self._local(run), run.batch_sharding, run.eval_rows):
+            if context.stop():
+                return None
+            for name, pair in run.eval_step(context.params, batch, context.frozen).items():
+                sums[name] = sums.get(name, 0.0) + np.asarray(pair, float)
+        return run.objective.summary({name: total / max(weight, 1.0) for name, (total, weight) in sums.items()})
+
+    def lines(self, context, figures):
+        """Return a line for the summary."""
+        return [f"eval_loader: loss {figures['loss']:.4f}"]
+
+    def _local(self, run) -> Iterator[dict]:
+        """Yield this process's rows of each batch; the last batch is filled with padding."""
+        rows, own = _rows(map(as_ours, self.loader)), local_rows(run.batch_sharding, run.eval_rows)
+        while part := list(itertools.islice(rows, run.eval_rows)):
+            padding = [{name: np.zeros_like(row) for name, row in part[0].items()}] * (run.eval_rows - len(part))
+            yield {name: array[own] for name, array in _stacked([*part, *padding]).items()}
+
+
+def _endless(loader: Iterable[Mapping]) -> Iterator[Mapping]:
+    while True:
+        before = batch = object()
+        for batch in loader:
+            yield batch
+        if batch is before:
+            raise ConfigError("the loader has no batches, or can be read only once; give a list or a data loader")
+
+
+def _rows(batches: Iterable[dict]) -> Iterator[dict]:
+    return ({name: array[n] for name, array in batch.items()} for batch in batches for n in range(len(batch["tokens"])))
+
+
+def _stacked(rows: Iterable[dict]) -> dict[str, np.ndarray]:
+    rows = list(rows)
+    return {name: np.stack([row[name] for row in rows]) for name in NAMES}

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train as VishwamAI's guide says: python optimize_train_tpu.py --config configs/tpu_optimized_config.yaml"""
+
+from migration.vishwamai import command
+
+if __name__ == "__main__":
+    command.main()
