@@ -41,9 +41,7 @@ ROOMS |= dict.fromkeys(("core", "serving"), LOWER)
 ROOMS |= dict.fromkeys(("rehearsal", "trained_run"), LOWER | {"core"})
 ROOMS |= dict.fromkeys(("studies", "profiling"), LOWER | {"core", "rehearsal"})
 COMMANDS = {"train", "generate", "score", "explain", "serve", "rehearse", "convert", "sweep", "pod", "report"}
-OTHERS = {
-    "migration": LOWER | {"train", "core"},
-    "examples": LOWER | {"train", "core", "migration"},
+OTHERS = dict.fromkeys(("migration", "examples"), LOWER | {"train", "core", "migration"}) | {
     "src": {"core", "migration"},
     "scripts": LOWER | {"train", "core", "pods", "profiling", "rehearsal"},
 }
