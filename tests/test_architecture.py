@@ -41,14 +41,10 @@ ROOMS |= dict.fromkeys(("core", "serving"), LOWER)
 ROOMS |= dict.fromkeys(("rehearsal", "trained_run"), LOWER | {"core"})
 ROOMS |= dict.fromkeys(("studies", "profiling"), LOWER | {"core", "rehearsal"})
 COMMANDS = {"train", "generate", "score", "explain", "serve", "rehearse", "convert", "sweep", "pod", "report"}
-<<<<<<< HEAD
 COMMANDS |= {"optimize_train_tpu"}
 OTHERS = {
     "migration": LOWER | {"train", "core", "profiling", "rehearsal", "studies", "trained_run"},
     "examples": LOWER | {"train", "core", "migration"},
-=======
-OTHERS = dict.fromkeys(("migration", "examples"), LOWER | {"train", "core", "migration"}) | {
->>>>>>> valkyrie
     "src": {"core", "migration"},
     "vishwamai": {"core", "migration"},
     "scripts": LOWER | {"train", "core", "pods", "profiling", "rehearsal"},
