@@ -168,8 +168,8 @@ def _take(words: list[str], flag: str) -> tuple[str, list[str]]:
 
 def _translated(words: list[str]) -> tuple[list[str], dict[str, str], str]:
     """Return flags as they are, {our key: value} of KEY=VALUE words, and the folder of checkpoint_path or ""."""
-    flags = [word for word in words if word.startswith("-")]
-    pairs = [word.lstrip("+").partition("=") for word in words if not word.startswith("-")]
+    flags = [word for word in words if word.startswith("-") or "=" not in word]  # also values after a space
+    pairs = [word.lstrip("+").partition("=") for word in words if word not in flags]
     typed, ours = {key: value for key, _, value in pairs}, {}
     folder = typed.pop(FOLDER, None)
     if folder is not None and folder.lower() in ("", "null", "none"):
@@ -199,7 +199,7 @@ def _value(key: str, text: str) -> str | None:
         raise ConfigError(f"{shown(key)} is not read here; type {ANSWERED[key]}")
     if key not in RENAMED and key not in KEYS:
         near = did_you_mean(similar(key, [*RENAMED, WIDTH, HEADS, FOLDER, *KEYS]))
-        raise ConfigError(f"{shown(key)} is not a key of the TRM reference or of Torus{near or '; write KEY=VALUE'}")
+        raise ConfigError(f"{shown(key)} is not a key of the TRM reference or of Torus{near}")
     choices = VALUES.get(key)
     if choices and text.lower() not in choices:
         raise ConfigError(f"{key}={shown(text)} is not one of {', '.join(choices)}")

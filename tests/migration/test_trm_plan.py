@@ -46,7 +46,7 @@ def type_line(line: str, home: pathlib.Path, *, cwd: pathlib.Path = ROOT) -> sub
 def done(line: str, home: pathlib.Path, **more) -> tuple[int, str, str]:
     """Return (exit status, stdout, stderr) of a line that has ended."""
     process = type_line(line, home, **more)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=240)
     return process.returncode, out, err
 
 
@@ -79,11 +79,11 @@ def test_a_dry_run_shows_every_trial_of_the_group_and_writes_nothing(line, group
 def test_the_experiment_of_the_plan_claims_its_first_trial_and_can_be_stopped(tmp_path):
     line = "python kellen/experiments/run_experiment.py --config kellen/configs/exp01_model_scaling.yaml"
     process = type_line(line, tmp_path, cwd=tmp_path)
-    output, deadline = tmp_path / "runs/trm/baseline/baseline/output.txt", time.monotonic() + 120
+    output, deadline = tmp_path / "runs/trm/baseline/baseline/output.txt", time.monotonic() + 240
     while not output.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 75 and output.exists(), err
     assert "trm: 6 trials, 6 of them new" in out
     from studies.storage import open_storage
@@ -204,9 +204,9 @@ def test_words_mean_these_keys(words, keys):
 
 def test_a_checkpoint_path_is_the_folder_of_the_run_and_flags_stay():
     path = "gs://sculptor-tpu-experiments/checkpoints/baseline/baseline"
-    command = trm_plan.training([f"checkpoint_path={path}", "--topology=v4-64", "lr=2e-4"])
+    command = trm_plan.training([f"checkpoint_path={path}", "--topology", "v4-64", "lr=2e-4", "--tune"])
     assert command == [
-        "train.py", "--config=configs/trm/sudoku.py", f"--workdir={path}", "--topology=v4-64",
+        "train.py", "--config=configs/trm/sudoku.py", f"--workdir={path}", "--topology", "v4-64", "--tune",
         "--config.model.dtype=bfloat16", "--config.optimizer.learning_rate=2e-4",
     ]  # fmt: skip
 
