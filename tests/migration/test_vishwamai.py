@@ -132,7 +132,8 @@ def test_the_command_trains_by_the_file_with_a_profile_from_any_python(tmp_path)
         "train.steps": 15, "train.global_batch": 32, "train.gradient_accumulation": 2, "batch.first": 16,
         "batch.increase_step": 8, "batch.increase_factor": 2, "model.num_layers": 1, "train.sequence_length": 16,
         "model.max_length": 16, "data.tokenizer": "byte", "model.vocab_size": 300, "data.path": f"{tmp_path}/texts/*",
-        "data.cache_dir": f"{tmp_path}/cache", "evaluation.sample_tokens": 0, "logging.report": "false",
+        "data.cache_dir": f"{tmp_path}/cache", "evaluation.sample_tokens": 0, "evaluation.batches": 1,
+        "logging.report": "false", "logging.tensorboard": "false",
     }  # fmt: skip
     typed = [f"--config.{key}={value}" for key, value in sizes.items()]
     done = subprocess.run(
