@@ -137,6 +137,7 @@ def main() -> dict:
     corpus = train.prepare_corpus(config, "model.vocab_size" in COMMAND.loaded.typed)
     judged = Checklist(config.copy_and_resolve_references())
     config.train.update(tokens=0, epochs=0.0, log_every=1, save_every=0, eval_every=0)
+    config.causality.update(prompt="", corrupt="")  # these steps evaluate nothing
     for steps in (STEPS, STEPS + 1):  # the second run resumes from the checkpoint of the first
         config.train.steps = steps
         batches = _batches(config, corpus, steps)

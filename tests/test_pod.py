@@ -183,7 +183,9 @@ def test_the_function_of_every_subcommand_is_there(name):
 
 
 def test_it_answers_without_jax_and_tensorflow():
-    program = "import pod, sys; from pods import life, launch, gcloud, local, manifests; print(sorted(sys.modules))"
+    program = (
+        "import pod, sys; from pods import backup, life, launch, gcloud, local, manifests; print(sorted(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {"jax", "tensorflow", "numpy", "flax"} & set(eval(done.stdout))
 
