@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import pod
-from pods import settings
+from pods import settings, switches
 from tests.pods.recording import BASE, OPTIMIZED, Recorder
 from tests.support import ROOT
 
@@ -204,3 +204,12 @@ def test_the_subcommands_of_the_issue_are_all_there():
     )
     wanted += "supervise status metrics tail copy ssh backup stop restart delete help manifest"
     assert set(wanted.split()) == set(pod.SUBCOMMANDS)
+
+
+def test_the_folder_that_the_guide_lists_names_where_each_mechanism_is():
+    """`ls -la ~/aura_tpu/src/aura/optimization/` is a line of AURA's guide."""
+    folder = ROOT / "src" / "aura" / "optimization"
+    text = (folder / "README.md").read_text()
+    assert {f"`{switch}`" for switch in switches.SWITCHES} <= set(re.findall(r"`\w+`", text))
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(links) > 7 and all((folder / link).exists() for link in links)
