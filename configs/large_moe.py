@@ -2,7 +2,7 @@
 """`large` with 8 experts of half its MLP's width; each token uses 2 of them, so the FLOPs per token are the same.
 
 `NUM_EXPERTS=8 MODEL_SIZE=large pod.py launch` trains it. Expected: not yet run. Cost: 3.9 G tokens; rehearsed on v4-64
-1.6 hours, 4.8 of 32 GiB a chip.
+1.8 hours, 4.6 of 32 GiB a chip.
 Command: make train CONFIG=configs/large_moe.py TOPOLOGY=v4-64
 """
 
