@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command of VishwamAI's guide: train.py with recipes in YAML, and with --profile and --wandb as switches."""
 
+import itertools
 import os
 import pathlib
 import runpy
@@ -17,6 +18,7 @@ try:
 except ModuleNotFoundError as missing:
     interpreter.restart(missing)
 
+DEFAULT = "configs/tpu_optimized_config.yaml"
 SWITCHES = {"--profile": "--profile=10:14", "--wandb": "--config.logging.wandb=true"}
 
 
@@ -34,10 +36,12 @@ def main() -> None:
 def arguments(typed: list[str]) -> list[str]:
     """Return the arguments of train.py; print a line to stderr for each key that has no counterpart.
 
-    Without an accelerator, the slice of v4 with as many chips as the file's `tpu_cores` is simulated, unless a topology
+    Without --config the file is DEFAULT. Without an accelerator, the slice of v4 with as many chips as the file's `tpu_cores` is simulated, unless a topology
     or TPU_MESH_CONFIG is given.
     """
     found = [SWITCHES.get(word, word) for word in typed]
+    if not _value(found, "config"):
+        found.insert(0, f"--config={DEFAULT}")
     file, folder = _value(found, "config"), loading.ROOT
     path = next((path for path in (pathlib.Path(file), folder / file) if path.is_file()), None)
     if path is None or path.suffix not in keys.SUFFIXES:
@@ -55,7 +59,7 @@ def arguments(typed: list[str]) -> list[str]:
 
 def _value(words: list[str], flag: str) -> str:
     """Return the value of a flag, written --flag=value or --flag value; "" without it."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         name, equals, value = word.lstrip("-").partition("=")
         if word.startswith("-") and name == flag:
             return value if equals else following

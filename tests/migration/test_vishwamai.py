@@ -122,6 +122,7 @@ def test_arguments_become_those_of_train(tmp_path, monkeypatch):
     assert command.arguments([file]) == [file, "--workdir=here", "--topology=v4-64"]
     monkeypatch.setenv("TPU_MESH_CONFIG", "4,4,2")
     assert command.arguments([file]) == [file, "--workdir=here"]
+    assert command.arguments([]) == [f"--config={command.DEFAULT}"]
     assert command.arguments(["--config=configs/tiny.py"]) == ["--config=configs/tiny.py"]
 
 
