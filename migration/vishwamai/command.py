@@ -36,8 +36,8 @@ def main() -> None:
 def arguments(typed: list[str]) -> list[str]:
     """Return the arguments of train.py; print a line to stderr for each key that has no counterpart.
 
-    Without --config the file is DEFAULT. Without an accelerator, the slice of v4 with as many chips as the file's `tpu_cores` is simulated, unless a topology
-    or TPU_MESH_CONFIG is given.
+    Without --config the file is DEFAULT. Without an accelerator, the slice of v4 with as many chips as the file's
+    `tpu_cores` is simulated, unless a topology or TPU_MESH_CONFIG is given.
     """
     found = [SWITCHES.get(word, word) for word in typed]
     if not _value(found, "config"):
