@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recipe of configs/tpu_optimized_config.yaml: a 24-layer, 768-wide decoder with 4 key and value heads.
 
-Expected: not yet run. docs/coming_from_vishwamai.md has what a rehearsal says of it.
+Expected: not yet run. Rehearsed on v4-32: 2.75 s a step, see rehearsal/recorded/tpu_optimized_v4-32.json.
 Command: make train CONFIG=configs/tpu_optimized.py TOPOLOGY=v4-32
 """
 
