@@ -44,7 +44,7 @@ def main() -> None:
     valkyrie.simulate_without_tpu()
     valkyrie.log_to_tmp()
     sys.argv[1:] = words
-    runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
+    runpy.run_module("train", run_name="__main__", alter_sys=True)
 
 
 def get_config() -> ConfigDict:

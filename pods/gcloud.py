@@ -229,7 +229,8 @@ class Gcloud:
         """Return the state of the request or the pod, and the states from which it never becomes usable."""
         if not self.settings.queued:
             return self.found().get("state", "UNKNOWN"), NODE_AND_LOST
-        return "ACTIVE" if self.settings.dry_run else self._request_state(), QUEUED_AND_LOST
+        state = self._request_state()
+        return "ACTIVE" if self.settings.dry_run else state, QUEUED_AND_LOST
 
     def _request_state(self) -> str:
         words = ["queued-resources", "describe", self.settings.request, *self.scope, "--format=value(state.state)"]

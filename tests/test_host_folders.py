@@ -7,6 +7,7 @@ Real processes on this machine, with four simulated devices between them.
 import pathlib
 import re
 import shutil
+import time
 
 import pytest
 
@@ -79,6 +80,10 @@ def trained(place) -> pathlib.Path:
     """The homes of two processes of which one was killed some steps after the sixth."""
     processes = start(place, "trained", changes=ENDLESS)
     wait_for(place, f"trained/0/{MODELS}", SIXTH, processes)
+    deadline = time.monotonic() + groups.SECONDS
+    while not all((checkpoint(place, "trained", host, 6) / manifest.NAME).exists() for host in (0, 1)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     processes[1].kill()
     groups.finish(processes)
     return place / "trained"

@@ -70,8 +70,8 @@ def read_switches(content: bytes, folder: pathlib.Path) -> None:
     """What is accepted are truth values and a recipe of the workspace; as OPTIMIZATION_CONFIG and by the deployment."""
     file = folder / "c.json"
     file.write_bytes(content)
-    resolved, words, search_steps = deploy.resolve(["deploy", f"--config={file}"], "")
-    assert search_steps > 0
+    resolved, words, search_steps, ahead = deploy.resolve(["deploy", f"--config={file}"], "")
+    assert search_steps > 0 and not ahead
     assert resolved.given.keys() == GIVEN.keys() and set(map(type, resolved.given.values())) == {bool}
     name = words[0].removeprefix("--config=configs/").removesuffix(".py")
     assert name in loading.recipe_names() and switches.read_file(str(file)) is not None

@@ -67,6 +67,7 @@ def heldout_step(chunk_tokens: int, length: int = LENGTH, rows: int = 16, num_ex
     config.model.max_length = config.train.sequence_length = length
     config.train.global_batch, config.train.loss_chunk_tokens = rows, 16
     config.evaluation.chunk_tokens = chunk_tokens
+    config.model.attention = "reference"  # which holds all scores of what it is given
     run = assembly.assemble(config, devices=jax.devices()[: int(np.prod(config.mesh.values()))])
     with mesh_context(run.mesh):
         return run, run.eval_step.lower(run.abstract_state.params, run.abstract_batch).compile()
