@@ -31,7 +31,7 @@ def compilation(found: Found) -> tuple[list[str], str]:
     if "error" in figures:
         return [figures["error"]], ""
     memory = f"{figures['memory_gib_per_device']:.3g} GiB a chip"
-    if not figures["fits"]:
+    if not figures["fits"] or figures["step_seconds"] is None:
         return [f"the step does not fit, it needs {memory}"], ""
     on = ", ".join(found.switches.on) or "no switch"
     return [], f"by the TPU compiler: {figures['step_seconds']:.3g} s a step, rehearsed, {memory}; on: {on}"

@@ -99,14 +99,19 @@ class Checked(Object):
     log: bool
 
 
-class Rehearsed(Object, total=False):
-    """The figures of a step that was compiled ahead of time (rehearsal/ways.py), or the error."""
+class Failed(Object):
+    """Why a step could not be compiled ahead of time."""
 
-    error: str
+    error: Text
+
+
+class Rehearsed(Object):
+    """The figures of a step that was compiled ahead of time (rehearsal/ways.py); no time if it does not fit."""
+
     fits: bool
     step_seconds: Figure
-    memory_gib_per_device: Figure
-    mesh: dict[str, Number]
+    memory_gib_per_device: Gib
+    mesh: dict[Digest, Number]
 
 
 class Ahead(Object):
@@ -116,7 +121,7 @@ class Ahead(Object):
     not_as_locked: list[str]
     corpus: str
     corpus_tokens: Number
-    rehearsed: Rehearsed | None
+    rehearsed: Failed | Rehearsed | None
 
 
 class Given(Object):

@@ -8,7 +8,7 @@ import pathlib
 import types
 from unittest import mock
 
-from pods import deploy, gcloud, life, readiness, records, settings, switches, watch
+from pods import answers, deploy, gcloud, life, readiness, records, settings, switches, watch
 from pods.errors import PodError
 from pods.transports import Result
 from reporting.display import aligned
@@ -39,6 +39,10 @@ NODE = {
     "queuedResource": "projects/p/locations/z/queuedResources/q", "metadata": {"a": "b"},
 }  # fmt: skip
 STEP = {"step": 1, "loss": 2.5, "step_seconds": 0.1, "tokens_per_second": 1e4}
+AHEAD = {
+    "versions": {"jax": "0.10.2"}, "not_as_locked": [], "corpus": "ab12", "corpus_tokens": 5000,
+    "rehearsed": {"fits": True, "step_seconds": 0.5, "memory_gib_per_device": 3.5, "mesh": {"data": 4}},
+}  # fmt: skip
 CHECKED = {
     "process": 0, "num_processes": 1, "host": "h", "versions": {"jax": "0.10"}, "not_as_locked": [], "local_devices": 4,
     "num_devices": 4, "device_kind": "TPU v4", "simulated": False, "mesh": {"fsdp": 4}, "corpus": "c" * 64,
@@ -131,13 +135,23 @@ def read_created(content: bytes, folder: pathlib.Path) -> None:
 @reader("a host's report of its check", lambda: [b"CHECKED " + json.dumps(CHECKED).encode()])
 def read_check(content: bytes, folder: pathlib.Path) -> None:
     """Of what is accepted every item of the table can be judged."""
+    _judge(content, folder, answers.Checked, busy=[])
+
+
+@reader("a busy host's report", lambda: [b"CHECKED " + json.dumps(AHEAD).encode()])
+def read_ahead(content: bytes, folder: pathlib.Path) -> None:
+    """Of what is accepted every item of the table of a busy pod can be judged."""
+    _judge(content, folder, answers.Ahead, busy=[0])
+
+
+def _judge(content: bytes, folder: pathlib.Path, schema: type, busy: list[int]) -> None:
     outputs = [Result(0, 0, _text(content))]
-    checks = [readiness._printed(output) for output in outputs]
+    checks = [readiness._printed(output, schema) for output in outputs]
     typed = _settings(folder, "--workdir=/runs/mine", "--accel=v4-8")
     pod = types.MappingProxyType({"state": "READY", "health": "HEALTHY", "workers": 1})
-    found = readiness.Found(typed, pod, [], switches.resolve({}), "/runs/mine", outputs, checks)
-    items = [readiness.judge(name, found) for name in readiness.ITEMS if name != "code"]  # which asks git
-    assert readiness.markdown(typed, items, found.first.get("points", []))
+    found = readiness.Found(typed, pod, [], switches.resolve({}), "/runs/mine", outputs, checks, busy=busy)
+    names = [name for name in (readiness.BUSY if busy else readiness.ITEMS) if name != "code"]  # which asks git
+    assert readiness.markdown(typed, [readiness.judge(name, found) for name in names], found.first.get("points", []))
     if not found.answers:
         raise Refusal("it did not get there")
 
