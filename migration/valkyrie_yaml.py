@@ -8,11 +8,10 @@ import pathlib
 import runpy
 import sys
 
-import yaml
 from ml_collections import ConfigDict
 
 from configs.errors import ConfigError, did_you_mean, shown, similar
-from migration import valkyrie
+from migration import valkyrie, yaml_file
 from settings.keys import flat, parse_typed
 from settings.loading import ROOT
 
@@ -77,10 +76,7 @@ def read(file: str) -> dict[str, dict]:
     path = next((path for path in (pathlib.Path(file), ROOT / file) if path.is_file()), None)
     if path is None:
         raise ConfigError(f"--config={file} is not a file; configs/tpu_v4_32.yaml is one")
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"--config={file} cannot be read: {' '.join(str(error).split())}") from None
+    content = yaml_file.read(path, f"--config={file}")
     content = {section: {} for section in known} | (content if isinstance(content, dict) else {file: content})
     for section, names in content.items():
         if section not in known or not isinstance(names, dict):

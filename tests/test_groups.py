@@ -34,7 +34,11 @@ KILLED, KILLED_SECONDS = 2, 30  # who, and in which the others must end
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> pathlib.Path:
     """A folder with texts whose held-out windows do not fill whole batches."""
-    folder = tmp_path_factory.mktemp("groups")
+    return with_texts(tmp_path_factory.mktemp("groups"))
+
+
+def with_texts(folder: pathlib.Path) -> pathlib.Path:
+    """Write texts below a folder; return the folder."""
     (folder / "texts").mkdir()
     for index in range(23):
         words = " ".join(f"{number * (index + 3)} is {number} times {index + 3};" for number in range(40 + index))

@@ -13,7 +13,7 @@ import pytest
 
 from checkpointing import host_parts, manifest
 from tests import groups
-from tests.test_groups import ENDLESS, OF_A_GROUP, SIXTH, losses, start_of, wait_for
+from tests.test_groups import ENDLESS, OF_A_GROUP, SIXTH, losses, start_of, wait_for, with_texts
 
 PER_HOST = {"checkpoint.per_host": True, "mesh.data": 1, "mesh.fsdp": 4}  # each process has half of every large array
 MODELS = "models"
@@ -22,12 +22,7 @@ MODELS = "models"
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> pathlib.Path:
     """A folder with texts, for the homes of the hosts."""
-    folder = tmp_path_factory.mktemp("hosts")
-    (folder / "texts").mkdir()
-    for index in range(23):
-        words = " ".join(f"{number * (index + 3)} is {number} times {index + 3};" for number in range(40 + index))
-        (folder / "texts" / f"{index}.txt").write_text(words)
-    return folder
+    return with_texts(tmp_path_factory.mktemp("hosts"))
 
 
 @pytest.fixture(autouse=True)

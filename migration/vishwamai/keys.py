@@ -8,11 +8,11 @@ import math
 import pathlib
 from collections.abc import Mapping
 
-import yaml
 from ml_collections import ConfigDict
 
 from configs import base
 from configs.errors import ConfigError, did_you_mean, shown, similar
+from migration import yaml_file
 from settings import validation
 from settings.keys import parse_value
 
@@ -66,13 +66,7 @@ KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 
 def read_yaml(file: pathlib.Path) -> dict:
     """Return the content of a YAML file; ConfigError if it cannot be read, or is not a mapping, or has aliases."""
-    try:
-        text = file.read_text()
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise ConfigError(f"{file} has a YAML alias, which is not read; write the value out")
-        content = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())[:200]}") from None
+    content = yaml_file.read(file, str(file))
     if not isinstance(content, dict):
         raise ConfigError(f"{file} has no sections; write model:, training: and so on, as in the shipped file")
     return content
