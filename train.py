@@ -307,7 +307,7 @@ def train_from(job: Job, record: dict | None):
         batch = job.next_batch(batches, state, step)
         if jax.default_backend() == "cpu":  # CPU devices accept a step only after the previous one is done
             clock.enter("wait")
-            job.log.flush()
+            job.log.wait()
         clock.enter("step")
         state, scalars = job.train_step(state, batch)
         clock.enter("wait")

@@ -45,7 +45,7 @@ from trained_run import TrainedRun, open_run
 
 BASE = support.ROOT / "runs" / ("benchmark-error-correction-base-quick" if support.QUICK else "tiny")
 FOLDER = support.ROOT / "runs" / ("benchmark-error-correction-quick" if support.QUICK else "benchmark-error-correction")
-ROWS, BATCH, RATE, TUNED_DAMAGE = (32 if support.QUICK else 512), 16, 0.1, 0.008
+ROWS, BATCH, RATE, TUNED_DAMAGE = (32 if support.QUICK else 512), 16, 0.1, 0.009
 SEEDS, STEPS, EXAMPLES, HIDDEN = 4, (200 if support.QUICK else 4000), 256, 64
 SMALL = {  # keys of a quick call
     "model.num_layers": 2, "model.embed_dim": 128, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 384,

@@ -80,7 +80,7 @@ class Watched:
         """Return whether it has ended or is frozen."""
         if self.process.poll() is not None:
             return True
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             stat = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text()
             return stat.rpartition(")")[2].split()[0] == "T"
         return True

@@ -8,8 +8,9 @@ calls is host time: taking a batch, transferring it, fetching, checking and logg
 overlaps with a step. `processor` is the processor time of the loop's thread, without waiting; `wall` includes waiting.
 The first steps, in which threads and TensorBoard start, are left out.
 
-`callbacks_us` and `metrics_us` are what the job counts itself in a second run, of a larger model and at its own pace:
-mean microseconds of a step in callbacks, and in fetching, checking and logging its scalars.
+The other figures are of a second run, of a larger model and at its own pace. `callbacks_us` and `metrics_us` are what
+the job counts itself: mean microseconds of a step for which callbacks and the step log keep the loop. `thread_us` is
+the processor time a step of the log's thread, which fetches, checks and logs the scalars while later steps run.
 
 Gate: callbacks and metrics take at most 50 microseconds together.
 """
@@ -68,15 +69,17 @@ class Slowed(Callback):
 
 
 class Counted(Callback):
-    """Reads what the job itself counts: `seconds` of a step in callbacks, and in metrics, after the first steps."""
+    """Reads what a step takes after the first ones: `seconds` in callbacks, in metrics, and in the log's thread."""
 
     def on_step(self, job, state, step):
-        """Read the sums after the warm steps and after each later step."""
-        sums = job.callback_seconds, job.log.seconds
+        """Read the sums after the warm steps and after the last step."""
+        if step not in (WARM_STEPS, WARM_STEPS + STEPS):
+            return
+        sums = job.callback_seconds, job.log.seconds, job.log.thread.submit(time.thread_time).result()
         if step == WARM_STEPS:
             self._before = sums
-        elif step > WARM_STEPS:
-            self.seconds = [(now - then) / (step - WARM_STEPS) for now, then in zip(sums, self._before, strict=True)]
+        else:
+            self.seconds = [(now - then) / STEPS for now, then in zip(sums, self._before, strict=True)]
 
 
 def train_with(callback: Callback, **keys) -> None:
@@ -96,7 +99,7 @@ def main() -> None:
         figures[f"{name}_median_ms"] = round(1000 * statistics.median(seconds), 3)
         figures[f"{name}_percentile_95_ms"] = round(1000 * statistics.quantiles(seconds, n=20)[-1], 3)
     train_with(counted, **REAL)
-    for name, seconds in zip(("callbacks", "metrics"), counted.seconds, strict=True):
+    for name, seconds in zip(("callbacks", "metrics", "thread"), counted.seconds, strict=True):
         figures[f"{name}_us"] = round(1e6 * seconds, 1)
     support.finish("host_time", figures)
     if figures["callbacks_us"] + figures["metrics_us"] > MOST_US:

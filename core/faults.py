@@ -154,7 +154,7 @@ class Faults(Callback):
             self.pending.remove(fault)
             self._keep(fault)
             with contextlib.suppress(OSError):  # stdout may be a file on a full disk
-                print(f"fault: {fault.text}", flush=True)
+                print(f"fault: {fault.text}\n", end="", flush=True)  # in one piece, since the log prints too
         return wanted
 
     def _keep(self, fault: Fault) -> None:

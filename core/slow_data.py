@@ -14,13 +14,15 @@ class SlowData(Callback):
 
     def on_start(self, job, record):
         """Begin before the first step, whose batch waits for the pipeline to start and is not counted."""
-        self.before, self.is_slow = None, False
+        self.before, self.is_slow, self.began = None, False, 0.0
 
     def on_step(self, job, state, step):
         """Judge the steps of a window when it is over."""
+        if self.before and job.clock.since - self.began < WINDOW_SECONDS:  # cheaper than to read the clock each step
+            return
         seconds = job.clock.read()
-        if self.before is None:
-            self.before = seconds
+        if not self.before:
+            self.before, self.began = seconds, job.clock.since
         passed = {phase: seconds[phase] - self.before[phase] for phase in OF_STEPS}
         total, waited = sum(passed.values()), passed["data"]
         if total < WINDOW_SECONDS:
@@ -28,7 +30,7 @@ class SlowData(Callback):
         if waited >= SLOW * total and not self.is_slow:
             what = f"step {step}: {waited / total:.0%} of the last {total:.1f} s were spent waiting for data"
             job.log.event(f"{what}; {remedy(job)}", "slow_data", step, waited_seconds=waited, seconds=total)
-        self.before, self.is_slow = seconds, waited >= SLOW * total
+        self.before, self.began, self.is_slow = seconds, job.clock.since, waited >= SLOW * total
 
 
 def remedy(job) -> str:

@@ -24,6 +24,7 @@ class Stages(Callback):
     Attributes:
       increases: number of increases of the batch size so far.
       end: the last step of the present shape.
+      grows: whether the batch is smaller than it will be.
     """
 
     def __init__(self, config, record: dict | None):
@@ -51,6 +52,7 @@ class Stages(Callback):
     def begin(self, step: int) -> Shape | None:
         """Begin the stage after `step`; return the shape of the stage after it, None for the last stage."""
         config = self.config
+        self.grows = self.rows != config.train.global_batch
         ramp_end = ramp.stage_end(config, step, self.increases)
         self.end = min(ramp_end, layouts.stage_end(config, step), cycles.stage_end(config, step))
         if self.end >= config.train.steps:
@@ -60,14 +62,14 @@ class Stages(Callback):
 
     def on_step(self, job, state, step):
         """Increase the batch size if the ramp says so; return the shape of the next stage at the end of a stage."""
-        if step == self.config.train.steps:
+        if (step < self.end and not self.grows) or step == self.config.train.steps:
             return None
         self._maybe_grow(job, state, step)
         return Reshard(self.shape(step)) if step >= self.end else None
 
     def _maybe_grow(self, job, state, step: int) -> None:
         config, rows = self.config, self.rows
-        if rows == config.train.global_batch or not every(step, config.batch.increase_step):
+        if not self.grows or not every(step, config.batch.increase_step):
             return
         job.log.flush()
         larger = ramp.rows(config, self.increases + 1)

@@ -43,6 +43,7 @@ class Profile(Callback):
 
     def on_start(self, job, record):
         """Say that a window cannot be traced any more, if the run resumes after its start."""
+        self._num_steps, self._log_every = job.config.train.steps, job.config.train.log_every
         if self.window and record and record["step"] >= self.window.start and not self._folder:
             job.log.event(
                 f"step {record['step']}: the steps {self.window.start} to {self.window.stop} are not traced, as the "
@@ -65,9 +66,9 @@ class Profile(Callback):
 
     def on_step(self, job, state, step):
         """End the trace after the last step of the window; look for a request at each step that is logged."""
-        if self._folder and step >= min(self.window.stop, job.config.train.steps):
+        if self._folder and step >= min(self.window.stop, self._num_steps):
             self._end(job, step)
-        elif self.window is None and every(step, job.config.train.log_every):
+        elif self.window is None and every(step, self._log_every):
             self.window = self._requested(job, step)
 
     def on_end(self, job, *, has_failed):

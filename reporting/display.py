@@ -54,7 +54,7 @@ class Display:
             if self.live:
                 self.progress.console.print(text, markup=False, soft_wrap=True)
             elif not self.quiet:
-                print(text, flush=True)
+                print(f"{text}\n", end="", flush=True)  # in one piece, since several threads print
 
     def lines(self, texts: list[str]) -> None:
         """Print lines that stay."""

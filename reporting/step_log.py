@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log steps with a delay of one: scalars stay on the device until the next step is dispatched."""
+"""Check and log steps while later ones run: their scalars stay on the device, and a thread fetches those of a group."""
 
 import math
 import time
+from concurrent import futures
 
+import jax
 import numpy as np
 
 from reporting.display import Display
@@ -12,6 +14,7 @@ from reporting.metrics import MetricsWriter
 from reporting.throughput import Speed, log_memory
 
 POLL_SECONDS = 0.001
+GROUP_SECONDS = 0.1  # of a group of steps; one by one, their scalars take longer to fetch
 
 
 class Diverged(ArithmeticError):
@@ -37,9 +40,12 @@ def format_evaluation(objective, figures: dict[str, float], weight: int) -> tupl
 class StepLog:
     """Check every step, and write and show every `log_every`-th.
 
-    `total_tokens` is the number of targets with loss weight so far. `seconds` were spent on this, without the time that
-    a step took. `last_finite` says whether the last step's loss and gradient were finite, and `last_figures` are its
-    scalars by name.
+    Attributes:
+      last_step: the last step that was checked; so the next three are those of this step.
+      total_tokens: number of targets with loss weight so far.
+      last_finite: whether the loss and the gradient were finite.
+      last_figures: the scalars by name.
+      seconds: for which the caller of `add`, `wait` and `flush` was kept, without the time that steps took.
     """
 
     def __init__(
@@ -49,14 +55,22 @@ class StepLog:
         """Start, or resume from the `record` of a checkpoint; `peak_flops` is that of all devices."""
         self.run, self.writer, self.display, self.goodput = run, writer, display, goodput
         self.peak_flops, self.seconds = peak_flops, 0.0
+        self.log_every = 1 if run.slow else run.config.train.log_every
+        self.num_steps = run.config.train.steps
+        self.gathers = jax.process_count() == 1  # several processes must find the same trouble after the same step
+        self.copies = jax.default_backend() != "cpu"  # there a call takes 4 microseconds for nothing
+        self.thread = futures.ThreadPoolExecutor(1, "step log")
         self.resume(record)
         writer.write("event", event="start", step=self.last_step)
 
     def resume(self, record: dict | None) -> None:
         """Resume the counts of a checkpoint's record; None: start from 0."""
+        self.checking = self.thread.submit(int)  # the last check: nothing; what an earlier one finds is replaced
+        futures.wait([self.checking])
         record = record or {"total_tokens": 0, "step": 0}
-        self.total_tokens, self.last_step, self.pending = record["total_tokens"], record["step"], None
+        self.total_tokens, self.last_step, self.pending = record["total_tokens"], record["step"], []
         self.speed, self.last_finite, self.last_figures = Speed(self.goodput.clock), True, {}
+        self.began = -math.inf  # time.perf_counter() at the start of the last check
         self.display.after(self.last_step)
 
     def record(self) -> dict:
@@ -90,29 +104,58 @@ class StepLog:
         self.display.line(f"step {step}  held-out {name} {values} ({weight:,} {unit})")
 
     def add(self, step: int, scalars: dict, rows: int) -> None:
-        """Store the scalars of a dispatched step with a batch of `rows`, and flush those of the previous step."""
-        self.flush()
-        for value in scalars.values():
-            value.copy_to_host_async()
-        self.pending = (step, scalars, rows)
+        """Store the scalars of a dispatched step with a batch of `rows`, after a `wait` for the step before it."""
+        self.wait()
+        began = time.perf_counter()
+        if self.copies:
+            for value in scalars.values():
+                value.copy_to_host_async()
+        self.pending.append((step, scalars, rows))
+        self.seconds += time.perf_counter() - began
+
+    def wait(self) -> None:
+        """Wait for the pending steps, and begin to check them if it is time.
+
+        Raises Diverged if too many updates in a row were skipped, by a step that was checked.
+        """
+        if not self.pending:
+            return
+        self.wait_for_pending()
+        began = time.perf_counter()
+        if not self.gathers:
+            self._begin_check().result()
+        elif began - self.began >= GROUP_SECONDS or every(self.pending[-1][0], self.log_every):
+            self._begin_check()
+        self.seconds += time.perf_counter() - began
 
     def flush(self) -> None:
-        """Wait for the pending step, count it, check it, and log it if it is due.
+        """Wait for the pending steps, and count, check and log them.
 
         Raises Diverged if too many updates in a row were skipped.
         """
-        if self.pending is None:
-            return
-        (step, scalars, rows), self.pending = self.pending, None
-        while not scalars["loss"].is_ready():  # not block_until_ready, which would delay signals
-            time.sleep(POLL_SECONDS)
+        self.wait_for_pending()
         began = time.perf_counter()
-        self._complete(step, scalars, rows)
+        self._begin_check().result()
         self.seconds += time.perf_counter() - began
 
-    def _complete(self, step: int, scalars: dict, rows: int) -> None:
+    def wait_for_pending(self) -> None:
+        """Wait for the pending steps."""
+        while self.pending and not self.pending[-1][1]["loss"].is_ready():  # block_until_ready would delay signals
+            time.sleep(POLL_SECONDS)
+
+    def _begin_check(self) -> futures.Future:
+        """Check the pending steps in the thread, after those before them."""
+        self.checking.result()
+        pending, self.pending, self.began = self.pending, [], time.perf_counter()
+        self.checking = self.thread.submit(self._check, pending)
+        return self.checking
+
+    def _check(self, pending: list[tuple[int, dict, int]]) -> None:
+        for step, scalars, rows in pending:
+            self._complete(step, {name: np.asarray(value).item() for name, value in scalars.items()}, rows)
+
+    def _complete(self, step: int, figures: dict, rows: int) -> None:
         """Count, check and log a step that is done."""
-        figures = {name: np.asarray(value).item() for name, value in scalars.items()}
         tokens, in_a_row = int(figures.pop("tokens")), int(figures.pop("skipped_in_a_row"))
         self.last_finite = all(map(math.isfinite, (figures["loss"], figures["gradient_norm"])))
         if not tokens:  # the mean over nothing is undefined, not 0
@@ -123,8 +166,7 @@ class StepLog:
         self.display.after(step)
         if figures["skipped"]:
             self._report_skipped(step, figures, in_a_row)
-        train = self.run.config.train
-        if self.run.slow or every(step, train.log_every) or step == train.steps:
+        if every(step, self.log_every) or step == self.num_steps:
             self._log(step, figures | {"global_batch": rows, "tokens": tokens, "total_tokens": self.total_tokens})
 
     def _report_skipped(self, step: int, figures: dict, in_a_row: int) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the peak speed and the memory of this hardware, and the speed of the steps of a run."""
 
+import functools
 import logging
 import os
 import pathlib
@@ -50,13 +51,21 @@ def has_native_bfloat16() -> bool:
 
 def host_memory_gib() -> tuple[float, float]:
     """Return (resident memory of this process, memory of the machine) in GiB."""
-    page, statm = os.sysconf("SC_PAGE_SIZE"), pathlib.Path("/proc/self/statm")
-    total = page * os.sysconf("SC_PHYS_PAGES") / GIB
-    if not statm.exists():  # macOS has no /proc: use the peak resident size, which is in bytes there
+    return _resident_bytes() / GIB, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+
+
+def _resident_bytes() -> int:
+    if sys.platform != "linux":  # use the peak, which is in bytes on macOS
         import resource
 
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / GIB, total
-    return page * int(statm.read_text().split()[1]) / GIB, total
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return os.sysconf("SC_PAGE_SIZE") * int(os.pread(_statm(os.getpid()), 128, 0).split()[1])
+
+
+@functools.cache
+def _statm(process: int) -> int:
+    """Return a descriptor of this process's statm; to open the file for each line takes many times as long."""
+    return os.open(f"/proc/{process}/statm", os.O_RDONLY)
 
 
 def device_capacity_gib() -> float:

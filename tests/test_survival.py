@@ -91,26 +91,27 @@ class Calm(NamedTuple):
     Attributes:
         lines: of its steps.
         batches: that it was trained on.
-        waited: for each wait for a step, the phase that its time counted for.
+        waited: {step: phase that the time of the first wait for it counted for}.
     """
 
     workdir: pathlib.Path
     lines: dict[int, dict]
     batches: list[dict]
-    waited: list[str]
+    waited: dict[int, str]
 
 
 @pytest.fixture(scope="module")
 def calm(texts) -> Calm:
     """A run of 12 steps, saved after each fourth and evaluated after each third."""
-    waited, flush = [], StepLog.flush
+    waited, usual = {}, StepLog.wait_for_pending
 
     def watched(log):
-        waited.extend([log.speed.clock.phase] if log.pending else [])
-        flush(log)
+        if log.pending:
+            waited.setdefault(log.pending[-1][0], log.speed.clock.phase)
+        usual(log)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StepLog, "flush", watched)
+        patch.setattr(StepLog, "wait_for_pending", watched)
         patch.setattr("checkpointing.checkpoints.PATIENCE_SECONDS", 60.0)  # all is saved, however busy the machine
         seen = record_batches(patch)
         return Calm(texts / "calm", run(on_texts(texts, train__eval_every=3), texts / "calm"), seen, waited)
@@ -118,7 +119,7 @@ def calm(texts) -> Calm:
 
 def test_what_is_waited_for_a_step_is_time_of_steps_before_a_save_and_an_evaluation_too(calm):
     """Else the step before them would pass for one that took no time, and tokens a second for twice what they are."""
-    assert len(calm.waited) == 12 and set(calm.waited) <= set(OF_STEPS), calm.waited
+    assert list(calm.waited) == list(range(1, 13)) and set(calm.waited.values()) <= set(OF_STEPS), calm.waited
 
 
 def test_a_gradient_that_is_no_number_changes_nothing_but_the_count(

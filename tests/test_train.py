@@ -327,7 +327,7 @@ def test_the_loop_takes_batches_of_the_callers_own(single_device, tmp_path):
 
 def test_no_value_of_a_step_is_waited_for_before_the_next_is_launched(single_device, tmp_path, monkeypatch):
     """Where devices queue their work; those of a CPU do not, so that the loop waits there before it launches."""
-    launched, wanted = [], []
+    launched, asked, read = [], [], []
 
     class Scalar:
         def __init__(self, value):
@@ -337,11 +337,11 @@ def test_no_value_of_a_step_is_waited_for_before_the_next_is_launched(single_dev
             """Begin to copy, and wait for nothing."""
 
         def is_ready(self):
-            wanted.append((self.step, len(launched)))
+            asked.append((self.step, len(launched)))
             return True
 
         def __array__(self, *_, **__):
-            wanted.append((self.step, len(launched)))
+            read.append((self.step, len(launched)))
             return np.asarray(self.value)
 
     def watched(faults, train_step, job):
@@ -357,7 +357,8 @@ def test_no_value_of_a_step_is_waited_for_before_the_next_is_launched(single_dev
     monkeypatch.setattr(train.Faults, "wrap", watched)
     config = in_process(train__steps=6, train__save_every=0)
     train.train(config, tmp_path, own_batches(config, 6))
-    assert set(wanted) == {(1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 6)}  # after the last there is no next
+    assert set(asked) == {(1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 6)}  # after the last there is no next
+    assert {step for step, _ in read} == set(range(1, 7)) and all(ahead > step or step == 6 for step, ahead in read)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_of_it(single_device, tmp_path):

@@ -22,7 +22,7 @@ def test_each_spell_of_waiting_is_reported_once_with_the_keys_that_help(waits, r
     """Steps of a second each, and what each waits for its batch before; windows of 5 seconds."""
     seconds, events = dict.fromkeys(("data", "rollout", "step", "wait"), 0.0), []
     job = types.SimpleNamespace(
-        config=base.get_config(), corpus=object(), clock=types.SimpleNamespace(read=lambda: dict(seconds)),
+        config=base.get_config(), corpus=object(), clock=types.SimpleNamespace(read=lambda: dict(seconds), since=0.0),
         log=types.SimpleNamespace(event=lambda text, name, step, **figures: events.append((step, text))),
     )  # fmt: skip
     watch = slow_data.SlowData()
@@ -30,6 +30,7 @@ def test_each_spell_of_waiting_is_reported_once_with_the_keys_that_help(waits, r
     for step, wait in enumerate(waits, start=1):
         seconds["data"] += wait
         seconds["wait"] += 1.0
+        job.clock.since = sum(seconds.values())
         assert watch.on_step(job, None, step) is None
     assert [step for step, _ in events] == reported
     said = "spent waiting for data; try --config.data.readers=8 --config.data.prefetch=16"  # twice the automatic ones

@@ -9,6 +9,7 @@ import types
 import pytest
 
 import train
+from configs import base
 from configs.errors import ConfigError
 from profiling import energy, report, windows
 from profiling.program import Kind
@@ -190,7 +191,8 @@ def test_a_running_job_is_profiled_at_the_request_of_a_file(profiled):
 
 def test_a_window_that_a_resumed_run_has_passed_is_said_to_be_lost():
     said = []
-    job = types.SimpleNamespace(log=types.SimpleNamespace(event=lambda text, kind: said.append((kind, text))))
+    log = types.SimpleNamespace(event=lambda text, kind: said.append((kind, text)))
+    job = types.SimpleNamespace(log=log, config=base.get_config())
     callback = Profile(Window(3, 5))
     callback.on_start(job, {"step": 4})
     assert said == [
