@@ -62,7 +62,9 @@ from core.run_report import RunReport
 from core.sampling import BatchSampler
 from core.slow_data import SlowData
 from core.stages import Stages, position_of
-from core.start import announce, check_tokenizers, initial_state, may_change, other_models, prepare_corpus, set_steps
+from core.start import (
+    announce, check_tokenizers, device_lines, initial_state, may_change, other_models, prepare_corpus, set_steps,
+)  # fmt: skip
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
@@ -158,7 +160,9 @@ def train(
             per_host=config.checkpoint.per_host,
         ),
         lease.held(bucket and bucket.url),
-        Checkpoints(bucket.url if bucket else workdir, retention(config), staging=staging, store=store) as checkpoints,
+        Checkpoints(
+            bucket.url if bucket else workdir, Retention.of_config(config.checkpoint), staging=staging, store=store
+        ) as checkpoints,
     ):
         send = bucket_sync(bucket, workdir)
         checkpoints.on_save = send
@@ -189,11 +193,6 @@ def train(
             raise
         send()
         return result
-
-
-def retention(config) -> Retention:
-    """Return the retention policy of checkpoints."""
-    return Retention(config.checkpoint.keep, config.checkpoint.keep_every, config.checkpoint.keep_best)
 
 
 def run_training(
@@ -359,7 +358,7 @@ def main(command: command_line.Command) -> None:
         validation.validate(config, jax.device_count(), command.loaded)
     store = host_folders.of_config(config, command.workdir, command.bucket)
     if flags.verify_checkpoints:
-        lines, all_good = inspection.checkpoints_table(command.address, retention(config), store)
+        lines, all_good = inspection.checkpoints_table(command.address, Retention.of_config(config.checkpoint), store)
         print("\n".join(lines))
         if not all_good:
             raise Damaged(f"{command.address} has damaged checkpoints")
@@ -397,18 +396,6 @@ def tune(config, command: command_line.Command) -> None:
         quietly, config, command.workdir, show, topology=command.loaded.topology,
         vocab_size_typed="model.vocab_size" in command.loaded.typed,
     )  # fmt: skip
-
-
-def device_lines(config) -> list[str]:
-    """Return lines about the devices, the processes and the mesh."""
-    axes = [axis for axis in config.layout.axis_order.split(",") if axis != "dcn_data" or config.mesh[axis] > 1]
-    return [
-        f"Local devices: {jax.local_device_count()} ({jax.local_devices()[0].device_kind})",
-        f"Global devices: {jax.device_count()}",
-        f"Process index: {jax.process_index()}",
-        f"Process count: {jax.process_count()}",
-        "Mesh: " + " * ".join(f"{axis}={config.mesh[axis]}" for axis in axes),
-    ]
 
 
 if __name__ == "__main__":

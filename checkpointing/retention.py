@@ -12,6 +12,11 @@ class Retention:
     every: int = 0
     best: int = 0
 
+    @classmethod
+    def of_config(cls, checkpoint) -> "Retention":
+        """Return the policy of the section `checkpoint` of a configuration."""
+        return cls(checkpoint.keep, checkpoint.keep_every, checkpoint.keep_best)
+
     def reasons(self, steps: list[int], losses: dict[int, float]) -> dict[int, str]:
         """Return {step: reason} of the checkpoints to keep; `losses` has held-out losses of some of the steps."""
         best = sorted((step for step in steps if step in losses), key=lambda step: (losses[step], step))[: self.best]

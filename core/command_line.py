@@ -8,21 +8,14 @@ Exit status: 0 finished; 2 usage or configuration; 3 loss or gradient not finite
 1 anything else. Every status except 0 comes with one last line on stderr.
 """
 
-import contextlib
 import dataclasses
-import faulthandler
 import functools
 import logging
 import math
 import os
 import pathlib
-import select
-import signal
 import sys
-import threading
 import time
-import traceback
-import types
 from collections.abc import Callable
 
 from core import interpreter
@@ -35,8 +28,8 @@ try:
     from configs import base, topologies
     from configs.errors import ConfigError, did_you_mean, shown, similar
     from configs.key import PER_HOST, SECRET
+    from core import ending
     from input_pipeline.cache import cache_path
-    from reporting.sink import INTERRUPTED, LAST_WORDS
     from settings import loading, simulation, stored_config, validation
     from settings.keys import HIDDEN, NAMES_ELSEWHERE, flat, similar_keys, stray_argument
     from settings.resolving import Loaded
@@ -45,12 +38,8 @@ except ModuleNotFoundError as missing:
 
 STARTED = time.monotonic()  # start of this process, up to a fraction of a second
 FLAGS = flags.FLAGS
-_ending = threading.Lock()
 LOG = logging.getLogger("torus")  # a command with a workdir adds its file to it
-WITHOUT_ERROR = (0, INTERRUPTED)  # exit statuses
 TRAIN, READ, IGNORE = "train", "read", "ignore"  # what a command does with the run that may be in its workdir
-LAST_WORD_SECONDS = 5.0
-BLAME_SECONDS = 5.0  # after a failed collective, the time for the hub to notice which process died
 
 flags.DEFINE_string(
     "config",
@@ -121,10 +110,7 @@ class Command:
 
 def parse_flags(description: str) -> dict[str, str]:
     """Parse sys.argv with absl; return the `--config.key=value` overrides as text. Install the exit hooks."""
-    sys.excepthook = _end_with_one_line
-    threading.excepthook = lambda args: _end_with_one_line(args.exc_type, args.exc_value, args.exc_traceback)
-    sys.unraisablehook = functools.partial(_end_if_interrupted, sys.unraisablehook)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, until a training loop handles it
+    ending.install()
     overrides, rest = split_overrides(sys.argv)
     if {"-h", "--help", "-help"} & set(rest):
         _print_help(description)
@@ -196,7 +182,7 @@ def join(command: Command, *, shares_folder: bool = True) -> None:
         startup.drop_native_stdout()
         per_host = command.config.checkpoint.per_host
         folder = command.workdir if shares_folder and command.bucket is None and not per_host else None
-        processes.start(command.group, FLAGS.join_seconds, end_with_the_others, folder)
+        processes.start(command.group, FLAGS.join_seconds, ending.with_the_others, folder)
         if all(processes.gather("per host", per_host)):
             _check_hosts_have_run(command.workdir)
         values = flat(command.config)
@@ -350,79 +336,3 @@ def _print_help(description: str) -> None:
         default = f" (default {flag.default!r})" if flag.default not in (None, "", []) else ""
         print(f"  --{flag.name}: {flag.help}{default}")
     print("  --config.SECTION.KEY=VALUE: any key of configs/base.py, where each is documented")
-
-
-def _end_with_one_line(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:
-    """End the process with one last line on stderr that describes the error; log the traceback of unexpected errors."""
-    for number in (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ():
-        signal.signal(number, signal.SIG_IGN)
-    message = " ".join(str(error).split()) or kind.__name__
-    match error:
-        case KeyboardInterrupt():
-            line, status = "interrupted; run the same command to continue", INTERRUPTED
-        case BrokenPipeError() if _stdout_has_no_reader():
-            line, status = "error: the program that read the output has ended", 1
-        case BaseException(exit_status=status):
-            line = message if status in WITHOUT_ERROR else f"error: {message}"
-        case _:
-            frame, status = traceback.extract_tb(trace)[-1], 1
-            note = "".join(f"; traceback in {os.path.relpath(file)}" for file in _log_files())
-            line = f"error: {kind.__name__}: {message[:400]} ({frame.filename}:{frame.lineno}{note})"
-            LOG.error("the process ends with", exc_info=(kind, error, trace))
-            if processes.count() > 1 and kind.__module__.startswith("jax"):
-                time.sleep(BLAME_SECONDS)  # if another process died, the hub's message ends this one
-    if status == INTERRUPTED and kind is not KeyboardInterrupt:  # all processes have saved and stop
-        processes.leave()
-    else:
-        processes.fail(line, status)
-    _end(line, status)
-
-
-def _stdout_has_no_reader() -> bool:
-    """Return whether the other end of the pipe is closed, as after `| head`."""
-    poll = select.poll()
-    poll.register(1, 0)  # errors are reported without being asked for
-    return any(events & select.POLLERR for _, events in poll.poll(0))
-
-
-def _end_if_interrupted(usual: Callable, unraisable) -> None:
-    """End the process if a signal arrived in a callback whose exceptions Python ignores, as in garbage collection."""
-    if unraisable.exc_type is KeyboardInterrupt:
-        _end_with_one_line(KeyboardInterrupt, KeyboardInterrupt(), None)
-    usual(unraisable)
-
-
-def end_with_the_others(line: str, status: int) -> None:
-    """End after another process has died or failed: log the stacks of this one, and use the other's line and status."""
-    processes.settle()
-    with contextlib.suppress(OSError):  # a full disk
-        for file in _log_files():
-            with file.open("a") as log:
-                log.write(f"{line}; the stacks of this process:\n")
-                log.flush()
-                faulthandler.dump_traceback(log, all_threads=True)
-    _end(line if status in WITHOUT_ERROR else f"error: {line.removeprefix('error: ')}", status)
-
-
-def _end(line: str, status: int) -> None:
-    _ending.acquire()  # never released, so that only one line is the last
-    for tell in list(LAST_WORDS):
-        tell(line, status)
-    speaker = threading.Thread(target=_say_last, args=[line], daemon=True)
-    speaker.start()
-    speaker.join(LAST_WORD_SECONDS)  # the pipe may have no reader
-    os._exit(status)  # does not wait for threads that may hang after the failure
-
-
-def _say_last(line: str) -> None:
-    for say in (sys.stdout.flush, lambda: print(line, file=sys.stderr, flush=True)):
-        with contextlib.suppress(OSError, ValueError):  # a full disk, a closed pipe or a closed stream
-            say()
-
-
-def _log_files() -> list[pathlib.Path]:
-    """Return the files of the log; create missing folders."""
-    files = [pathlib.Path(h.baseFilename) for h in LOG.handlers if isinstance(h, logging.FileHandler)]
-    for file in files:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    return files

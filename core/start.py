@@ -27,6 +27,18 @@ def announce(line: str) -> None:
         corpora.say(line)
 
 
+def device_lines(config) -> list[str]:
+    """Return lines about the devices, the processes and the mesh."""
+    axes = [axis for axis in config.layout.axis_order.split(",") if axis != "dcn_data" or config.mesh[axis] > 1]
+    return [
+        f"Local devices: {jax.local_device_count()} ({jax.local_devices()[0].device_kind})",
+        f"Global devices: {jax.device_count()}",
+        f"Process index: {jax.process_index()}",
+        f"Process count: {jax.process_count()}",
+        "Mesh: " + " * ".join(f"{axis}={config.mesh[axis]}" for axis in axes),
+    ]
+
+
 def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
     """Return the corpus of `config.data`, tokenised once and cached, and equal on all hosts.
 

@@ -40,6 +40,7 @@ from settings import validation
 from input_pipeline import corpus as corpora
 from input_pipeline.synthetic import MarkovWindows
 from cluster import processes
+from core import start
 from core.evaluation import heldout_batches
 from core.evaluators import Evaluator
 from objectives.language_modeling import weights
@@ -110,7 +111,7 @@ def main(command: command_line.Command) -> None:
     if command.num_devices is None:  # the chips can be counted only when all hosts have joined
         validation.validate(config, jax.device_count(), command.loaded)
     first = processes.index() == 0
-    print("\n".join([*(command.banner() if first else []), *train.device_lines(config)]), flush=True)
+    print("\n".join([*(command.banner() if first else []), *start.device_lines(config)]), flush=True)
     batches = repeated_batch(config) if flags.synthetic else None
     train.train(
         config, command.workdir, batches, evaluators=[Accuracy()], bucket=command.bucket,

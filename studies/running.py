@@ -12,7 +12,7 @@ from collections.abc import Callable
 from cluster import processes, startup
 from configs import topologies
 from configs.errors import ConfigError
-from core import command_line
+from core import ending
 from reporting.display import counted
 from studies import pod
 from studies.asked import Asked, estimates, limits_of
@@ -49,7 +49,7 @@ def on_hosts_or_here(parsed, root: str, work: Callable[[bool], None]) -> int:
         check_root(root, parsed.topology, group)
     if group:
         check_flags_of_pod(parsed, group)
-        pod.join(group, parsed.join_seconds, command_line.end_with_the_others, root)
+        pod.join(group, parsed.join_seconds, ending.with_the_others, root)
         return (pod.follow() if processes.index() else lead(work)).tell()
     importlib.import_module("studies.storage")  # says so if a package is missing
     signal.signal(signal.SIGTERM, signal.default_int_handler)

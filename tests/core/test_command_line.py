@@ -237,13 +237,13 @@ def test_every_other_end_is_one_last_line_too(statement, status, line):
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_process_ends_with_its_status_where_there_is_no_room_for_its_last_line(stream, thread):
     """A thread that cannot speak must not keep the process, nor be waited for by all that would end it after it."""
-    end = "command_line._end('error: what happened', 3)"
+    end = "ending._end('error: what happened', 3)"
     if thread == "another":
         end = f"t = __import__('threading').Thread(target=lambda: {end}); t.start(); t.join(); {end}"
     with open("/dev/full", "w") as full:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {stream: full}
         environment = os.environ | {"PYTHONUNBUFFERED": ""}  # what was said before is written at the end
-        code = f"from core import command_line\nprint('said before')\n{end}"
+        code = f"from core import ending\nprint('said before')\n{end}"
         command = [sys.executable, "-c", code]
         ended = subprocess.run(command, cwd=ROOT, timeout=60, text=True, env=environment, **pipes)
     assert ended.returncode == 3

@@ -12,7 +12,7 @@ import pytest
 from cluster.interruption import Interrupted
 from configs import base
 from configs.errors import ConfigError
-from core import command_line
+from core import command_line, ending
 from reporting import sink
 from reporting.metrics import MetricsWriter
 from reporting.sinks import alerts
@@ -103,13 +103,13 @@ def test_an_interrupted_run_tells_nothing_and_waits_for_no_receiver(tmp_path, ca
 )
 def test_a_process_that_ends_at_once_tells_why(tmp_path, monkeypatch, line, event):
     """As at a hang, or when another process was lost: nothing is unwound."""
-    monkeypatch.setattr(command_line, "_ending", threading.Lock())
+    monkeypatch.setattr(ending, "_ending", threading.Lock())
     ended = []
-    monkeypatch.setattr(command_line.os, "_exit", ended.append)
+    monkeypatch.setattr(ending.os, "_exit", ended.append)
     with receiver() as server:
         sinks = [alerts.Alerts(server.url, "mine")]
         try:
-            command_line._end(line, 1)
+            ending._end(line, 1)
         finally:
             sinks[0].close(None)
     assert ended == [1] and told(server)[0][:2] == (event, line.removeprefix("error: "))

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a process ends: with one last line on stderr that says what is wrong, and its exit status."""
+
+import contextlib
+import faulthandler
+import functools
+import logging
+import os
+import pathlib
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable
+
+from cluster import processes
+from reporting.sink import INTERRUPTED, LAST_WORDS
+
+LOG = logging.getLogger("torus")
+WITHOUT_ERROR = (0, INTERRUPTED)  # exit statuses
+LAST_WORD_SECONDS = 5.0
+BLAME_SECONDS = 5.0  # after a failed collective, the time for the hub to notice which process died
+_ending = threading.Lock()
+
+
+def install() -> None:
+    """End this process in one line from now on, whatever exception or signal ends it."""
+    sys.excepthook = _with_one_line
+    threading.excepthook = lambda args: _with_one_line(args.exc_type, args.exc_value, args.exc_traceback)
+    sys.unraisablehook = functools.partial(_if_interrupted, sys.unraisablehook)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, until a training loop handles it
+
+
+def _with_one_line(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:
+    """End the process with one last line on stderr that describes the error; log the traceback of unexpected errors."""
+    for number in (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ():
+        signal.signal(number, signal.SIG_IGN)
+    message = " ".join(str(error).split()) or kind.__name__
+    match error:
+        case KeyboardInterrupt():
+            line, status = "interrupted; run the same command to continue", INTERRUPTED
+        case BrokenPipeError() if _stdout_has_no_reader():
+            line, status = "error: the program that read the output has ended", 1
+        case BaseException(exit_status=status):
+            line = message if status in WITHOUT_ERROR else f"error: {message}"
+        case _:
+            frame, status = traceback.extract_tb(trace)[-1], 1
+            note = "".join(f"; traceback in {os.path.relpath(file)}" for file in _log_files())
+            line = f"error: {kind.__name__}: {message[:400]} ({frame.filename}:{frame.lineno}{note})"
+            LOG.error("the process ends with", exc_info=(kind, error, trace))
+            if processes.count() > 1 and kind.__module__.startswith("jax"):
+                time.sleep(BLAME_SECONDS)  # if another process died, the hub's message ends this one
+    if status == INTERRUPTED and kind is not KeyboardInterrupt:  # all processes have saved and stop
+        processes.leave()
+    else:
+        processes.fail(line, status)
+    _end(line, status)
+
+
+def _stdout_has_no_reader() -> bool:
+    """Return whether the other end of the pipe is closed, as after `| head`."""
+    poll = select.poll()
+    poll.register(1, 0)  # errors are reported without being asked for
+    return any(events & select.POLLERR for _, events in poll.poll(0))
+
+
+def _if_interrupted(usual: Callable, unraisable) -> None:
+    """End the process if a signal arrived in a callback whose exceptions Python ignores, as in garbage collection."""
+    if unraisable.exc_type is KeyboardInterrupt:
+        _with_one_line(KeyboardInterrupt, KeyboardInterrupt(), None)
+    usual(unraisable)
+
+
+def with_the_others(line: str, status: int) -> None:
+    """End after another process has died or failed: log the stacks of this one, and use the other's line and status."""
+    processes.settle()
+    with contextlib.suppress(OSError):  # a full disk
+        for file in _log_files():
+            with file.open("a") as log:
+                log.write(f"{line}; the stacks of this process:\n")
+                log.flush()
+                faulthandler.dump_traceback(log, all_threads=True)
+    _end(line if status in WITHOUT_ERROR else f"error: {line.removeprefix('error: ')}", status)
+
+
+def _end(line: str, status: int) -> None:
+    _ending.acquire()  # never released, so that only one line is the last
+    for tell in list(LAST_WORDS):
+        tell(line, status)
+    speaker = threading.Thread(target=_say_last, args=[line], daemon=True)
+    speaker.start()
+    speaker.join(LAST_WORD_SECONDS)  # the pipe may have no reader
+    os._exit(status)  # does not wait for threads that may hang after the failure
+
+
+def _say_last(line: str) -> None:
+    for say in (sys.stdout.flush, lambda: print(line, file=sys.stderr, flush=True)):
+        with contextlib.suppress(OSError, ValueError):  # a full disk, a closed pipe or a closed stream
+            say()
+
+
+def _log_files() -> list[pathlib.Path]:
+    """Return the files of the log; create missing folders."""
+    files = [pathlib.Path(h.baseFilename) for h in LOG.handlers if isinstance(h, logging.FileHandler)]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    return files
