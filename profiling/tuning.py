@@ -22,7 +22,8 @@ from rehearsal.sections import options, seconds_text
 from reporting.display import aligned
 from settings import validation
 
-WARM_UP, WINDOWS, STEPS, TRACED = 3, 5, 4, 3  # steps before; windows that are timed, and their steps; traced steps
+WARM_UP, WINDOWS, TRACED = 3, 8, 3  # steps before; windows that are timed; traced steps
+WINDOW_SECONDS, FEWEST_STEPS, MOST_STEPS = 0.4, 2, 100  # of a window
 NOISES = 2.0  # a change is kept if it saves more than so many standard errors
 
 
@@ -34,22 +35,32 @@ class Timing(NamedTuple):
 
 
 class Timer(Callback):
-    """Time windows of steps; after the last one and the traced steps, end the run."""
+    """Time windows of steps; after the last one let `profile` trace some steps, and end the run."""
 
-    def __init__(self, warm_up: int):
-        self.warm_up, self.seconds, self._since = warm_up, [], 0.0
+    def __init__(self, warm_up: int, profile: Profile):
+        self.profile, self.seconds = profile, []
+        self._ends, self._steps, self._since = warm_up, 0, 0.0  # of what is timed or traced now
 
     def on_step(self, job, state, step):
         """Note the time after each window."""
-        done = step - self.warm_up
-        if done < 0 or done % STEPS or done > WINDOWS * STEPS:
-            return Stop("measured") if done == WINDOWS * STEPS + TRACED else None
+        if step < self._ends:
+            return None
+        if len(self.seconds) == WINDOWS:
+            return Stop("measured")
         job.log.flush()  # waits for the step
-        now = time.perf_counter()
-        if done:
-            self.seconds.append((now - self._since) / STEPS)
-        self._since = now
+        if self._steps:
+            self.seconds.append((time.perf_counter() - self._since) / self._steps)
+        if len(self.seconds) == WINDOWS:
+            self.profile.window, self._ends = Window(step + 1, step + TRACED), step + TRACED
+            return None
+        self._steps = processes.shared("steps of a window", self._steps_of_window)
+        self._ends, self._since = step + self._steps, time.perf_counter()
         return None
+
+    def _steps_of_window(self) -> int:
+        """Return how many steps take WINDOW_SECONDS, by the last window; few for the first one."""
+        wanted = WINDOW_SECONDS / self.seconds[-1] if self.seconds else 0
+        return max(FEWEST_STEPS, min(MOST_STEPS, round(wanted)))
 
     def timing(self) -> Timing:
         """Return the median over windows; its error is estimated from their median deviation."""
@@ -75,13 +86,14 @@ def measure(train: Callable, config, folder: pathlib.Path, **arguments) -> Trial
     short = config.copy_and_resolve_references()
     # Batches that were made ahead would hide a slow reader from the first windows.
     warm_up = WARM_UP + config.data.prefetch + config.data.readers
-    first = warm_up + WINDOWS * STEPS + 1
+    latest = warm_up + WINDOWS * MOST_STEPS + 1  # step at which the trace begins
     with short.unlocked():
-        short.train.update(steps=first + TRACED, eval_every=0, save_every=0, epochs=0.0)
+        short.train.update(steps=latest + TRACED, eval_every=0, save_every=0, epochs=0.0)
         short.logging.update(report=False, alerts="", wandb=False, trackio=False)
-    timer = Timer(warm_up)
+    tracer = Profile(Window(latest, latest + TRACED - 1))
+    timer = Timer(warm_up, tracer)
     try:
-        train(short, folder, callbacks=[Profile(Window(first, first + TRACED - 1)), timer], **arguments)
+        train(short, folder, callbacks=[tracer, timer], **arguments)
         profile = json.loads((folder / FILE).read_text()) if processes.index() == 0 else None
     finally:
         if processes.index() == 0:
