@@ -152,7 +152,7 @@ class StepLog:
 
     def _check(self, pending: list[tuple[int, dict, int]]) -> None:
         for step, scalars, rows in pending:
-            self._complete(step, {name: np.asarray(value).item() for name, value in scalars.items()}, rows)
+            self._complete(step, {name: np.asarray(value).tolist() for name, value in scalars.items()}, rows)
 
     def _complete(self, step: int, figures: dict, rows: int) -> None:
         """Count, check and log a step that is done."""
