@@ -137,10 +137,10 @@ PAGE = """\
 # Which features go together
 
 Each pair of {0} features, {1:,} in all, as the rules of `settings/` judge it for a run on {devices} devices: {2:,} are
-accepted, {3:,} are refused, and {4:,} set one key to two values. A refused pair ends a command with [one line](#refused)
-and status 2 before a device is touched. `benchmarks/interactions.py` trains each accepted pair, many in one run: it
-resumes from the middle, and compares steps, evaluations and the last state with those of the run that was not stopped,
-bit for bit. `tests/test_interactions.py` trains some of them.
+accepted, {3:,} are refused, and {4:,} set one key to two values. A refused pair ends a command with
+[one line](#refused) and status 2 before a device is touched. `benchmarks/interactions.py` trains each accepted pair,
+many in one run: it resumes from the middle, and compares steps, evaluations and the last state with those of the run
+that was not stopped, bit for bit. `tests/test_interactions.py` trains some of them.
 
 `.` accepted, `x` refused, `=` one key. Columns have the numbers of the rows.
 
