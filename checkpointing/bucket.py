@@ -14,7 +14,7 @@ COPIED = (  # in both directions
     "tokenizer_config.json", "chat_template.jinja", "summary.txt", "submission.json", "causes.html",
     "report.html", "profile.json", "rehearsal.json",
 )  # fmt: skip
-VOTES = "votes"  # one file per step; a repeated evaluation of a step overwrites its file
+BY_STEP = {"votes": "*.gz", "rollouts": "*.npz"}  # folders of a file per step, which a repeated step overwrites
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Bucket:
                 raise ConfigError(
                     f"--workdir={self.url}: the bucket does not exist, or you have no permission to list it"
                 )
-            votes = [f"{VOTES}/{path.name}" for path in (store / VOTES).glob("*.gz")]
-            for name in (*COPIED, *votes):
+            by_step = [f"{name}/{path.name}" for name in BY_STEP for path in (store / name).glob(BY_STEP[name])]
+            for name in (*COPIED, *by_step):
                 there, here = store / name, self.folder / name
                 longer = name in GROWING and here.exists() and here.stat().st_size >= there.stat().length
                 if there.exists() and not longer:
@@ -46,7 +46,7 @@ class Bucket:
     def send(self, log: pathlib.Path, *, first: bool) -> None:
         """Copy a process's log to the bucket; if `first`, also the run's small files, which process 0 writes."""
         events = [path for path in (self.folder / "tensorboard").rglob("*") if path.is_file()]
-        own = [*(self.folder / name for name in COPIED), *events, *self._new_votes()] if first else []
+        own = [*(self.folder / name for name in COPIED), *events, *self._new_by_step()] if first else []
         for path in [log, *own]:
             there = path_of(self.url) / path.relative_to(self.folder)
             if path.exists():
@@ -54,14 +54,15 @@ class Bucket:
             else:
                 there.unlink(missing_ok=True)  # such as the summary of a run that continues
 
-    def _new_votes(self) -> list[pathlib.Path]:
-        """Return the files of votes that the bucket lacks or holds with another length."""
-        there = path_of(self.url) / VOTES
-        return [
-            path
-            for path in (self.folder / VOTES).glob("*.gz")
-            if not (there / path.name).exists() or (there / path.name).stat().length != path.stat().st_size
-        ]
+    def _new_by_step(self) -> list[pathlib.Path]:
+        """Return the files of BY_STEP that the bucket lacks or holds with another length."""
+        url, found = path_of(self.url), []
+        for name, pattern in BY_STEP.items():
+            for path in (self.folder / name).glob(pattern):
+                there = url / name / path.name
+                if not there.exists() or there.stat().length != path.stat().st_size:
+                    found.append(path)
+        return found
 
 
 def open_bucket(workdir: str, cache: pathlib.Path) -> Bucket | None:

@@ -6,6 +6,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.multihost_utils import broadcast_one_to_all
 
 from cluster import processes
 from core import assembly, decoding
@@ -42,37 +43,52 @@ class BatchSampler:
         Raises ValueError if the sampled batch has other names, shapes or types than `objective.batch()`, and DataError
         if the run resumes between steps on the same batch, and its file cannot be read.
         """
+        wanted = of_rows(run.abstract_batch, len(batch["tokens"]))
         if self._is_first(run, step):
             sampled = self._sampled(run, params, frozen, batch, step)
         else:
-            sampled = Sampled(self._kept if self._step == step - 1 else self._read(step - 1))
+            sampled = Sampled(self._kept if self._step == step - 1 else self._read(step - 1, wanted))
         self._step, self._kept = step, sampled.batch
         what = f"the batch that train.objective={run.config.train.objective} sampled"
-        check_batch(sampled.batch, of_rows(run.abstract_batch, len(batch["tokens"])), what)
+        check_batch(sampled.batch, wanted, what)
         return sampled._replace(batch=_placed(sampled.batch, run))
 
     def save(self, step: int, run: Run) -> None:
-        """Write the batch of a step if the next step trains on it too."""
-        if samples(run.objective) and processes.index() == 0 and not self._is_first(run, step + 1):
+        """Write the batch of a step if the next step trains on it too; a run that resumed at this step has read it."""
+        keeps = samples(run.objective) and processes.index() == 0 and not self._is_first(run, step + 1)
+        if keeps and self._step == step:
             self._folder.mkdir(exist_ok=True)
             with writing(self._folder / f"{step}.npz") as file:
-                np.savez(file, **(self._kept if self._step == step else self._read(step)))
+                np.savez(file, **self._kept)
 
     def _is_first(self, run: Run, step: int) -> bool:
         """Return whether a step is the first one on its batch."""
         return (step - 1) % run.objective.steps_of_batch == 0
 
-    def _read(self, step: int) -> dict[str, np.ndarray]:
-        """Return the batch that `save` wrote."""
+    def _read(self, step: int, wanted: dict) -> dict[str, np.ndarray]:
+        """Return the batch that `save` wrote, with the names, shapes and types of `wanted`.
+
+        Process 0 reads it and sends it to the others, whose folders need not have it.
+        """
+        found, problem = self._read_here(step, wanted) if processes.index() == 0 else ({}, "")
+        if problem := processes.shared("sampled batch", lambda: problem):
+            raise DataError(problem)
+        zeros = {name: np.zeros(array.shape, array.dtype) for name, array in wanted.items()}
+        return broadcast_one_to_all(found or zeros)
+
+    def _read_here(self, step: int, wanted: dict) -> tuple[dict[str, np.ndarray], str]:
+        """Return the batch in the file of a step, and why it cannot be used; "" if it can."""
         file = self._folder / f"{step}.npz"
         try:
             with np.load(file, allow_pickle=False) as arrays:
-                return dict(arrays)
+                found = dict(arrays)
+            check_batch(found, wanted, str(file))
         except (OSError, ValueError) as error:
-            raise DataError(
+            return {}, (
                 f"{file} cannot be read, and step {step + 1} trains on the answers in it; copy it back, or remove "
                 f"checkpoints/{step} to resume at an earlier step ({error})"
-            ) from error
+            )
+        return found, ""
 
     def _sampled(self, run: Run, params: dict, frozen: dict, batch: dict, step: int) -> Sampled:
         """Return what the objective samples, or `batch` itself, on the host."""

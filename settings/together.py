@@ -18,13 +18,16 @@ OF_ROLLOUTS = ("countdown_rollouts", "reasoning_gym_rollouts")
 OF_PROMPTS = (*OF_ROLLOUTS, "chat")
 COUNTDOWN = ("countdown", "countdown_rollouts")  # data sources of one task
 TASKS = ("sinusoids", "linear_maps", "glyphs")  # data sources of "meta_learning"
-WITHOUT_FILES = ("python", "synthetic", *TASKS)
+WITHOUT_FILES = ("python", "synthetic", *COUNTDOWN, *TASKS)
 OF_QUESTIONS = ("reasoning_gym", "reasoning_gym_rollouts")
 WITHOUT_STREAM = (*WITHOUT_FILES, *PUZZLES, *OF_QUESTIONS)
 WITHOUT_MIXTURE = (*WITHOUT_STREAM, "labeled")
 META = ("meta_learning", "meta_language_modeling")
 OF_VECTORS = ("mlp_regressor", "vector_decoder")
+NO_DECODERS = ("trm", "mlp_classifier", "mlp_regressor")
+WITHOUT_TEXT = ("classification", "meta_learning")  # objectives on numbers
 BY_GRADIENT = ("maml", "first_order_maml", "reptile")
+UNREAD = "this model does not read it"
 SHARED = "a task's gradient is that of one device; use --config.mesh.data or --config.mesh.fsdp"
 NEEDS = (  # a key, its values (or ANY) that need another key, the values (or ANY) of that key, and the reason
     ("model.num_experts", ANY, "model.name", ("decoder_lm",), ""),
@@ -51,6 +54,13 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("model.name", ("trm",), "mesh.model", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
     ("train.objective", ("recursive",), "model.name", ("trm",), ""),
     ("model.convolution", ANY, "model.name", ("trm",), ""),
+    ("model.name", NO_DECODERS, "model.quantization", ("none",), UNREAD),
+    ("model.name", NO_DECODERS, "model.sliding_window", NONE, UNREAD),
+    ("model.name", NO_DECODERS, "model.mup_base_dim", NONE, UNREAD),
+    ("model.name", (*NO_DECODERS, "vector_decoder"), "model.dropout", NONE, UNREAD),
+    ("model.name", (*NO_DECODERS, "vector_decoder"), "model.tie_embeddings", (False,), UNREAD),
+    ("model.name", ("trm",), "plasticity.method", ("none", "l2_init", "shrink_perturb"), "it names no hidden units"),
+    ("model.name", ("trm",), "plasticity.measure", NONE, "it names no hidden units"),
     ("train.objective", ("recursive",), "batch.ramp", ("none",), "its rows hold puzzles"),
     ("train.objective", ("distillation",), "distillation.teacher", ANY, "the folder of a run"),
     ("distillation.teacher", ANY, "train.objective", ("distillation",), "nothing else has a teacher"),
@@ -60,11 +70,13 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("train.objective", ("dpo",), "train.balance_loss", NONE, "a part of another loss"),
     ("train.objective", ("dpo",), "train.router_z_loss", NONE, "a part of another loss"),
     ("train.objective", ("dpo",), "evaluation.chunk_tokens", NONE, "it compares whole answers"),
+    ("train.objective", (*WITHOUT_TEXT, "recursive"), "train.z_loss", NONE, "a part of another loss"),
     ("train.objective", ("recursive",), "evaluation.chunk_tokens", NONE, "that is of language models"),
     ("train.objective", ("recursive",), "evaluation.tasks", NONE, "which are texts"),
     ("data.source", ("synthetic",), "evaluation.tasks", NONE, "which need a tokenizer"),
     ("evaluation.tasks_every", ANY, "evaluation.tasks", ANY, "the files of questions"),
     ("train.objective", ("recursive",), "causality.prompt", NONE, "which is a text"),
+    ("train.objective", WITHOUT_TEXT, "causality.prompt", NONE, "which is a text"),
     ("data.source", ("synthetic",), "causality.prompt", NONE, "which needs a tokenizer"),
     ("train.objective", DRAWS, "data.source", OF_PROMPTS, "which has prompts to answer"),
     ("data.source", OF_ROLLOUTS, "train.objective", DRAWS, "which draw the answers"),

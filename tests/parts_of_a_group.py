@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run as one process of several: prints, as JSON, the rows of a batch that each process reads on some meshes, what
-is said of a copy of a parameter that differs in one bit on a device of process 2, and whether an array comes whole
-through its moves between meshes."""
+is said of a copy of a parameter that differs in one bit on a device of process 2, whether an array comes whole
+through its moves between meshes, and whether all train on a batch that process 0 alone has in its folder."""
 
 import os
 import pathlib
 import sys
+import tempfile
+import types
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
@@ -21,7 +23,8 @@ import numpy as np  # noqa: E402
 from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 
 from cluster.hub import RunError  # noqa: E402
-from configs.base import MESH_AXES  # noqa: E402
+from configs.base import MESH_AXES, get_config  # noqa: E402
+from core.sampling import BatchSampler  # noqa: E402
 from parallelism.axis_rules import batch_sharding  # noqa: E402
 from parallelism.mesh import make_mesh, mesh_context  # noqa: E402
 from parallelism.placement import local_rows  # noqa: E402
@@ -71,6 +74,23 @@ def moved() -> bool:
     return all(right)
 
 
+def kept() -> bool:
+    """Whether this process's rows are those of the batch that process 0 alone has, which was saved at step 1."""
+    mesh = make_mesh(dict(zip(MESH_AXES, MESHES["fsdp"], strict=True)))
+    saved, sharding = np.arange(64, dtype=np.int32).reshape(16, 4), batch_sharding(mesh)
+    run = types.SimpleNamespace(
+        objective=types.SimpleNamespace(steps_of_batch=2), config=get_config(),
+        abstract_batch={"tokens": jax.ShapeDtypeStruct(saved.shape, saved.dtype, sharding=sharding)},
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:  # each process has its own
+        if processes.index() == 0:
+            (pathlib.Path(folder) / "rollouts").mkdir()
+            np.savez(pathlib.Path(folder) / "rollouts" / "1.npz", tokens=saved)
+        sampled = BatchSampler(pathlib.Path(folder)).sample(run, {}, {}, {"tokens": saved}, 2)
+    shards = sampled.batch["tokens"].addressable_shards
+    return all(np.array_equal(shard.data, saved[shard.index]) for shard in shards)
+
+
 rows_of = {name: [part[name] for part in of_processes] for name in MESHES}
-print(json.dumps({"rows": rows_of, "difference": difference(), "moved": moved()}))
+print(json.dumps({"rows": rows_of, "difference": difference(), "moved": moved(), "kept": kept()}))
 processes.leave()

@@ -77,14 +77,15 @@ def test_steps_are_trained_while_a_checkpoint_is_copied_to_the_bucket(bucket, si
     assert {name.rpartition("/")[2] for name in bucket.ls("runs/beside/checkpoints")} == {"4", "8"}
 
 
-def test_votes_go_to_the_bucket_and_come_back_on_another_host(tmp_path):
-    (tmp_path / "bucket" / "run" / "votes").mkdir(parents=True)
+@pytest.mark.parametrize("name", ["votes/5.gz", "rollouts/5.npz"])
+def test_files_of_steps_go_to_the_bucket_and_come_back_on_another_host(name, tmp_path):
+    (tmp_path / "bucket" / "run" / name).parent.mkdir(parents=True)
     here, there = (Bucket(f"{tmp_path}/bucket/run", tmp_path / host) for host in ("here", "there"))
-    (here.folder / "votes").mkdir(parents=True)
-    (here.folder / "votes" / "5.gz").write_bytes(b"five")
+    (here.folder / name).parent.mkdir(parents=True)
+    (here.folder / name).write_bytes(b"five")
     here.send(here.folder / "log", first=True)
     there.fetch()
-    assert (there.folder / "votes" / "5.gz").read_bytes() == b"five"
+    assert (there.folder / name).read_bytes() == b"five"
 
 
 def test_a_bucket_that_is_not_there_is_one_line(bucket, tmp_path):

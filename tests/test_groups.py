@@ -328,3 +328,7 @@ def test_copies_of_a_parameter_that_differ_between_processes_are_named_everywher
 
 def test_an_array_moves_between_the_meshes_of_four_processes(parts):
     assert all(said["moved"] for said in parts)
+
+
+def test_a_batch_that_was_sampled_before_a_checkpoint_reaches_processes_that_do_not_have_its_file(parts):
+    assert [said["kept"] for said in parts] == [True] * 4
