@@ -82,15 +82,15 @@ def find(environment: Mapping[str, str], accelerator: str, join_seconds: float) 
 
     Variables take precedence over jax: JAX_COORDINATOR_ADDRESS, JAX_PROCESS_INDEX, JAX_PROCESS_COUNT; or
     TPU_COORDINATOR_ADDRESS, TPU_WORKER_ID, TPU_WORKER_COUNT; or MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE. Raises
-    ConfigError if one is missing or not a number, if two of them contradict each other, or if they make each host of a
-    TPU slice a run of its own.
+    ConfigError if one is missing or not a number, if two of them contradict each other, or if they make a TPU slice
+    anything but a run of one process on each host.
     """
     groups = [group for names in FAMILIES if (group := _of_variables(names, environment))]
     for other in groups[1:]:
         _check_same(groups[0], other)
     if groups:
-        if groups[0].count == 1 and accelerator == "tpu":
-            _check_alone(groups[0], environment)
+        if accelerator == "tpu" and not any(environment.get(name) == bounds for name, bounds in ONE_HOST.items()):
+            _check_hosts(groups[0], environment)
         return groups[0]
     managed = accelerator == "tpu" or any(name in environment for name in MANAGED)
     group = _found_by_jax(join_seconds) if managed else None
@@ -151,13 +151,16 @@ def _check_same(one: Group, other: Group) -> None:
             )
 
 
-def _check_alone(group: Group, environment: Mapping[str, str]) -> None:
-    """Raise ConfigError for a group of one process on a TPU slice of several hosts, unless libtpu is told to use one.
-
-    `torchrun --nnodes=1` on each worker makes such groups, and every host would train a model of its own.
-    """
-    hosts = metadata.count_hosts(environment) or 1
-    if hosts > 1 and not any(environment.get(name) == bounds for name, bounds in ONE_HOST.items()):
+def _check_hosts(group: Group, environment: Mapping[str, str]) -> None:
+    """Raise ConfigError if torchrun starts several processes on a TPU host, or makes each host a run of its own."""
+    local = environment.get("LOCAL_WORLD_SIZE", "1")
+    if local != "1":
+        raise ConfigError(
+            f"LOCAL_WORLD_SIZE={local}, as torchrun --nproc_per_node={local} sets it, but one process drives all chips "
+            "of a TPU host; start the command once on each host, without torchrun or with --nproc_per_node=1"
+        )
+    hosts = (metadata.count_hosts(environment) or 1) if group.count == 1 else 1
+    if hosts > 1:
         raise ConfigError(
             f"{group.source} makes this process a run of its own, but its TPU slice has {hosts} hosts, and each would "
             f"train alone, as with torchrun --nnodes=1; start the command on each host without torchrun, or by "

@@ -12,7 +12,6 @@ from configs import tiny
 def get_config():
     """Return the recipe."""
     config = tiny.get_config()
-    config.model.attention = "reference"
     config.train.objective = "meta_language_modeling"
     config.meta.method = "first_order_maml"
     config.meta.share = 0.25

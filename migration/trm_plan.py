@@ -11,24 +11,17 @@ docs/coming_from_the_v4_64_plan.md.
 """
 
 import os
-import pathlib
 import shlex
 import sys
 from collections import Counter
 from typing import NoReturn
 
-from core import interpreter
-
-try:
-    import yaml
-
-    from configs.base import KEYS
-    from configs.errors import ConfigError, did_you_mean, shown, similar
-    from configs.experiments.trm.exp01_model_scaling import width
-    from settings.loading import ROOT
-    from studies import suites
-except ModuleNotFoundError as missing:
-    interpreter.restart(missing)
+from configs.base import KEYS
+from configs.errors import ConfigError, did_you_mean, shown
+from configs.experiments.trm.exp01_model_scaling import width
+from migration import guides
+from settings.loading import ROOT
+from studies import suites
 
 SUITE, BUCKET = "trm", "gs://sculptor-tpu-experiments/checkpoints"
 RENAMED = {  # keys of the reference's configuration, and ours
@@ -75,7 +68,7 @@ def start(command: str, words: list[str]) -> NoReturn:
 
 def experiment(words: list[str]) -> list[str]:
     """Return the command of run_experiment.py: all trials of a group; ConfigError for a wrong word."""
-    file, rest = _take(words, "--config")
+    file, rest = guides.take(words, "--config")
     group = rest.pop(0) if rest and not rest[0].startswith("-") and "=" not in rest[0] else ""
     if bool(file) == bool(group):
         raise ConfigError("run_experiment.py takes GROUP, as baseline, or --config=kellen/configs/GROUP.yaml; give one")
@@ -87,7 +80,7 @@ def experiment(words: list[str]) -> list[str]:
 
 def training(words: list[str]) -> list[str]:
     """Return the command of pretrain_jax.py: one run of a configuration; ConfigError for a wrong word."""
-    name, rest = _take(words, "--config-name")
+    name, rest = guides.take(words, "--config-name")
     asked, _, configuration = (name or "baseline").removesuffix(".yaml").partition("/")
     study, groups = suites.find(asked)
     configurations = study.groups[groups[0]].configurations
@@ -137,33 +130,10 @@ def paths(words: list[str]) -> list[str]:
 
 def group_of(file: str) -> str:
     """Return the group that a file of kellen/configs/ names; ConfigError if it does not."""
-    path = pathlib.Path(file).expanduser()
-    path = path if path.exists() else ROOT / path
-    try:
-        content = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"--config={shown(file)}: {error.strerror}; kellen/configs/ has a file per group") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"--config={shown(file)} is not YAML: {' '.join(str(error).split())[:200]}") from None
-    if not isinstance(content, dict) or list(content) != ["group"] or not isinstance(content["group"], str):
+    content = guides.read_file(file, "kellen/configs/baseline.yaml")
+    if list(content) != ["group"] or not isinstance(content["group"], str):
         raise ConfigError(f"--config={shown(file)} must hold `group: GROUP` alone; type keys after it, as epochs=100")
     return content["group"]
-
-
-def _take(words: list[str], flag: str) -> tuple[str, list[str]]:
-    """Return the value of a flag, "" without it, and the other words; ConfigError if it has no value."""
-    values, rest, left = [], [], list(words)
-    while left:
-        word = left.pop(0)
-        if word == flag:
-            values.append(left.pop(0) if left else "")
-        elif word.startswith(f"{flag}="):
-            values.append(word.partition("=")[2])
-        else:
-            rest.append(word)
-    if "" in values:
-        raise ConfigError(f"{flag} has no value; add one, or omit the flag")
-    return (values or [""])[-1], rest
 
 
 def _translated(words: list[str]) -> tuple[list[str], dict[str, str], str]:
@@ -198,7 +168,7 @@ def _value(key: str, text: str) -> str | None:
     if key in ANSWERED:
         raise ConfigError(f"{shown(key)} is not read here; type {ANSWERED[key]}")
     if key not in RENAMED and key not in KEYS:
-        near = did_you_mean(similar(key, [*RENAMED, WIDTH, HEADS, FOLDER, *KEYS]))
+        near = did_you_mean(guides.nearest(key, [*RENAMED, WIDTH, HEADS, FOLDER, *KEYS]))
         raise ConfigError(f"{shown(key)} is not a key of the TRM reference or of Torus{near}")
     choices = VALUES.get(key)
     if choices and text.lower() not in choices:

@@ -13,28 +13,39 @@ import math
 import os
 import pathlib
 import sys
+from collections.abc import Mapping
 
 from ml_collections import ConfigDict
 
 from cluster import processes, startup
 from configs import llama2_7b
 from configs.errors import ConfigError
-from input_pipeline.cache import cache_path
+from migration import guides
 from settings import loading, validation
 from settings.resolving import environment_mesh
 
+FILE = "configs/tpu_v4_32.yaml"
 JOIN_SECONDS = 300
 EARLIER_MESH = (4, 4, 2)  # data, model, fsdp of 32 chips; other numbers of chips get the nearest shape
-WITHOUT = {  # arguments with one supported value, and the reason
-    "use_flash_attention": (True, "on a TPU the kernel is always used where it supports the shapes"),
-    "use_bias": (False, "set config.model.biases"),
-    "attention_dropout": (0.0, "dropout_rate drops parts of embeddings and sublayers; scores are not dropped"),
-    "rope_scaling": (None, "set config.model.rope_scaling and rope_factor"),
-    "use_mamba": (False, "Torus has no state-space layers"),
-    "use_s5": (False, "Torus has no state-space layers"),
-    "use_2d_sharding": (True, "the mesh determines how weights are sharded; set mesh.model or mesh.fsdp to 1"),
-    "use_3d_mesh": (True, "the mesh determines the number of axes; pass another mesh"),
-}
+MAX_SEQ_LEN = 2048  # the guide's default; its others are those of configs/llama2_7b.py
+KEYS = guides.Keys(
+    renamed=guides.COMMON | {
+        "model.max_seq_len": "model.max_length", "model.dropout_rate": "model.dropout",
+        "training.batch_size": "train.global_batch",
+        "training.gradient_accumulation_steps": "train.gradient_accumulation",
+    },
+    fixed={
+        "model.use_flash_attention": (True, "on a TPU the kernel is always used where it supports the shapes"),
+        "model.use_bias": (False, "set config.model.biases"),
+        "model.attention_dropout": (0.0, "dropout_rate drops parts of embeddings and sublayers, not of scores"),
+        "model.rope_scaling": (None, "set config.model.rope_scaling and rope_factor"),
+        "model.use_mamba": (False, "Torus has no state-space layers"),
+        "model.use_s5": (False, "Torus has no state-space layers"),
+        "step.use_2d_sharding": (True, "the mesh determines how weights are sharded; set mesh.model or mesh.fsdp to 1"),
+        "step.use_3d_mesh": (True, "the mesh determines the number of axes; pass another mesh"),
+    },
+    noted={"tpu.mesh_config": "", "tpu.axis_names": ""},
+)  # fmt: skip
 
 
 def setup_multi_host_environment() -> dict:
@@ -84,30 +95,26 @@ def setup_tpu_mesh(device_count: int = 32, use_global: bool = True, validate: bo
     return make_mesh(axes, devices[:needed])
 
 
-def ValkyrieConfig(
-    vocab_size: int = 32000, hidden_size: int = 4096, num_layers: int = 32, num_heads: int = 32,
-    intermediate_size: int = 11008, max_seq_len: int = 2048, use_flash_attention: bool = True,
-    dropout_rate: float = 0.0, rope_theta: float = 10_000.0, rope_scaling: None = None, use_bias: bool = False,
-    attention_dropout: float = 0.0, use_mamba: bool = False, use_s5: bool = False,
-) -> ConfigDict:  # fmt: skip
+def ValkyrieConfig(**sizes) -> ConfigDict:
     """Return a configuration of Torus: that of configs/llama2_7b.py with these sizes, trained at its full length.
+
+    Args:
+      sizes: vocab_size (32,000), hidden_size (4,096), num_layers (32), num_heads (32), intermediate_size (11,008),
+        max_seq_len (2,048), dropout_rate (0), rope_theta (10,000); and the names of KEYS.fixed with their one value.
 
     Raises:
       ConfigError: Torus does not support an argument, or the sizes are inconsistent.
     """
-    _check_fixed(
-        use_flash_attention=use_flash_attention, rope_scaling=rope_scaling, use_bias=use_bias,
-        attention_dropout=attention_dropout, use_mamba=use_mamba, use_s5=use_s5,
-    )  # fmt: skip
-    config = llama2_7b.get_config()
-    config.model.update(
-        vocab_size=vocab_size, embed_dim=hidden_size, num_layers=num_layers, num_heads=num_heads,
-        num_kv_heads=num_heads, mlp_dim=intermediate_size, max_length=max_seq_len, dropout=dropout_rate,
-        rope_theta=rope_theta,
-    )  # fmt: skip
-    config.train.sequence_length = max_seq_len
-    validation.check_keys(config)
-    return config
+    return configuration({"model": sizes}, "ValkyrieConfig")
+
+
+def configuration(given: Mapping, source: str) -> ConfigDict:
+    """Return the configuration of Torus that sections of KEYS mean; `source` begins error messages."""
+    ours = KEYS.ours(KEYS.read({"model": {"max_seq_len": MAX_SEQ_LEN}}, source) | KEYS.read(given, source))
+    ours = {"train.sequence_length": ours["model.max_length"]} | ours
+    if "model.num_heads" in ours:
+        ours = {"model.num_kv_heads": ours["model.num_heads"]} | ours
+    return guides.configured(llama2_7b.get_config(), ours, source)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +168,7 @@ def create_train_step(
     """
     from core import assembly
 
-    _check_fixed(use_2d_sharding=use_2d_sharding, use_3d_mesh=use_3d_mesh)
+    KEYS.read({"step": {"use_2d_sharding": use_2d_sharding, "use_3d_mesh": use_3d_mesh}}, "create_train_step")
     config.model.update(name=_name_of(model, config), dtype="bfloat16" if mixed_precision else "float32")
     if isinstance(optimizer, str):
         config.optimizer.name = optimizer
@@ -204,14 +211,10 @@ def log_to_tmp() -> None:
 def _join() -> str:
     """Choose the platform, join the group that the environment names, and return its coordinator."""
     simulate_without_tpu()
-    accelerator = startup.attached_accelerator()
-    startup.choose_platform(None, accelerator, cache_path(""))
-    if "jax" in sys.modules:  # it read the variable when it was imported, as optax does
-        sys.modules["jax"].config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or None)
+    accelerator = guides.choose_platform()
     group = processes.find(os.environ, accelerator, JOIN_SECONDS)
     if accelerator == "cpu":
-        wanted = environment_mesh(os.environ).values()
-        startup.simulate(math.prod(wanted) if wanted else 0, group.count if group else 1)
+        startup.simulate(math.prod(environment_mesh(os.environ).values() or [0]), group.count if group else 1)
     if group is None:
         return ""
     processes.start(group, JOIN_SECONDS, _end)
@@ -232,13 +235,6 @@ def _end(line: str, status: int) -> None:
     """End this process with the message and status of another one of the group."""
     print(line, file=sys.stderr, flush=True)
     os._exit(status)  # called from a thread, because the main thread may hang in a collective
-
-
-def _check_fixed(**given) -> None:
-    for name, value in given.items():
-        only, why = WITHOUT[name]
-        if value != only:
-            raise ConfigError(f"{name}={value} is not supported: {why}")
 
 
 def _name_of(model, config: ConfigDict) -> str:

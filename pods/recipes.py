@@ -11,13 +11,14 @@ from configs.errors import ConfigError
 from pods import switches
 from pods.calls import note
 from pods.errors import PodError, usage_error
-from pods.settings import Settings, is_per_host
+from pods.settings import FIELDS, Settings, is_per_host
 from pods.transports import Transport
 from settings import loading, simulation, validation
 from settings.resolving import Loaded
 
 MESH_VARIABLES = ("TPU_MESH_CONFIG", "TPU_AXIS_NAMES")  # of this machine, passed to the hosts
 DATA = {"data.source", "data.path", "data.mixture", "data.stream"}  # keys that say which data a run reads
+C4_PART = "[:1000000]"  # the documents of C4 that are read if SPLIT is not set: all of it are hundreds of gigabytes
 DTYPES = {"bf16": "bfloat16", "f32": "float32"}
 V5E, V5E_AT_GOOGLE = "v5e-", "v5litepod-"  # the one accelerator type with another name at Google
 
@@ -135,8 +136,9 @@ def storage_keys(workdir: str, num_workers: int) -> dict[str, object]:
 
 
 def data_keys(settings: Settings) -> dict[str, object]:
-    """Return the configuration keys of the Hugging Face data sets DATASET and DATASET2."""
-    first = f"{settings.dataset}:{settings.split}"
+    """Return the configuration keys of the Hugging Face data sets DATASET and DATASET2; of C4 a part without SPLIT."""
+    is_c4 = settings.dataset == FIELDS["dataset"].default and not settings.given("split")
+    first = f"{settings.dataset}:{settings.split}{C4_PART if is_c4 else ''}"
     subset = settings.config if not settings.config.endswith(".py") else ""
     if settings.given("dataset") and not settings.given("config"):
         subset = ""  # the default subset belongs to the default data set

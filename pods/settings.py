@@ -103,7 +103,7 @@ class Settings:
     per_device_batch: int = variable(0, "sequences of a step on one chip; BATCH_SIZE wins", "training")
     dtype: str = variable("", "type of the computation, bf16 or f32", "training")
     dataset: str = variable("allenai/c4", "data set on the Hugging Face hub, for launch_pretrain_hf", "training")
-    split: str = variable("train", "split of DATASET", "training")
+    split: str = variable("train", "split of DATASET; without it, C4 up to document 1,000,000", "training")
     text_key: str = variable("text", "column with the text", "training")
     dataset2: str = variable("", "a second data set, mixed in", "training")
     config2: str = variable("", "configuration of DATASET2; CONFIG if empty", "training")

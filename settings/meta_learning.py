@@ -1,18 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the sizes of a task of meta-learning."""
+"""Checks of meta-learning: the sizes of a task, and what has no second derivative, through which MAML trains."""
 
 from ml_collections import ConfigDict
 
 from configs.base import batch_shards
 from configs.errors import ConfigError
 from settings.architecture import multiples_text
-from settings.together import OF_UNITS
+from settings.together import META, OF_UNITS
+
+TWICE_DIFFERENTIABLE = {  # a key of the model, the value that MAML needs, and why
+    "attention": ("reference", "fused kernels have no second derivative"),
+    "quantization": ("none", "rounded products have no second derivative"),
+}
 
 
 def check(config: ConfigDict) -> None:
-    """Raise ConfigError if a task has no query, or if its classes differ in their number of support examples."""
-    if config.train.objective != "meta_learning":
-        return
+    """Raise ConfigError if MAML cannot differentiate, or a task has no query or classes of unequal support."""
+    if config.train.objective in META and config.meta.method == "maml":
+        for key, (needed, why) in TWICE_DIFFERENTIABLE.items():
+            if config.model[key] != needed:
+                raise ConfigError(f"meta.method=maml needs model.{key}={needed}, not {config.model[key]} ({why})")
+    if config.train.objective == "meta_learning":
+        _check_sizes(config)
+
+
+def _check_sizes(config: ConfigDict) -> None:
     meta, data, length = config.meta, config.data, config.train.sequence_length
     if meta.support >= length:
         raise ConfigError(

@@ -113,8 +113,6 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("train.objective", META, "mesh.expert", (1,), SHARED),
     ("train.objective", META, "mesh.model", (1,), SHARED),
     ("train.objective", META, "model.num_experts", NONE, "a task has no tokens to balance them"),
-    ("train.objective", META, "model.quantization", ("none",), "rounded products have no second derivative"),
-    ("train.objective", META, "model.attention", ("reference",), "fused kernels have no second derivative"),
     ("train.objective", ("meta_learning",), "model.name", OF_VECTORS, "its examples are numbers"),
     ("train.objective", ("meta_learning",), "data.source", TASKS, "which are made of tasks"),
     ("train.objective", ("meta_learning",), "evaluation.chunk_tokens", NONE, "that is of language models"),

@@ -210,6 +210,8 @@ def test_the_folder_that_the_guide_lists_names_where_each_mechanism_is():
     """`ls -la ~/aura_tpu/src/aura/optimization/` is a line of AURA's guide."""
     folder = ROOT / "src" / "aura" / "optimization"
     text = (folder / "README.md").read_text()
+    modules = {"tpu_optimizer", "neuroplasticity", "causal_reasoning", "evolutionary_experts", "meta_learning"}
+    assert {f"{name}.py" for name in modules} == set(re.findall(r"^\| `(\w+\.py)`", text, re.MULTILINE))
     assert {f"`{switch}`" for switch in switches.SWITCHES} <= set(re.findall(r"`\w+`", text))
     links = re.findall(r"\]\(([^)]+)\)", text)
     assert len(links) > 7 and all((folder / link).exists() for link in links)

@@ -1,10 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 """The module of VishwamAI's guide; see docs/coming_from_vishwamai.md."""
 
-from core import interpreter
-
-try:
-    from migration.vishwamai.device_mesh import TPUMeshContext
-except ModuleNotFoundError as missing:
-    interpreter.restart(missing)
-__all__ = ["TPUMeshContext"]
+from migration.vishwamai.device_mesh import TPUMeshContext as TPUMeshContext

@@ -1,10 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 """The module of VishwamAI's guide; see docs/coming_from_vishwamai.md."""
 
-from core import interpreter
-
-try:
-    from migration.vishwamai.pipeline import VishwamAIPipeline
-except ModuleNotFoundError as missing:
-    interpreter.restart(missing)
-__all__ = ["VishwamAIPipeline"]
+from migration.vishwamai.training import VishwamAIPipeline as VishwamAIPipeline

@@ -4,6 +4,7 @@
 For gated data that library reads HF_TOKEN from the environment. This file never handles the token.
 """
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ import pyarrow as pa
 from input_pipeline.errors import DataError
 from input_pipeline.reading.formats import ROWS, Column, check_column
 from input_pipeline.reading.records import reason
+
+FIRST = re.compile(r"(?P<split>\w+)\[:(?P<count>\d+)\]")  # the first rows of a split, as that library writes it
 
 
 class Table(Column):
@@ -31,6 +34,7 @@ def load(name: str, *, subset: str, split: str, field: str, most_bytes: int) -> 
     """Return a column of a dataset in a folder (`save_to_disk`, or data files), or by its name on the hub.
 
     Args:
+        split: a split, or a part of it: of train[:1000] on the hub, only files with these rows are downloaded.
         field: name of the column.
         most_bytes: size limit of a cell.
 
@@ -56,9 +60,21 @@ def load(name: str, *, subset: str, split: str, field: str, most_bytes: int) -> 
             table = datasets.load_from_disk(folder / split)
         elif (folder / "state.json").exists():
             table = datasets.load_from_disk(folder)
+        elif not folder.exists() and (first := FIRST.fullmatch(split)):
+            which = dict(name=name, subset=subset, split=first["split"], count=int(first["count"]), field=field)
+            table = datasets.Dataset.from_generator(_streamed, gen_kwargs=which)
         else:
             table = datasets.load_dataset(str(folder) if folder.exists() else name, subset or None, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(f"{where}: {reason(error)}") from error
+        of_stream = isinstance(error, datasets.exceptions.DatasetGenerationError) and error.__cause__
+        raise DataError(f"{where}: {reason(of_stream or error)}") from error
     check_column(where, field, table.column_names)
     return Table(name, field, most_bytes, table.select_columns([field]).with_format("arrow"))
+
+
+def _streamed(name: str, subset: str, split: str, count: int, field: str) -> Iterator[dict]:
+    """Yield the first rows of a dataset on the hub; `load_dataset` would download all of it, and then take a part."""
+    import datasets
+
+    for row in datasets.load_dataset(name, subset or None, split=split, streaming=True).take(count):
+        yield {field: row[field]} if field in row else row

@@ -9,7 +9,7 @@ from cluster import startup
 from configs import topologies
 from configs.base import MESH_AXES
 from configs.errors import ConfigError
-from input_pipeline.cache import cache_path
+from migration import guides
 from migration.vishwamai import keys
 from rehearsal import sharding
 from rehearsal.assumptions import of_topology
@@ -22,15 +22,11 @@ SMALL_BYTES = 2**16  # up to this size a tensor is replicated: a collective woul
 
 def attached(cores: int) -> list:
     """Return all devices; without an accelerator, `cores` simulated ones, or as many as the environment asks for."""
-    accelerator = startup.attached_accelerator()
-    startup.choose_platform(None, accelerator, cache_path(""))
-    if accelerator == "cpu":
-        is_asked = "device_count" in os.environ.get("XLA_FLAGS", "") or os.environ.get("JAX_NUM_CPU_DEVICES")
+    is_asked = "device_count" in os.environ.get("XLA_FLAGS", "") or os.environ.get("JAX_NUM_CPU_DEVICES")
+    if guides.choose_platform() == "cpu":
         startup.simulate(0 if is_asked else cores)
     import jax
 
-    if accelerator == "cpu":  # jax may have been imported before, and would look for a TPU
-        jax.config.update("jax_platforms", "cpu")
     return jax.devices()
 
 
@@ -46,33 +42,30 @@ class TPUMeshContext:
         validation.resolve_mesh(self.config, len(self._devices))
         self._set_mesh({axis: self.config.mesh[axis] for axis in AXES})
 
-    def dynamic_mesh_reshaping(self, new_shape: tuple[int, ...], axes: tuple[str, ...] = (), state=None):
+    def dynamic_mesh_reshaping(self, new_shape: tuple[int, ...], state=None):
         """Give the mesh another shape. Return `state` on it, its old arrays deleted; without a state, the mesh.
 
         Args:
-          new_shape: one to four numbers, whose product is the number of devices.
-          axes: their names; default: data, model, fsdp, context.
+          new_shape: one to four numbers, of AXES, whose product is the number of devices.
           state: tree of arrays. An array keeps its PartitionSpec; one without a PartitionSpec is replicated.
 
         Raises:
           ConfigError: the shape does not fit the devices, or an axis does not divide a dimension. Nothing is changed.
         """
-        axes, count = axes or AXES[: len(new_shape)], len(self._devices)
-        for axis in axes:
-            one_of("axes", axis, MESH_AXES)
-        if len(set(axes)) != len(new_shape) or math.prod(new_shape) != count:
-            length = min(max(1, len(new_shape)), len(AXES))
-            legal = {tuple(sorted(shape, reverse=True)) for shape in validation.shapes(count, length)}
+        length, count = len(new_shape), len(self._devices)
+        if not 1 <= length <= len(AXES) or math.prod(new_shape) != count:
+            legal = validation.shapes(count, min(max(1, length), len(AXES)))
+            legal = sorted({tuple(sorted(shape, reverse=True)) for shape in legal})
             raise ConfigError(
-                f"a mesh of {tuple(new_shape)} needs {math.prod(new_shape)} devices and a name for each number, but "
-                f"there are {count}, named {', '.join(axes)}; use {' or '.join(map(str, sorted(legal)))} in any order"
+                f"a mesh of {tuple(new_shape)} needs {math.prod(new_shape)} devices, but there are {count}, on at most "
+                f"{len(AXES)} axes; use {' or '.join(map(str, legal))} in any order"
             )
-        old, self_before = self.mesh, dict(self.mesh.shape)
-        self._set_mesh(dict(zip(axes, new_shape, strict=True)))
+        before = self.mesh
+        self._set_mesh(dict(zip(AXES, new_shape, strict=False)))
         try:
-            return self.mesh if state is None else self._moved(state, old)
+            return self.mesh if state is None else self._moved(state, before)
         except ConfigError:
-            self._set_mesh(self_before)
+            self._set_mesh(dict(before.shape))
             raise
 
     def optimal_sharding_strategy(self, shape: tuple[int, ...], tensor_type: str = "weights"):
@@ -103,7 +96,7 @@ class TPUMeshContext:
         self.config.layout.axis_order = ",".join(order)
         self.mesh = make_mesh({axis: self.config.mesh[axis] for axis in order}, self._devices)
 
-    def _moved(self, state, old):
+    def _moved(self, state, before):
         import jax
         from jax.sharding import NamedSharding, PartitionSpec
 
@@ -111,14 +104,16 @@ class TPUMeshContext:
 
         def placed(leaf):
             known = isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding)
-            return leaf if known else jax.device_put(leaf, NamedSharding(old, PartitionSpec()))
+            return leaf if known else jax.device_put(leaf, NamedSharding(before, PartitionSpec()))
+
+        def layout(leaf):
+            sharding = NamedSharding(self.mesh, leaf.sharding.spec)
+            sharding.shard_shape(leaf.shape)
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
         state = jax.tree.map(placed, state)
-        layouts = jax.tree.map(lambda leaf: NamedSharding(self.mesh, leaf.sharding.spec), state)
         try:
-            jax.tree.map(lambda leaf, layout: layout.shard_shape(leaf.shape), state, layouts)
+            layouts = jax.tree.map(layout, state)
         except ValueError as error:
             raise ConfigError(f"state: {' '.join(str(error).split())[:300]}") from None
-        return reshard(
-            state, jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), state, layouts)
-        )
+        return reshard(state, layouts)

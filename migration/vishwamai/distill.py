@@ -4,11 +4,15 @@
 import pathlib
 from collections.abc import Iterable, Mapping
 
+import jax
+import jax.numpy as jnp
+import optax
+
 from configs.errors import ConfigError
-from migration.vishwamai import keys
+from migration.vishwamai import keys, training
 from migration.vishwamai.device_mesh import attached
-from migration.vishwamai.pipeline import VishwamAIPipeline
-from settings import stored_config, validation
+from objectives.distillation import stream_distance
+from settings import stored_config
 
 STUDENT = {  # names of the guide's student_config, in a section `model`
     "num_heads": "num_attention_heads", "hidden_dim": "hidden_size", "mlp_dim": "intermediate_size",
@@ -24,7 +28,7 @@ class DistillationTrainer:
       config: of Torus; the weights of the loss are in its section `distillation`.
     """
 
-    def __init__(self, teacher_model: "str | pathlib.Path | VishwamAIPipeline", student_config: Mapping):
+    def __init__(self, teacher_model: str | pathlib.Path | training.VishwamAIPipeline, student_config: Mapping):
         """Read the teacher's configuration; its tokenizer and data are the student's too.
 
         Args:
@@ -34,7 +38,8 @@ class DistillationTrainer:
         Raises:
           ConfigError: there is no such run, a key is unknown, or the vocabulary is not that of the teacher.
         """
-        teacher = teacher_model.workdir if isinstance(teacher_model, VishwamAIPipeline) else teacher_model
+        of_pipeline = isinstance(teacher_model, training.VishwamAIPipeline)
+        teacher = teacher_model.workdir if of_pipeline else teacher_model
         if not isinstance(teacher, str | pathlib.Path):
             raise ConfigError(f"teacher_model={type(teacher).__name__}: give the folder of a trained run")
         sections = {name: part for name, part in student_config.items() if isinstance(part, Mapping)}
@@ -48,7 +53,7 @@ class DistillationTrainer:
         config.data.update(of_teacher.data)
         config.train.objective, config.distillation.teacher = "distillation", str(teacher)
         self.config, self._devices = config, len(attached(keys.cores(sections)))
-        validation.validate(config, self._devices)
+        training.loader_of(None, config, self._devices)
 
     def advanced_loss_functions(
         self, student_logits, teacher_logits, student_embeddings, teacher_embeddings, labels, mask
@@ -67,18 +72,12 @@ class DistillationTrainer:
         Raises:
           ConfigError: both embeddings differ in width; a run learns a projection between them.
         """
-        import jax
-        import jax.numpy as jnp
-
-        from objectives.distillation import stream_distance
-
         how = self.config.distillation
         student, teacher = student_logits.astype(jnp.float32), jax.lax.stop_gradient(teacher_logits.astype(jnp.float32))
         log_of = [jax.nn.log_softmax(logits / how.temperature) for logits in (teacher, student)]
         first, second = log_of[::-1] if how.divergence == "reverse" else log_of
-        divergence_BT = (jnp.exp(first) * (first - second)).sum(axis=-1)
-        right_BT = jnp.take_along_axis(jax.nn.log_softmax(student), labels[..., None], axis=-1)[..., 0]
-        loss_BT = how.soft_weight * how.temperature**2 * divergence_BT - how.hard_weight * right_BT
+        loss_BT = how.soft_weight * how.temperature**2 * optax.losses.kl_divergence_with_log_targets(second, first)
+        loss_BT += how.hard_weight * optax.losses.softmax_cross_entropy_with_integer_labels(student, labels)
         if student_embeddings is not None:
             if student_embeddings.shape != teacher_embeddings.shape:
                 raise ConfigError(
@@ -100,14 +99,8 @@ class DistillationTrainer:
           gradient_accumulation_steps: microbatches of an update; None: those of the configuration.
           chunk_tokens: tokens whose logits are in memory at once; 0: automatic.
         """
-        import train
-        from core.loader import Loader
-
         self.config.train.loss_chunk_tokens = chunk_tokens
         if gradient_accumulation_steps is not None:
             self.config.train.gradient_accumulation = gradient_accumulation_steps
-        loader = None if train_loader is None else Loader(train_loader)
-        if loader:
-            self.config.train.sequence_length = loader.length
-        validation.validate(self.config, self._devices)
-        return train.train(self.config, pathlib.Path(workdir), loader, callbacks=[loader] if loader else [])
+        loader = training.loader_of(train_loader, self.config, self._devices)
+        return training.run(self.config, pathlib.Path(workdir), loader)

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A name of the Valkyrie guide, see docs/coming_from_valkyrie.md."""
+"""Names of the Valkyrie guide, see docs/coming_from_valkyrie.md."""
 
-from core import interpreter
-
-try:
-    from migration.valkyrie import ValkyrieConfig as ValkyrieConfig
-    from migration.valkyrie import ValkyrieModel as ValkyrieModel
-except ModuleNotFoundError as missing:
-    interpreter.restart(missing)
+from migration.valkyrie import ValkyrieConfig as ValkyrieConfig
+from migration.valkyrie import ValkyrieModel as ValkyrieModel

@@ -1,9 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 """A name of the Valkyrie guide, see docs/coming_from_valkyrie.md."""
 
-from core import interpreter
-
-try:
-    from migration.valkyrie import create_train_step as create_train_step
-except ModuleNotFoundError as missing:
-    interpreter.restart(missing)
+from migration.valkyrie import create_train_step as create_train_step

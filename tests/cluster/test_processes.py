@@ -71,6 +71,17 @@ def test_torchrun_for_one_node_on_a_slice_of_eight_hosts_is_named(endpoints):
         assert "torchrun --nnodes=8 and one --master_addr" in str(error.value)
 
 
+@pytest.mark.parametrize("nodes", [1, 8])
+def test_torchrun_for_each_chip_of_a_host_is_named(nodes):
+    """One process drives the four chips of a TPU host; four would take them from each other."""
+    environment = LONE | {"RANK": "3", "WORLD_SIZE": str(4 * nodes), "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
+    with pytest.raises(ConfigError, match=r"LOCAL_WORLD_SIZE=4, .* one process drives all .*; .* --nproc_per_node=1"):
+        find(environment, "tpu")
+    assert find(environment, "gpu").count == 4 * nodes
+    assert find(environment | {"TPU_PROCESS_BOUNDS": "1,1,1"}, "tpu").count == 4 * nodes
+    assert find(environment | {"LOCAL_WORLD_SIZE": "1"}, "tpu").count == 4 * nodes
+
+
 def test_a_process_that_has_one_host_may_be_alone(endpoints):
     """On a slice of one host, without a metadata server's answer, by libtpu's bounds, and without a TPU."""
     assert find(LONE, "tpu").count == 1  # the server has no such value

@@ -155,6 +155,9 @@ def test_processes_must_divide_the_simulated_devices(machine):
 
 
 def test_variables_of_earlier_systems_are_answered():
+    unread = ("XLA_TENSOR_ALLOCATOR_MAXSIZE", "TPU_NUM_DEVICES", "PJRT_DEVICE", "LOCAL_RANK")  # of the v4-64 plan
+    answers = startup.notes(dict.fromkeys(unread, "1"), "bfloat16")
+    assert [answer.partition(" is not read: ")[0] for answer in answers] == [f"Note: {name}=1" for name in unread]
     environment = {"TPU_NUM_DEVICES": "8", "XLA_USE_BF16": "1", "HOME": "/"}
     (line,) = startup.notes(environment, "bfloat16")
     (launcher,) = startup.notes({"XRT_TPU_CONFIG": "tpu_worker;0;10.0.0.2:8470"}, "bfloat16")

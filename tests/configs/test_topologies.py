@@ -40,7 +40,10 @@ def test_preset_is_whole(name):
     [("v4-8", 4, 1), ("v4-32", 16, 4), ("v4-64", 32, 8), ("v5p-8", 4, 1), ("v5e-8", 8, 1), ("v6e-8", 8, 1)],
 )
 def test_v4_and_v5p_count_tensorcores_and_the_others_chips(name, chips, hosts):
-    assert (topologies.get(name).chips, topologies.get(name).hosts) == (chips, hosts)
+    """Memory of a chip as Google's pages have it."""
+    gib = {"v4": 32, "v5p": 95, "v5e": 16, "v6e": 32}[name.partition("-")[0]]
+    found = topologies.get(name)
+    assert (found.chips, found.hosts, found.hbm_gib) == (chips, hosts, gib)
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from layers.normalization import RMSNorm
+from layers.normalization import RMSNorm, normalized
 from tests.layers import references
 from tests.support import assert_close
 
@@ -32,5 +32,9 @@ def test_a_scale_from_one_is_one_and_the_parameter():
 
 
 def test_mean_square_of_bfloat16_is_taken_in_float32():
-    """In bfloat16 a sum of 4,096 ones stops growing at 256."""
+    """In bfloat16 a sum of 4,096 ones stops growing at 256, and squares are rounded."""
     assert_close(RMSNorm(4096, epsilon=0.0)(jnp.ones((B, 4096), jnp.bfloat16)), np.ones((B, 4096)), "bfloat16")
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((B, T, D)), jnp.bfloat16)
+    actual = normalized(x, 0.1)
+    assert actual.dtype == jnp.float32
+    assert_close(actual, references.rms_norm(np.asarray(x, np.float64), np.ones(D), 0.1), "float32")

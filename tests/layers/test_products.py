@@ -70,8 +70,11 @@ def test_native_form_equals_einsum_forward_and_backward(form, spec):
     assert_close((actual, gradients), (expected, wanted))
 
 
+@pytest.mark.parametrize("one_cpu", [True, False])
 @pytest.mark.parametrize("function", [products.einsum, products.einsum_f32])
-def test_bfloat16_accumulates_in_float32(function):
+def test_bfloat16_accumulates_in_float32(function, one_cpu, monkeypatch):
+    """By the products of one CPU device, and by those of all other devices."""
+    monkeypatch.setattr(products, "on_one_cpu", lambda: one_cpu)
     spec = "BTD,DNH->BTNH"
     a, b, direction = operands(spec, jnp.bfloat16)
     (_, actual), gradients = value_and_gradients(lambda a, b: function(spec, a, b))(a, b, direction)

@@ -168,9 +168,9 @@ def test_each_group_has_its_file_and_each_file_its_group():
     ("pretrain_jax", "--config-name=", "--config-name has no value"),
     ("run_experiment", "", "takes GROUP, as baseline, or --config="),
     ("run_experiment", "baseline --config kellen/configs/baseline.yaml", "give one"),
-    ("run_experiment", "--config kellen/configs/exp99.yaml", "exp99.yaml: No such file or directory; kellen/configs/"),
-    ("run_experiment", "--config README.md", "README.md is not YAML: "),
-    ("run_experiment", "--config .ci", "Is a directory"),
+    ("run_experiment", "--config kellen/configs/exp99.yaml", "exp99.yaml is not a file; kellen/configs/"),
+    ("run_experiment", "--config README.md", "README.md cannot be read: "),
+    ("run_experiment", "--config .ci", ".ci is not a file; "),
     ("update_experiment_gcs_paths", "--force", "takes no word, but got '--force'"),
 ])  # fmt: skip
 def test_mistakes_are_one_line_and_status_2(command, words, message, capsys):

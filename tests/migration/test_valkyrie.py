@@ -290,14 +290,15 @@ def test_the_command_of_the_guide_trains_from_any_python(tmp_path):
     assert (tmp_path / "run" / "checkpoints" / "2").is_dir()
 
 
-def resolved(monkeypatch, file, overrides=(), **environment: str):
-    monkeypatch.setenv(valkyrie_yaml.FILE, str(file))
-    return loading.load(valkyrie_yaml.RECIPE, "", dict(overrides), environment)
+@pytest.fixture
+def yaml(monkeypatch):
+    """YAML files are recipes, as in the command of the guide."""
+    monkeypatch.setitem(loading.READERS, ".yaml", lambda file: valkyrie_yaml.recipe(str(file)))
 
 
-def test_the_yaml_file_is_a_recipe(monkeypatch):
+def test_the_yaml_file_is_a_recipe(yaml):
     """Typed keys and the mesh of the environment take precedence over it, as over a recipe in Python."""
-    config = resolved(monkeypatch, "configs/tpu_v4_32.yaml").config
+    config = loading.load(valkyrie.FILE, "", {}).config
     wanted = valkyrie.ValkyrieConfig(**GUIDE)
     wanted.update_from_flattened_dict({
         "train.steps": 100_000, "train.global_batch": 32, "train.gradient_accumulation": 1,
@@ -305,49 +306,83 @@ def test_the_yaml_file_is_a_recipe(monkeypatch):
         "optimizer.warmup_steps": 2000, "optimizer.learning_rate": 3e-4,
     })  # fmt: skip
     assert flat(config) == flat(wanted)
-    config = resolved(
-        monkeypatch, "configs/tpu_v4_32.yaml", {"train.steps": "7"}.items(), TPU_MESH_CONFIG="4,4,2"
-    ).config  # fmt: skip
+    config = loading.load(valkyrie.FILE, "", {"train.steps": "7"}, {"TPU_MESH_CONFIG": "4,4,2"}).config
     assert (config.train.steps, config.mesh.data, config.mesh.model, config.mesh.fsdp) == (7, 4, 4, 2)
 
 
-def test_numbers_in_a_yaml_file_may_be_written_in_any_way(monkeypatch, tmp_path):
+def test_every_name_of_the_yaml_file_sets_its_key(tmp_path):
+    """Other values than those of configs/llama2_7b.py, which the shipped file has."""
+    model = {"vocab_size": 64, "hidden_size": 96, "num_layers": 3, "num_heads": 6, "intermediate_size": 80}
+    training = {
+        "batch_size": 48, "gradient_accumulation_steps": 2, "max_steps": 71, "learning_rate": 0.5, "warmup_steps": 7,
+        "weight_decay": 0.3, "log_every": 13, "eval_every": 17, "save_every": 19,
+    }  # fmt: skip
+    content = {"model": model | {"max_seq_len": 40, "dropout_rate": 0.2, "rope_theta": 5.0}, "training": training}
+    (tmp_path / "mine.yaml").write_text(json.dumps(content))
+    values = flat(valkyrie_yaml.recipe(f"{tmp_path}/mine.yaml"))
+    names = (
+        "vocab_size", "embed_dim", "num_layers", "num_heads", "mlp_dim", "max_length", "dropout", "rope_theta",
+        "num_kv_heads",
+    )  # fmt: skip
+    assert [values[f"model.{name}"] for name in names] == [64, 96, 3, 6, 80, 40, 0.2, 5.0, 6]
+    names = (
+        "train.global_batch", "train.gradient_accumulation", "train.steps", "optimizer.learning_rate",
+        "optimizer.warmup_steps", "optimizer.weight_decay", "train.log_every", "train.eval_every", "train.save_every",
+    )  # fmt: skip
+    assert [values[name] for name in names] == list(training.values()) and values["train.sequence_length"] == 40
+
+
+def test_numbers_in_a_yaml_file_may_be_written_in_any_way(tmp_path):
     (tmp_path / "mine.yaml").write_text("model: {rope_theta: 50000, dropout_rate: 0}\ntraining: {learning_rate: 3e-4}")
-    config = resolved(monkeypatch, tmp_path / "mine.yaml").config
+    config = valkyrie_yaml.recipe(f"{tmp_path}/mine.yaml")
     assert (config.model.rope_theta, config.model.dropout, config.optimizer.learning_rate) == (50_000, 0, 3e-4)
 
 
+def test_keys_of_torus_may_stand_in_a_yaml_file(tmp_path):
+    (tmp_path / "mine.yaml").write_text("model: {num_heads: 8, num_kv_heads: 2}\ntrain: {sequence_length: 512}")
+    config = valkyrie_yaml.recipe(f"{tmp_path}/mine.yaml")
+    assert (config.model.num_kv_heads, config.train.sequence_length, config.model.max_length) == (2, 512, 2048)
+
+
 def test_the_yaml_file_says_the_mesh_that_no_variable_says(monkeypatch):
-    for name in ("TPU_MESH_CONFIG", "TPU_AXIS_NAMES"):
+    for name in ("TPU_MESH_CONFIG", "TPU_AXIS_NAMES", "JAX_PLATFORMS"):
         monkeypatch.setenv(name, "")
-    valkyrie_yaml.set_mesh("configs/tpu_v4_32.yaml")
+    words = ["--config", valkyrie.FILE]
+    assert valkyrie_yaml.arguments([*words, "--topology=v4-8"]) == [
+        *words,
+        "--topology=v4-8",
+        "--workdir=runs/tpu_v4_32",
+    ]
+    assert not os.environ["TPU_MESH_CONFIG"]
+    assert valkyrie_yaml.arguments([*words, "--workdir", "here"]) == [*words, "--workdir", "here"]
     assert (os.environ["TPU_MESH_CONFIG"], os.environ["TPU_AXIS_NAMES"]) == ("4,2,2", "data,model,fsdp")
+    assert valkyrie_yaml.arguments(["--config=configs/tiny.py"]) == ["--config=configs/tiny.py"]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model: {hidden_sise: 8}", "model.hidden_sise is unknown; did you mean hidden_size"),
-        ("model: {hidden_size: big}", "model.hidden_size=big is not like 4096"),
-        ("model: {hidden_size: true}", "model.hidden_size=True is not like 4096"),
-        ("model: {3: 4}", "model.3 is unknown; all: vocab_size"),
-        ("training: {max_steps: many}", "train.steps=many is not a whole number"),
-        ("training: {steps: 3}", "training.steps is unknown; did you mean max_steps"),
-        ("trainer: {}", "trainer is not one of the sections model, tpu, training"),
+        ("model: {hidden_sise: 8}", "model.hidden_sise is not a key; did you mean model.hidden_size"),
+        ("model: {hidden_size: big}", "model.hidden_size=big is not a whole number"),
+        ("model: {hidden_size: true}", "model.hidden_size=True is not a whole number"),
+        ("model: {3: 4}", "model.3 is not a key"),
+        ("training: {max_steps: many}", "training.max_steps=many is not a whole number"),
+        ("training: {steps: 3}", "training.steps is not a key; did you mean train.steps"),
+        ("trainer: {max_steps: 3}", "trainer.max_steps is not a key; did you mean training.max_steps"),
         ("model: [", "cannot be read"),
-        ("- 3", "is not one of the sections"),
-        ("model: {use_s5: true}", "use_s5=True is not supported"),
-        (None, "is not a file"),
+        ("- 3", "has no keys"),
+        ("model: {use_s5: true}", "model.use_s5=True is not supported"),
+        ("model: {num_heads: 7}", "model.embed_dim=4096 is not a multiple of model.num_heads=7"),
+        (None, "is not a file; configs/tpu_v4_32.yaml is one"),
     ],
 )
-def test_a_mistake_in_a_yaml_file_is_told_in_one_line(monkeypatch, tmp_path, text, message):
+def test_a_mistake_in_a_yaml_file_is_told_in_one_line(tmp_path, text, message):
     file = tmp_path / "mine.yaml"
     if text:
         file.write_text(text)
     with pytest.raises(ConfigError, match=re.escape(message)) as error:
-        resolved(monkeypatch, file)
-    assert "mine.yaml" in str(error.value) or "use_s5" in message
-    assert "\n" not in str(error.value)
+        valkyrie_yaml.recipe(str(file))
+    assert "mine.yaml" in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.fixture

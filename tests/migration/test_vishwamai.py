@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 from configs import tpu_optimized
 from configs.errors import ConfigError
+from migration import guides
 from migration.vishwamai import command, keys
 from migration.vishwamai.device_mesh import TPUMeshContext
 from settings import loading
@@ -38,7 +39,7 @@ def refused(message: str, act) -> None:
 
 
 def test_the_yaml_file_is_the_recipe_in_python():
-    file = keys.read_yaml(ROOT / YAML)
+    file = guides.read_file(YAML, YAML)
     config = keys.recipe(file)
     assert flat(config) == flat(tpu_optimized.get_config())
     model, train = config.model, config.train
@@ -95,8 +96,8 @@ def test_what_a_configuration_cannot_have_is_one_line(given, message):
 
 
 def test_a_key_without_counterpart_is_answered_in_a_line():
-    asked = {key: True for key in keys.NOTED}
-    assert len(keys.notes(asked)) == len(asked)
+    asked = {key: True for key, instead in keys.KEYS.noted.items() if instead}
+    assert len(keys.notes(asked)) == len(asked) > 5
     assert keys.notes({"model": {"use_dualpipe": True, "use_eplb": False}}) == [
         "Note: model.use_dualpipe is not used here: layers are not pipelined; collectives overlap with computation "
         "under mesh.fsdp\n"
@@ -107,7 +108,7 @@ def test_a_key_without_counterpart_is_answered_in_a_line():
 @pytest.mark.parametrize("text", ["a: [", "- 1", "a: &x 1\nb: *x", "\x00"])
 def test_a_damaged_file_is_one_line(text, tmp_path):
     (tmp_path / "bad.yaml").write_text(text)
-    refused("bad.yaml", lambda: keys.read_yaml(tmp_path / "bad.yaml"))
+    refused("bad.yaml", lambda: guides.read_file(f"{tmp_path}/bad.yaml", YAML))
 
 
 def test_arguments_become_those_of_train(tmp_path, monkeypatch):
@@ -122,7 +123,7 @@ def test_arguments_become_those_of_train(tmp_path, monkeypatch):
     assert command.arguments([file]) == [file, "--workdir=here", "--topology=v4-64"]
     monkeypatch.setenv("TPU_MESH_CONFIG", "4,4,2")
     assert command.arguments([file]) == [file, "--workdir=here"]
-    assert command.arguments([]) == [f"--config={command.DEFAULT}"]
+    assert command.arguments([]) == [f"--config={keys.FILE}"]
     assert command.arguments(["--config=configs/tiny.py"]) == ["--config=configs/tiny.py"]
 
 
@@ -259,7 +260,7 @@ def test_a_state_that_the_new_mesh_does_not_divide_stays_where_it_is():
     before = context.mesh
     refused("state: ", lambda: context.dynamic_mesh_reshaping((4, 1, 2), state=state))
     assert context.mesh == before and not state.is_deleted()
-    refused("did you mean data", lambda: context.dynamic_mesh_reshaping((8,), ("dat",)))
+    refused("on at most 4 axes", lambda: context.dynamic_mesh_reshaping((2, 2, 2, 1, 1)))
     refused("needs 16 devices", lambda: context.dynamic_mesh_reshaping((2, 2, 2, 2)))
 
 

@@ -14,9 +14,7 @@ from core import assembly
 from core.loader import as_ours
 from layers.distillation import How, distillation_loss
 from migration.vishwamai.distill import DistillationTrainer
-from migration.vishwamai.pipeline import VishwamAIPipeline
-from migration.vishwamai.profiler import TPUProfiler
-from migration.vishwamai.training import VishwamAITrainer
+from migration.vishwamai.training import TPUProfiler, VishwamAIPipeline, VishwamAITrainer
 from parallelism.mesh import mesh_context
 from profiling import loop
 from settings import stored_config

@@ -2,20 +2,24 @@
 """Tasks in language modelling: which tokens adapt, which count, and the same gradient on every mesh."""
 
 import dataclasses
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from core import assembly
+from layers import cpu_attention, kernels
 from layers.inner_loop import InnerLoop
 from objectives.language_modeling import LanguageModeling
 from objectives.meta_language_modeling import MetaLanguageModeling, halves
 from parallelism.mesh import mesh_context
 from tests import one_step
 from tests.support import assert_close, forward, make_model, model_config, packed_batch
+from training import platform_defaults
 
 INNER = InnerLoop("maml", num_steps=1, eval_steps=1, rate=0.05)
 ROWS = [[9, 3], [4, 6], [6, 6], [5]]  # documents of a window of 12 tokens
@@ -72,19 +76,45 @@ def test_evaluation_reports_queries_before_and_after_adaptation():
     assert figures["after_adaptation"][0] < figures["before_adaptation"][0]  # its second row is the same text twice
 
 
-def gradients(**mesh) -> tuple:
-    """Return gradients and scalars of a step on tasks alone, always from the same weights and batch."""
+def gradients(method="maml", attention="reference", batch=None, steps=1, **mesh) -> tuple:
+    """Return gradients, scalars and figures of evaluation, of tasks alone, always from the same weights."""
+    batch = one_step.batch() if batch is None else batch
     config = one_step.small_config(**mesh)
-    config.model.update(num_layers=1, attention="reference")
-    config.train.objective = "meta_language_modeling"
-    config.meta.update(method="maml", share=1.0, inner_rate=0.1)
+    config.model.update(num_layers=1, attention=attention)
+    rows, length = batch["tokens"].shape
+    config.train.update(objective="meta_language_modeling", global_batch=rows, sequence_length=length)
+    config.meta.update(method=method, share=1.0, inner_rate=0.1, inner_steps=steps)
     one_step.simply_updated(config)
     run = assembly.assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
     with mesh_context(run.mesh):
-        batch = one_step.placed(one_step.batch(), run.abstract_batch)
+        batch = one_step.placed(batch, run.abstract_batch)
         _, scalars, found = run.train_step_with_grads(one_step.initial_state(run), batch)
         figures = run.eval_step(one_step.initial_state(run).params, batch)
     return jax.device_get((found, scalars, figures))
+
+
+@functools.cache
+def long_gradients(method: str, attention: str, **mesh) -> tuple:
+    """Return those of windows whose halves are as long as both kernels need, after two steps on each task."""
+    batch = packed_batch([[100, 156], [70, 140, 30]], 256, one_step.VOCAB)
+    return gradients(method, attention, batch, steps=2, **mesh)
+
+
+@pytest.mark.parametrize(
+    ("method", "platform", "kernel"),
+    [("first_order_maml", "tpu", kernels), ("reptile", "tpu", kernels), ("reptile", "cpu", cpu_attention)],
+)
+def test_methods_without_second_derivatives_compute_the_same_with_fused_attention(
+    method, platform, kernel, monkeypatch
+):
+    """The TPU's is interpreted, on two devices, whose rows are in a shard_map in training and in none in evaluation."""
+    expected, attend, served = long_gradients(method, "reference"), kernel.attend, []
+    interpreted = functools.partial(kernels.splash.make_splash_mha, interpret=True)
+    monkeypatch.setattr(kernels.splash, "make_splash_mha", interpreted)
+    monkeypatch.setattr(kernel, "attend", lambda *qkv, **how: served.append(qkv) or attend(*qkv, **how))
+    monkeypatch.setattr(platform_defaults, "platform", lambda mesh: platform)
+    assert_close(long_gradients(method, "auto", fsdp=2 if platform == "tpu" else 1), expected)
+    assert served
 
 
 def test_no_task_adapts_to_the_tasks_of_other_devices():

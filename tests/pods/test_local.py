@@ -182,7 +182,7 @@ def words_of(done) -> list[str]:
             {"config": "configs/small.py", "config.batch.fit": "auto", "config.model.dtype": "bfloat16",
              "config.train.sequence_length": "2048", "config.model.max_length": "2048", "config.train.steps": "7",
              "config.train.global_batch": "32", "config.optimizer.learning_rate": "0.0001",
-             "config.data.source": "huggingface", "config.data.path": "allenai/c4:train"},
+             "config.data.source": "huggingface", "config.data.path": "allenai/c4:train[:1000000]"},
             {"config.model.remat"},
         ),
         ("launch_optimized", {"ENABLE_TPU_OPT": "off"}, {}, {"config.batch.fit", "config.model.dtype"}),
@@ -191,10 +191,12 @@ def words_of(done) -> list[str]:
         ("launch_optimized", {"DTYPE": "f32"}, {"config.model.dtype": "float32"}, set()),
         (
             "launch_pretrain_hf", {},
-            {"config.data.source": "huggingface", "config.data.path": "allenai/c4:train",
+            {"config.data.source": "huggingface", "config.data.path": "allenai/c4:train[:1000000]",
              "config.data.subset": "en", "config.data.field": "text"},
             {"config.batch.fit"},
         ),
+        ("launch_pretrain_hf", {"SPLIT": "train"}, {"config.data.path": "allenai/c4:train"}, set()),
+        ("launch_pretrain_hf", {"DATASET": "one/two"}, {"config.data.path": "one/two:train"}, set()),
         (
             "launch_pretrain_hf",
             {"DATASET": "one/two", "SPLIT": "validation", "TEXT_KEY": "body", "DATASET2": "three/four",

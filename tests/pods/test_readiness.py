@@ -26,7 +26,8 @@ SWITCHES = {
 def test_each_switch_sets_its_keys_and_all_are_off_together():
     resolved = switches.resolve({})
     assert resolved.given == SWITCHES and "ENABLE_EVOLUTION" not in resolved.on and len(resolved.on) == 4
-    assert resolved.keys["plasticity.method"] == "continual_backprop" and resolved.keys["meta.method"] == "reptile"
+    assert resolved.keys["plasticity.method"] == "continual_backprop"
+    assert resolved.keys["meta.method"] == "first_order_maml" and "model.attention" not in resolved.keys
     off = switches.resolve({"ENABLE_OPTIMIZATIONS": "no", "ENABLE_EVOLUTION": "on"})
     assert (off.on, off.given["ENABLE_EVOLUTION"], off.keys) == ([], True, {})
 

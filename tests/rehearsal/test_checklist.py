@@ -65,6 +65,7 @@ def test_a_fault_of_the_program_is_found(programs, name, fault, evidence):
     ("name", "keys", "evidence"),
     [
         ("fixed shapes", {"layout.changes": "10: data=4,fsdp=1"}, "layout.changes change"),
+        ("fixed shapes", {"batch.ramp": "steps", "batch.first": "8"}, "batch.ramp change"),
         ("full matrix units", {"model.mlp_dim": "11000"}, "model.mlp_dim is 11000"),
         ("input made ahead", {"data.prefetch": "1"}, "data.prefetch=1"),
         ("asynchronous saves", {"train.save_every": "0"}, "train.save_every=0"),

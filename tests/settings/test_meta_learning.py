@@ -18,8 +18,8 @@ SHARED = "a task's gradient is that of one device; use --config.mesh.data or --c
         (TEXT, {"mesh.model": "2"}, rf"mesh.model=1, not 2 \({SHARED}"),
         (TEXT, {"mesh.context": "2"}, rf"mesh.context=1, not 2 \({SHARED}"),
         (TEXT, {"mesh.expert": "2"}, rf"mesh.expert=1, not 2 \({SHARED}"),
-        (TEXT, {"model.attention": "auto"}, "fused kernels have no second derivative"),
-        (TEXT, {"model.quantization": "int8"}, "rounded products have no second derivative"),
+        (TEXT, {"meta.method": "maml"}, r"meta.method=maml needs model.attention=reference, not auto \(fused kernels"),
+        (SINUSOID, {"model.quantization": "int8"}, r"maml needs model.quantization=none, not int8 \(rounded products"),
         (TEXT, {"meta.method": "prototypical"}, "needs meta.method=maml"),
         (TEXT, {"meta.share": "1", "plasticity.method": "redo"}, "meta.share=1.0 leaves none of the .* microbatch"),
         (TEXT, {"meta.support": "3"}, "meta.support=3 is not read with train.objective=meta_language_modeling"),
@@ -42,6 +42,13 @@ def test_what_does_not_go_together_is_refused(recipe, typed, message):
     with pytest.raises(ConfigError, match=message) as error:
         validation.validate(loaded.config, 2 if any(key.startswith("mesh.") for key in typed) else 1, loaded)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("method", ["first_order_maml", "reptile"])
+def test_what_is_differentiated_once_may_use_fused_kernels_and_rounded_products(method):
+    loaded = loading.load(TEXT, "", {"meta.method": method, "model.quantization": "int8"})
+    assert loaded.config.model.attention == "auto"
+    validation.validate(loaded.config, 1, loaded)
 
 
 @pytest.mark.parametrize("recipe", [TEXT, SINUSOID, GLYPHS, IN_CONTEXT])

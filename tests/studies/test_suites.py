@@ -57,6 +57,8 @@ def test_all_configurations_resolve_and_those_that_equal_the_baseline_share_its_
     digests = Counter(member.digest for member in counted if not member.refusal)
     assert max(digests.values()) == equal and sorted(digests.values())[-2] == 1
     assert all(member.values or member.refusal for member in members(base))
+    first = {member.digest: member.title for member in reversed(counted) if not member.refusal}
+    assert {digest: member.title for digest, member in suites.owners(counted).items()} == first
 
 
 def test_float16_is_refused_with_what_would_work():

@@ -47,6 +47,32 @@ def test_every_form_of_a_dataset_gives_its_documents(datasets, read, tmp_path):
     assert read(f"{tmp_path / 'parts'}:validation") == TEXTS[50:]
 
 
+def test_of_a_part_of_a_dataset_on_the_hub_only_the_files_that_have_it_are_read(datasets, read, tmp_path, monkeypatch):
+    """The hub is a folder of files here, of which the last would fail; what was read is kept.
+
+    The library reads a file ahead.
+    """
+    for number, texts in enumerate((TEXTS[:30], TEXTS[30:60], TEXTS[60:])):
+        rows = [json.dumps({"text": text, "url": None}) + "\n" for text in texts]
+        (tmp_path / f"train-{number}.jsonl").write_text("".join(rows))
+    (tmp_path / "train-3.jsonl").write_text("no JSON")
+    load, asked = datasets.load_dataset, []
+
+    def from_the_hub(name, subset, **how):
+        asked.append((name, subset, how))
+        return load("json", data_files=sorted(map(str, tmp_path.glob("*.jsonl"))), **how)
+
+    monkeypatch.setattr(datasets, "load_dataset", from_the_hub)
+    assert read("some/texts:train[:50]", subset="en") == TEXTS[:50]
+    assert asked == [("some/texts", "en", {"split": "train", "streaming": True})]
+    assert read("some/texts:train[:50]", subset="en") == TEXTS[:50] and len(asked) == 1
+    with pytest.raises(DataError, match=r"split 'train\[:50\]': no column 'body'; it has 'text', 'url'"):
+        read("some/texts:train[:50]", field="body")
+    monkeypatch.undo()
+    with pytest.raises(DataError, match=r"data path 'nobody/nothing', split 'train\[:50\]': (?!An error)"):
+        read("nobody/nothing:train[:50]")
+
+
 def test_a_dataset_is_the_corpus_of_its_documents(datasets, corpus, tmp_path):
     datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(tmp_path / "one")
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
