@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -61,7 +61,10 @@ NOT_HERE = (
     (r"JAX_PLATFORMS=|-m examples\.tpu_v4_32|-m src\.train", "needs a TPU"),
 )  # fmt: skip
 NEEDS_ITS_CONTEXT = ("profiling.loop", "src.train.step_fn", "@reward", "import is_short", "def search(trained")
+AS_THE_PAGE_SAYS = ((r'--faults="sigterm@', 75),)  # a pattern found in the command, and the status that it ends with
 READS = re.compile(r"(?:--workdir|init_from|teacher)=(runs/[\w-]+)|\b(runs/[\w-]+)(?= |$)")
+# Trains what is there already, as it was started.
+CONTINUES = re.compile(r"train\.py --workdir=\S+(?![\s\S]*(--config=|init_from|config\.data\.))")
 TRAINS_NOTHING = re.compile(r"--(evaluate_only|verify|explain_step|print_config)")
 DRY = re.compile(r"(pod\.py (?:create|setup|validate|launch|stop|delete|ssh|backup))\b")
 A_POD = {"PROJECT": "my-project", "ZONE": "us-central2-b", "NAME": "my-pod", "BUCKET": "my-bucket"}
@@ -84,9 +87,9 @@ def shortened(text: str) -> str:
     text = re.sub(r"(explain_step=)\d+", r"\g<1>2", text)
     found = re.match(r"make (\w+)", text) or re.search(r"(\w+)\.py\b", text)
     program = found[1] if found else ""
-    if program in ("train", "optimize_train_tpu") and not re.search(
-        r"--(evaluate_only|verify|explain_step|print_config)", text
-    ):
+    if CONTINUES.search(text):
+        return text
+    if program in ("train", "optimize_train_tpu") and not TRAINS_NOTHING.search(text):
         return _with(_few_steps(text), _keys_of_a_short_run(text))
     if program == "sweep":
         program = "sweep " + re.findall(r"sweep\.py (\w+)", text)[0]
@@ -104,10 +107,15 @@ def _keys_of_a_short_run(text: str) -> list[str]:
 
     recipe = (re.search(r"(?:CONFIG|--config)[= ](\S+\.py)", text) or ["", ""])[1]
     name = loading.load(recipe or "configs/tiny.py", "", {}).config.model.name
-    plain = name == "decoder_lm" and "configs/meta" not in recipe and "countdown" not in recipe
-    keys = SHORT_RUN if plain else {"train.steps": 3, "train.eval_every": 0}
-    if "error_correction" in recipe or "--tune" in text or "--profile" in text or "faults=" in text:
-        keys = {"train.eval_every": 0} | ({"train.steps": 60} if "faults=" in text or "--profile" in text else keys)
+    others = (
+        "configs/meta",
+        "countdown",
+        "error_correction",
+    )  # the last keeps the sizes of the run that it begins with
+    plain = name == "decoder_lm" and not any(other in recipe for other in others)
+    keys = SHORT_RUN if plain else {key: SHORT_RUN[key] for key in ("train.steps", "train.eval_every")}
+    if re.search("faults=|--profile", text):
+        keys = keys | {"train.steps": MOST_STEPS + 10}  # so that what the page announces happens
     return [f"--config.{key}={value}" for key, value in keys.items()]
 
 
@@ -168,10 +176,10 @@ def prepare(folder: pathlib.Path) -> pathlib.Path:
 
 def give_runs(text: str, tree: pathlib.Path, prepared: pathlib.Path) -> None:
     """Copy the prepared run to where a command reads one that no earlier command has made."""
-    trains = re.search(r"train\.py|make train", text) and not TRAINS_NOTHING.search(text)
+    begins = re.search(r"train\.py|make train", text) and not (TRAINS_NOTHING.search(text) or CONTINUES.search(text))
     for workdir, word in READS.findall(text):
         name = workdir or word
-        is_new = (trains and f"--workdir={name}" in text) or "import" in text
+        is_new = (begins and f"--workdir={name}" in text) or "import" in text
         if not is_new and not (tree / name).exists():
             shutil.copytree(prepared / "runs" / "tiny", tree / name)
 
@@ -233,6 +241,21 @@ def _end(server: subprocess.Popen) -> None:
     server.wait(60)
 
 
+def judge(shown: pages.Shown, run: Callable[[pages.Shown], tuple[int, str]]) -> tuple[str, str]:
+    """Return the verdict on a command, and what it said if it failed."""
+    reason = why_not(shown)
+    is_dry = reason == POD and DRY.search(shown.text)
+    if reason and not is_dry:
+        return reason, ""
+    expected = next((status for pattern, status in AS_THE_PAGE_SAYS if re.search(pattern, shown.text)), 0)
+    status, said = run(shown)
+    if status != expected:
+        return f"failed with status {status}, not {expected}", said
+    if is_dry:
+        return f"{reason}; its dry run works", ""
+    return f"works, with status {status} as the page says" if status else "works", ""
+
+
 def run_page(page: str, folder: pathlib.Path) -> list[dict]:
     """Run the commands of a page; return a verdict for each."""
     tree, found = folder / "tree", []
@@ -241,16 +264,10 @@ def run_page(page: str, folder: pathlib.Path) -> list[dict]:
     copy_tree(tree, prepared)
     with page_runner(tree, prepared) as run:
         for shown in pages.commands(page):
-            began, reason = time.monotonic(), why_not(shown)
-            is_dry = reason == POD and DRY.search(shown.text)
-            status, said = run(shown) if is_dry or not reason else (0, "")
-            verdict = f"{reason}; its dry run works" if is_dry and not status else "" if status else reason
-            verdict = verdict or ("works" if status == 0 else f"failed with status {status}")
-            seconds = round(time.monotonic() - began, 1)
-            line = " ".join(shown.text.split())
-            print(f"{page}: {line[:160]}: {verdict} ({seconds} s)", flush=True)
-            if status:
-                print(said, flush=True)
+            began = time.monotonic()
+            verdict, said = judge(shown, run)
+            line, seconds = " ".join(shown.text.split()), round(time.monotonic() - began, 1)
+            print(f"{page}: {line[:160]}: {verdict} ({seconds} s)", *[said] * bool(said), sep="\n", flush=True)
             found.append({"command": line, "verdict": verdict, "seconds": seconds})
     return found
 
@@ -272,10 +289,10 @@ def main() -> None:
     figures = {
         "pages": len(chosen),
         "commands": len(verdicts),
-        "works": verdicts.count("works"),
+        "works": sum(verdict.startswith("works") for verdict in verdicts),
         "failed": sum(verdict.startswith("failed") for verdict in verdicts),
     }
-    reasons = sorted({verdict for verdict in verdicts if verdict != "works" and not verdict.startswith("failed")})
+    reasons = sorted({verdict for verdict in verdicts if not verdict.startswith(("works", "failed"))})
     support.finish("docs", figures | {f"not run: {reason}": verdicts.count(reason) for reason in reasons})
     sys.exit(figures["failed"] > 0)
 

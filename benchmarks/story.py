@@ -16,6 +16,7 @@ import math
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,6 +93,11 @@ class Story:
             raise StageFailed(f"{program} ended with status {done.returncode}, not {status}: {done.stderr[-1500:]}")
         return done.stdout + done.stderr
 
+    def copy(self, name: str, new: str) -> pathlib.Path:
+        """Copy a run, so that a stage that failed can begin again; return the folder of the copy."""
+        shutil.rmtree(self.run(new), ignore_errors=True)
+        return shutil.copytree(self.run(name), self.run(new))
+
     def train(self, name: str, *words: str, status: int = 0, **keys) -> str:
         """Train a run; `keys` have __ for the dot."""
         typed = [f"--config.{key.replace('__', '.')}={value}" for key, value in keys.items()]
@@ -138,9 +144,10 @@ def texts(story: Story) -> dict:
 
 def interrupted(story: Story) -> dict:
     """Make tokenizer and shards, train on a simulated v4-32, and be interrupted as by a preemption."""
-    said = story.pretrain("base", injected=f"sigterm@{INTERRUPTED_AT}", status=75)
+    shutil.rmtree(story.run("interrupted"), ignore_errors=True)
+    said = story.pretrain("interrupted", injected=f"sigterm@{INTERRUPTED_AT}", status=75)
     check(f"saved at step {INTERRUPTED_AT}" in said, "an interrupted run saves")
-    check((story.run("base") / "tokenizer.model").exists(), "a tokenizer is trained")
+    check((story.run("interrupted") / "tokenizer.model").exists(), "a tokenizer is trained")
     check(any((story.place / "cache").rglob("shards/*")), "the texts are stored in shards")
     check("SIMULATION" in said and "16 simulated" in said, "the v4-32 is simulated")
     return {"saved_at_step": INTERRUPTED_AT}
@@ -148,17 +155,18 @@ def interrupted(story: Story) -> dict:
 
 def killed(story: Story) -> dict:
     """Continue, be killed, and lose a bit of the newest checkpoint."""
-    story.pretrain("base", injected=f"kill@{KILLED_AT}", status=-signal.SIGKILL)
-    kept, steps = checkpoints(story.run("base")), faults.trained_steps(story.run("base"))
+    run = story.copy("interrupted", "killed")
+    story.pretrain("killed", injected=f"kill@{KILLED_AT}", status=-signal.SIGKILL)
+    kept, steps = checkpoints(run), faults.trained_steps(run)
     check(steps == list(range(1, len(steps) + 1)), f"no step is lost or repeated by the preemption: {steps}")
     check(len(kept) > 1, f"there are older checkpoints: {kept}")
-    faults.flip_a_bit_of_the_newest(story.run("base"))
+    faults.flip_a_bit_of_the_newest(run)
     return {"killed_at_step": KILLED_AT, "damaged_checkpoint": kept[-1], "good_checkpoint": kept[-2]}
 
 
 def resumed(story: Story) -> dict:
     """Continue on another mesh from the last good checkpoint, to the end; compare it with an undisturbed run."""
-    before = len(faults.trained_steps(story.run("base")))
+    before = len(faults.trained_steps(story.copy("killed", "base")))
     damaged, good = (story.figure("killed", f"{which}_checkpoint") for which in ("damaged", "good"))
     said = story.pretrain("base", mesh=MESH)
     check(f"checkpoint {damaged} is damaged" in said, "the damaged checkpoint is named")

@@ -129,10 +129,28 @@ def test_output_after_an_empty_line_is_no_command():
     assert pages._script("docs/page.md", "step 10/20\nmake train\n") == []
 
 
+def test_a_verdict_says_what_the_page_says(docs):
+    def shown(text):
+        return pages.Shown("docs/page.md", text)
+
+    def ends_with(status):
+        return lambda shown: (status, "why")
+
+    assert docs.judge(shown("make runs"), ends_with(0)) == ("works", "")
+    assert docs.judge(shown("make runs"), ends_with(2)) == ("failed with status 2, not 0", "why")
+    preempted = shown('train.py --faults="sigterm@20"')
+    assert docs.judge(preempted, ends_with(75)) == ("works, with status 75 as the page says", "")
+    assert docs.judge(preempted, ends_with(0)) == ("failed with status 0, not 75", "why")
+    assert docs.judge(shown("$python pod.py create"), ends_with(0)) == (f"{docs.POD}; its dry run works", "")
+    assert docs.judge(shown("$python pod.py create"), ends_with(1))[0].startswith("failed")
+    assert docs.judge(shown("gcloud compute tpus list"), None) == (docs.CLOUD, "")
+
+
 def test_a_run_is_shortened_by_keys_that_the_page_does_not_set(docs):
     assert docs.shortened('make train ARGS="--config.train.steps=220"   # 78 s').startswith(
         'make train ARGS="--config.train.steps=50 --config.train.eval_every=0'
     )
+    assert docs.shortened("train.py --workdir=runs/mine") == "train.py --workdir=runs/mine", "which continues"
     assert docs.shortened("generate.py --workdir=runs/tiny") == "generate.py --workdir=runs/tiny"
     assert docs.shortened("train.py --explain_step=100 --workdir=runs/mine").endswith("=2 --workdir=runs/mine")
 
