@@ -16,6 +16,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -66,8 +67,8 @@ READS = re.compile(r"(?:--workdir|init_from|teacher)=(runs/[\w-]+)|\b(runs/[\w-]
 # Trains what is there already, as it was started.
 CONTINUES = re.compile(r"train\.py --workdir=\S+(?![\s\S]*(--config=|init_from|config\.data\.))")
 TRAINS_NOTHING = re.compile(r"--(evaluate_only|verify|explain_step|print_config)")
-DRY = re.compile(r"(pod\.py (?:create|setup|validate|launch|stop|delete|ssh|backup))\b")
-A_POD = {"PROJECT": "my-project", "ZONE": "us-central2-b", "NAME": "my-pod", "BUCKET": "my-bucket"}
+DRY = re.compile(r"(pod\.py [a-z_]+)")
+A_POD = {"PROJECT": "my-project", "ZONE": "us-central2-b", "NAME": "my-pod", "BUCKET": "my-bucket", "REPO_URL": "URL"}
 
 
 def why_not(shown: pages.Shown) -> str:
@@ -131,10 +132,19 @@ def _with(text: str, words) -> str:
 
 
 def copy_tree(tree: pathlib.Path, prepared: pathlib.Path | None) -> None:
-    """Make a copy of the tree with a user's own files."""
+    """Make a copy of the tree with a user's own files, as a clone with one commit."""
     ignored = shutil.ignore_patterns(".git", "__pycache__", "runs", ".venv")
     shutil.copytree(support.ROOT, tree, ignore=ignored)
     (tree / ".venv").symlink_to((support.ROOT / ".venv").resolve())
+    write_own_files(tree)
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "a clone"]):  # hosts of a pod check a commit out
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tree, check=True)
+    if prepared:
+        shutil.copytree(prepared / "Llama-3.2-1B", tree / "Llama-3.2-1B")
+
+
+def write_own_files(tree: pathlib.Path) -> None:
+    """Write the files that pages take as the user's own."""
     sentence = "{} {} has some words, and 12 of them are short.\n"
     for folder in ("my_texts", "new_texts", "texts", "other_texts", "code"):
         (tree / folder).mkdir()
@@ -156,8 +166,6 @@ def copy_tree(tree: pathlib.Path, prepared: pathlib.Path | None) -> None:
     digits = np.random.default_rng(0).integers(0, 17, (200, 64))
     rows = [",".join(map(str, [n % 10, *digits[n]])) for n in range(200)]
     (tree / "digits.csv").write_text("\n".join(["label," + ",".join(f"p{i}" for i in range(64)), *rows]) + "\n")
-    if prepared:
-        shutil.copytree(prepared / "Llama-3.2-1B", tree / "Llama-3.2-1B")
 
 
 def prepare(folder: pathlib.Path) -> pathlib.Path:
@@ -206,7 +214,9 @@ def page_runner(tree: pathlib.Path, prepared: pathlib.Path) -> Iterator:
             return _finished(["bash", "-c", text], tree)
         while servers:
             _end(servers.pop())
-        servers.append(subprocess.Popen(["bash", "-c", f"exec {text}"], cwd=tree, stdout=-3, start_new_session=True))
+        # In a session of its own, so that its shell ends with it.
+        how = {"cwd": tree, "stdout": subprocess.DEVNULL, "start_new_session": True}
+        servers.append(subprocess.Popen(["bash", "-c", text], **how))
         return _until_it_listens(servers[-1], int((re.search(r"PORT=(\d+)", text) or [0, port])[1]))
 
     try:
@@ -237,7 +247,7 @@ def _until_it_listens(server: subprocess.Popen, port: int) -> tuple[int, str]:
 
 def _end(server: subprocess.Popen) -> None:
     if server.poll() is None:
-        os.killpg(server.pid, 15)
+        os.killpg(server.pid, signal.SIGTERM)
     server.wait(60)
 
 
