@@ -15,7 +15,7 @@ RESULTS, HEADING = (
     "# Results\n\nWritten by `make bench`; a script per section, and nothing by hand.\n\n",
 )
 NOT_BENCHMARKS = (
-    "run_all", "same_programs", "search_grid", "slow_recipe", "support", "tiny_studies", "trm_reference_torch",
+    "pages", "run_all", "same_programs", "search_grid", "slow_recipe", "support", "tiny_studies", "trm_reference_torch",
     "updates",
 )  # fmt: skip
 

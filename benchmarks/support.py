@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 QUICK = "--quick" in sys.argv
 OPTIONS = ("--quick", "--text=", "--exhaustive", "--mechanism=")  # of all benchmarks but those that parse their own
-PARSES_ITS_OWN = ("record", "interactions", "levers", "same_programs", "search_grid")
+PARSES_ITS_OWN = ("docs", "interactions", "levers", "record", "same_programs", "search_grid", "story")
 LIBRARIES = ("jax", "libtpu", "flax", "optax", "qwix", "numpy", "tensorflow-cpu", "sentencepiece", "torch")
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What README.md and docs/ say can be followed: links lead somewhere, commands can be typed, keys are there.
 
-No command is run here; but its file, its flags, its recipe, its topology and what it sets are held to those that exist,
-as the command itself would, and a recipe with all of that to what makes a configuration consistent.
+No command is run here, which benchmarks/docs.py does; but its file, its flags, its recipe, its topology and what it
+sets are held to those that exist, as the command itself would, and a recipe with all of that to what makes a
+configuration consistent. The commands are those of all pages, of docstrings and of `make help`.
 """
 
 import json
@@ -13,6 +14,7 @@ import shlex
 import pytest
 
 import pod
+from benchmarks import pages
 from configs import base, topologies
 from core.command_line import split_overrides
 from pods import settings
@@ -20,27 +22,37 @@ from settings import loading, validation
 from settings.keys import flat
 from tests.support import ROOT
 
+
+@pytest.fixture(scope="module")
+def docs():
+    """The benchmark, as a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        patch.setattr("sys.argv", [""])
+        import docs
+
+        yield docs
+
+
 DOCS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
 PAGES = ("README.md", "WORKSPACE.md", "PROMISES.md", *DOCS)
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 DEFINED = re.compile(r'DEFINE_\w+\(\s*"(\w+)"')
-PYTHON = (".venv/bin/python", "$python")
+PROGRAM = re.compile(r"(\.venv/bin/)?python[\d.]*|\$python")
+SWEEPS = ("plan", "run", "status", "report", "guide", "cancel", "retry", "search")
+OWN_RECIPES = ("RECIPE", "FILE")
 OF_MAKE = {"train": "train.py", "rehearse": "rehearse.py"}
 
 
-def words_typed() -> list[list[str]]:
-    """Return each command of the fenced blocks: a Python file and what follows, or `make`, target and variables."""
-    blocks = [block for page in ("README.md", *DOCS) for block in FENCED.findall((ROOT / page).read_text())]
-    lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    found = []
-    for line in lines:
-        if not re.search(r"(^|\s)(make|\.venv/bin/python|\$python) \w", line):
-            continue
-        words = shlex.split(line.partition(" & ")[0], comments=True)
-        begins = next((n for n, word in enumerate(words) if word in (*PYTHON, "make")), None)
-        if begins is not None:
-            found.append(words[begins:] if words[begins] == "make" else words[begins + 1 :])
-    return found
+def words_of(shown: pages.Shown) -> list[str]:
+    """Return a Python file or `-m MODULE` and what follows, or `make`, target and variables; [] for other programs."""
+    text = re.sub(r"\\\n", " ", shown.text).partition(" & ")[0]
+    words = [] if "<<" in text else shlex.split(text, comments=True)
+    starts = (n for n, word in enumerate(words) if word == "make" or PROGRAM.fullmatch(word) or word.endswith(".py"))
+    begins = next(starts, None)
+    if begins is None or words[0] in ("pip", "uv"):
+        return []
+    return words[begins:] if words[begins] == "make" or words[begins].endswith(".py") else words[begins + 1 :]
 
 
 def as_python(words: list[str]) -> list[str]:
@@ -49,38 +61,98 @@ def as_python(words: list[str]) -> list[str]:
     makefile = (ROOT / "Makefile").read_text()
     assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
     assert all(f"$({name})" in makefile or f"$({name}," in makefile for name in given), given
+    if target == "bench":
+        named = [name for name in given.get("ARGS", "").split() if name != "NAME"]
+        assert all((ROOT / f"benchmarks/{name}.py").exists() for name in named), named
     flags = [f"--{name.lower()}={given[name]}" for name in ("CONFIG", "TOPOLOGY", "WORKDIR") if name in given]
     return [OF_MAKE.get(target, ""), *flags, *shlex.split(given.get("ARGS", ""))]
 
 
-COMMANDS = words_typed()
+SHOWN = [shown for page in pages.names() for shown in pages.commands(page) if shown.language == "shell"]
+COMMANDS = sorted({tuple(words) for shown in SHOWN if (words := words_of(shown))})
 
 
 def test_the_commands_were_found():
     files = {words[0] for words in COMMANDS}
-    assert {"make", "train.py", "rehearse.py", "generate.py", "convert.py", "pod.py"} <= files and len(COMMANDS) > 50
+    assert {"make", "train.py", "rehearse.py", "generate.py", "convert.py", "pod.py"} <= files and len(COMMANDS) > 150
+    assert {pages.HELP, pages.DOCSTRINGS, "WORKSPACE.md", "README.md"} <= {shown.page for shown in SHOWN}
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_a_command_could_be_typed(words):
     file, *rest = as_python(words) if words[0] == "make" else words
-    if not file:
+    if file == "-m":
+        assert rest[0] in ("pip", "venv") or (ROOT / f"{rest[0].replace('.', '/')}.py").exists()
+        return
+    if file in ("", "-c"):
         return
     text = (ROOT / file).read_text()
     if file == "pod.py":
-        assert settings.read(rest[: rest.index("--")] if "--" in rest else rest)[1][0] in pod.SUBCOMMANDS
+        named = settings.read(rest[: rest.index("--")] if "--" in rest else rest)[1][0]
+        assert {**pod.SUBCOMMANDS, **pod.ALIASES, "SUBCOMMAND": ""}.get(named) is not None
         return
     overrides, rest = split_overrides(rest)
-    given = dict(word.removeprefix("--").partition("=")[::2] for word in rest if word.startswith("--"))
-    if "import command_line" in text:
+    given = {}
+    for word in rest[: rest.index("--") if "--" in rest else None]:
+        if word.startswith("--"):
+            name, _, value = word.removeprefix("--").partition("=")
+            given[name.replace("-", "_")] = value
+    if DEFINED.search(text):
         known = DEFINED.findall(text + (ROOT / "core/command_line.py").read_text())
         assert given.keys() <= {*known, "config", "topology", "workdir"}
+    elif "argparse" in text:
+        assert given.keys() <= set(re.findall(r'add_argument\("--(\w+)"', text))
+    if "sweep.py" in file:
+        assert rest[0] in SWEEPS
     topology = topologies.get(given["topology"]) if given.get("topology") else None
     assert all(topologies.get(name) for name in given.get("compare", "").split(",") if name)
-    recipe = given.get("config", "")
+    recipe = given.get("config", "") if given.get("config") not in OWN_RECIPES else ""
     loaded = loading.load(recipe or "configs/tiny.py", given.get("topology", ""), overrides)
     if recipe:
         validation.validate(loaded.config, topology.chips if topology else 1, loaded)
+
+
+def test_each_command_is_run_or_has_a_reason_and_no_reason_is_stale(docs):
+    assert {docs.why_not(shown) for shown in SHOWN} >= {"", *(reason for _, reason in docs.NOT_HERE)}
+    for pattern, reason in docs.NOT_HERE:
+        assert any(re.search(pattern, shown.text) for shown in SHOWN), (pattern, reason)
+
+
+@pytest.mark.parametrize("line", ["frobnicate --now", "  loss 3.2"])
+def test_a_line_among_commands_that_nobody_would_run_is_an_error(line):
+    with pytest.raises(ValueError, match="begins with no program that is known here"):
+        pages._script("docs/page.md", f"make train\n{line}\n")
+
+
+def test_output_after_an_empty_line_is_no_command():
+    assert pages._script("docs/page.md", "make train\n\nstep 10/20\n") == ["make train"]
+    assert pages._script("docs/page.md", "step 10/20\nmake train\n") == []
+
+
+def test_a_verdict_says_what_the_page_says(docs):
+    def shown(text):
+        return pages.Shown("docs/page.md", text)
+
+    def ends_with(status):
+        return lambda shown: (status, "why")
+
+    assert docs.judge(shown("make runs"), ends_with(0)) == ("works", "")
+    assert docs.judge(shown("make runs"), ends_with(2)) == ("failed with status 2, not 0", "why")
+    preempted = shown('train.py --faults="sigterm@20"')
+    assert docs.judge(preempted, ends_with(75)) == ("works, with status 75 as the page says", "")
+    assert docs.judge(preempted, ends_with(0)) == ("failed with status 0, not 75", "why")
+    assert docs.judge(shown("$python pod.py create"), ends_with(0)) == (f"{docs.POD}; its dry run works", "")
+    assert docs.judge(shown("$python pod.py create"), ends_with(1))[0].startswith("failed")
+    assert docs.judge(shown("gcloud compute tpus list"), None) == (docs.CLOUD, "")
+
+
+def test_a_run_is_shortened_by_keys_that_the_page_does_not_set(docs):
+    assert docs.shortened('make train ARGS="--config.train.steps=220"   # 78 s').startswith(
+        'make train ARGS="--config.train.steps=50 --config.train.eval_every=0'
+    )
+    assert docs.shortened("train.py --workdir=runs/mine") == "train.py --workdir=runs/mine", "which continues"
+    assert docs.shortened("generate.py --workdir=runs/tiny") == "generate.py --workdir=runs/tiny"
+    assert docs.shortened("train.py --explain_step=100 --workdir=runs/mine").endswith("=2 --workdir=runs/mine")
 
 
 def anchors(page: pathlib.Path) -> set[str]:

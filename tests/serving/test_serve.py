@@ -379,7 +379,7 @@ def test_without_the_extra_it_says_how_to_install_it(completing):
 
 def test_what_the_page_of_the_docs_shows_runs(chatting, capsys):
     text = (ROOT / "docs" / "serving.md").read_text().replace("http://127.0.0.1:8000", chatting.url)
-    [program] = re.findall(r"^```\n(from openai .*?)^```", text, re.MULTILINE | re.DOTALL)
+    [program] = re.findall(r"^```python\n(from openai .*?)^```", text, re.MULTILINE | re.DOTALL)
     exec(program.replace('model="tiny"', 'model="chatting"'), {})
     assert len(capsys.readouterr().out) > 20
     commands = re.findall(r"curl (\S+)/v1/(\w+) .*?-d '(.*?)'$", text, re.MULTILINE | re.DOTALL)
