@@ -31,7 +31,7 @@ def made(calls: list[list[str]]) -> list[tuple[str, ...]]:
 
 
 def test_each_zone_is_tried_on_demand_spot_and_queued_until_one_has_a_pod(gcloud):
-    done = gcloud.run("create", ZONES, "--wait", ZONE="-", FAKE_CAPACITY="europe-west4-b:spot")
+    done = gcloud.run("create", ZONES, "--wait", "--wait_seconds=100", ZONE="-", FAKE_CAPACITY="europe-west4-b:spot")
     assert done.status == 0, done.stderr
     assert made(done.argvs) == [
         ("create", "us-central2-b", "tpu-vm", False), ("create", "us-central2-b", "tpu-vm", True),
