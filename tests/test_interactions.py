@@ -27,12 +27,11 @@ def place(tmp_path_factory):
 @pytest.mark.parametrize(
     "names",
     [
-        ("EMA", "spike guard", "accumulation", "mesh change"),
+        ("EMA", "accumulation", "spike guard", "offload", "continual backprop", "FSDP", "mesh change"),
         ("experts", "accumulation", "ramp"),
         ("distillation", "context"),
         ("GRPO", "mesh change"),
         ("recursive", "mesh change"),
-        ("continual backprop", "FSDP", "offload"),
     ],
     ids=" + ".join,
 )
