@@ -206,7 +206,7 @@ def begin(search: Search) -> trials.Queue:
     """Create the study of a search, or open it to go on.
 
     Raises:
-      ConfigError: the study is of another search, or every key of the space is typed, so that there is nothing to search.
+      ConfigError: the study is of another search, or every key of the space is typed.
     """
     space = spaces.read(search.space)
     if space.keys() <= search.overrides.keys():
