@@ -275,6 +275,7 @@ def studied(story: Story) -> dict:
     (story.place / "space.py").write_text(SPACE)
     trials = 2 if story.short else 4
     keys = KEYS | {"data.path": f"{story.place}/texts/*.txt", "train.steps": 10}
+    del keys["optimizer.learning_rate"]
     said = story.call(
         "sweep.py", "search", "--config=configs/tiny.py", f"--space={story.place}/space.py", f"--trials={trials}",
         "--name=story", f"--storage=sqlite:///{story.place}/studies.db", f"--root={story.place}/study",

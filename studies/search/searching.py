@@ -206,8 +206,12 @@ def begin(search: Search) -> trials.Queue:
     """Create the study of a search, or open it to go on.
 
     Raises:
-      ConfigError: the study is of another search.
+      ConfigError: the study is of another search, or every key of the space is typed.
     """
+    space = spaces.read(search.space)
+    if space.keys() <= search.overrides.keys():
+        typed = ", ".join(f"--config.{key}={search.overrides[key]}" for key in sorted(space))
+        raise ConfigError(f"--space={search.space} leaves nothing to search, since typed keys win; leave out {typed}")
     storage = open_storage(search.storage, create=True)
     directions = ["minimize"] * (2 if search.also else 1)
     optuna.create_study(storage=storage, study_name=search.study, directions=directions, load_if_exists=True)
@@ -222,7 +226,7 @@ def begin(search: Search) -> trials.Queue:
             f"the search {search.study} has {name}={kept[name]}, not {search.definition()[name]}; "
             "give this one another --name"
         )
-    distributions = spaces.distributions(spaces.read(search.space))
+    distributions = spaces.distributions(space)
     if any(one.distributions != distributions for one in queue.everything()):
         raise ConfigError(
             f"--space={search.space} is not what it was when the search {search.study} began; "

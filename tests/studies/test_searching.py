@@ -107,6 +107,16 @@ def test_a_search_that_differs_from_the_one_of_its_name_is_refused(tmp_path):
         begin(asked(tmp_path, method="tpe"))
 
 
+def test_a_search_whose_keys_are_all_typed_is_refused(tmp_path):
+    """Typed keys win, so every trial would equal the first."""
+    from studies.search import searching
+
+    search = asked(tmp_path, overrides={"optimizer.learning_rate": "0.003", "model.num_heads": "4"})
+    with pytest.raises(ConfigError, match=r"nothing to search, .* leave out --config.model.num_heads=4, --config.opt"):
+        searching.begin(search)
+    assert not (tmp_path / "studies.db").exists()
+
+
 def test_a_space_that_has_changed_and_a_name_of_a_suite_are_refused(tmp_path):
     from studies.search import searching
 
