@@ -45,10 +45,8 @@ COMMANDS |= {"optimize_train_tpu"}
 OTHERS = {
     "migration": LOWER | {"train", "core", "profiling", "rehearsal", "studies", "trained_run"},
     "examples": LOWER | {"train", "core", "migration"},
-    "src": {"core", "migration"},
-    "vishwamai": {"core", "migration"},
     "scripts": LOWER | {"train", "core", "pods", "profiling", "rehearsal"},
-    **{name: {"migration"} for name in ("kellen", "pretrain_jax", "update_experiment_gcs_paths")},
+    **{name: {"migration"} for name in ("src", "vishwamai", "kellen", "pretrain_jax", "update_experiment_gcs_paths")},
 }
 OURS = ROOMS.keys() | OTHERS.keys() | COMMANDS
 
