@@ -64,6 +64,10 @@ class Group:
     analysis: str = ""
     troubleshooting: str = ""
 
+    def of_size(self, size: str) -> dict[str, Changes]:
+        """Return the configurations of a size: FULL or MINI."""
+        return {FULL: self.configurations, MINI: self.mini}[size]
+
 
 def changes(config, other) -> Changes:
     """Return the keys of a recipe that differ from another one's, without those of the mesh."""

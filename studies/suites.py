@@ -138,7 +138,7 @@ def members(
     found, recipe = [], loading.run_recipe(str(loading.ROOT / study.base.recipe))
     _values(recipe, _typed(study.base, {}, overrides or {}), topology)
     for name in names:
-        for title, changes in getattr(study.groups[name], study.base.size).items():
+        for title, changes in study.groups[name].of_size(study.base.size).items():
             member = member_of(study.base, recipe, name, title, changes, topology, overrides or {})
             found += [_with_seed(member, seed) for seed in range(seeds)] if seeds else [member]
     return found

@@ -182,20 +182,27 @@ def _timeline(runs: Sequence[RunRecord]) -> str:
 
 def _evaluations(runs: Sequence[RunRecord]) -> str:
     """Return a table of what evaluations measured, and curves of the tasks."""
-    rows, tasks = [], set()
-    for run in runs:
-        for kind, columns in run.kinds.items():
-            names = [name for name in columns if name not in NOT_FIGURES and not name.endswith("_stderr")]
-            for name in names if kind not in OF_EVERY_RUN else ():
-                steps, values = run.column(kind, name)
-                error = _last(run, kind, f"{name}_stderr", ".4f")
-                rows.append((run.name, kind, name, f"{values[0]:.4g}", f"{values[-1]:.4g}", error, f"{steps[-1]:,.0f}"))
-                if kind == "tasks":
-                    tasks.add(name)
+    measured = [(run, kind, name) for run in runs for kind, name in _figures_of(run)]
+    rows = [_evaluation_row(*one) for one in measured]
+    tasks = sorted({name for _, kind, name in measured if kind == "tasks"})
     columns = ("run", "evaluation", "figure", "First", "Last", "Standard error", "At step")
-    drawn = [plots.panel(name, runs, [("tasks", name, "", "-")]) for name in sorted(tasks)]
+    drawn = [plots.panel(name, runs, [("tasks", name, "", "-")]) for name in tasks]
     figures = [_pair(f"tasks{at}", *drawn[at : at + 2]) for at in range(0, len(drawn), 2)]
     return "".join([*figures, table_of(columns, rows)]) if rows else ""
+
+
+def _figures_of(run: RunRecord) -> list[tuple[str, str]]:
+    """Return the (kind of evaluation, figure) pairs that a run has in addition to those of every run."""
+    return [
+        (kind, name) for kind, columns in run.kinds.items() if kind not in OF_EVERY_RUN
+        for name in columns if name not in NOT_FIGURES and not name.endswith("_stderr")
+    ]  # fmt: skip
+
+
+def _evaluation_row(run: RunRecord, kind: str, name: str) -> tuple[str, ...]:
+    steps, values = run.column(kind, name)
+    error = _last(run, kind, f"{name}_stderr", ".4f")
+    return run.name, kind, name, f"{values[0]:.4g}", f"{values[-1]:.4g}", error, f"{steps[-1]:,.0f}"
 
 
 def _samples(runs: Sequence[RunRecord]) -> str:

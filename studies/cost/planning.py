@@ -105,7 +105,7 @@ def _sums(topology: str, found: list[Estimate]) -> list[str]:
 
 def changed(study: Study, member: Member) -> dict[str, object]:
     """Return the keys by which a configuration differs from its base."""
-    return getattr(study.groups[member.group], study.base.size)[plain_name(member)]
+    return study.groups[member.group].of_size(study.base.size)[plain_name(member)]
 
 
 def plain_name(member: Member) -> str:

@@ -19,7 +19,7 @@ class Section(NamedTuple):
 def sections(study: Study, name: str) -> list[Section]:
     """Return the sections of a group's guide; a text that its file does not declare is left out."""
     group = study.groups[name]
-    count = len(getattr(group, study.base.size))
+    count = len(group.of_size(study.base.size))
     found = [
         Section("Hypothesis", group.hypothesis),
         Section(
