@@ -38,7 +38,13 @@ MOST_STEPS = 50  # where the page itself sets them
 SHORTER = {  # program: what it gets in addition, unless it is there
     "rehearse": ("--advice_seconds=0", "--config.model.num_layers=2"),
     "sweep run": ("--config.train.steps=3", "--config.data.puzzle_train=16", "--config.data.puzzle_test=4"),
-    "sweep search": ("--trials=2", "--config.train.steps=3", "--config.train.global_batch=16"),
+    "sweep search": (
+        "--trials=2",
+        "--config.train.steps=3",
+        "--config.train.global_batch=16",
+        "--config.train.sequence_length=64",
+        "--config.evaluation.batches=1",
+    ),
 }
 SERVES = {"serve.py": 8000, "tensorboard": 6006, "dashboard": 8080}  # program: where it listens until it is stopped
 LIMIT_SECONDS = 1200  # of a command
