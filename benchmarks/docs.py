@@ -38,7 +38,13 @@ MOST_STEPS = 50  # where the page itself sets them
 SHORTER = {  # program: what it gets in addition, unless it is there
     "rehearse": ("--advice_seconds=0", "--config.model.num_layers=2"),
     "sweep run": ("--config.train.steps=3", "--config.data.puzzle_train=16", "--config.data.puzzle_test=4"),
-    "sweep search": ("--trials=2", "--config.train.steps=3", "--config.train.global_batch=16"),
+    "sweep search": (
+        "--trials=2",
+        "--config.train.steps=3",
+        "--config.train.global_batch=16",
+        "--config.train.sequence_length=64",
+        "--config.evaluation.batches=1",
+    ),
 }
 SERVES = {"serve.py": 8000, "tensorboard": 6006, "dashboard": 8080}  # program: where it listens until it is stopped
 LIMIT_SECONDS = 1200  # of a command
@@ -215,10 +221,13 @@ def page_runner(tree: pathlib.Path, prepared: pathlib.Path) -> Iterator:
             return _finished(["bash", "-c", text], tree)
         while servers:
             _end(servers.pop())
+        port = int((re.search(r"PORT=(\d+)", text) or [0, port])[1])
+        if _answers(port):
+            return 1, f"another program serves at port {port}"
         # In a session of its own, so that its shell ends with it.
         how = {"cwd": tree, "stdout": subprocess.DEVNULL, "start_new_session": True}
         servers.append(subprocess.Popen(["bash", "-c", text], **how))
-        return _until_it_answers(servers[-1], int((re.search(r"PORT=(\d+)", text) or [0, port])[1]))
+        return _until_it_answers(servers[-1], port)
 
     try:
         yield run
@@ -238,17 +247,23 @@ def _finished(command: list[str], tree: pathlib.Path) -> tuple[int, str]:
 
 
 def _until_it_answers(server: subprocess.Popen, port: int) -> tuple[int, str]:
-    """Return when a request is answered in any way; a server listens before it is ready."""
+    """Return when a request is answered; a server listens before it is ready."""
     deadline = time.monotonic() + LIMIT_SECONDS
     while server.poll() is None and time.monotonic() < deadline:
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10).close()
+        if _answers(port):
             return 0, ""
-        except urllib.error.HTTPError:  # as one that asks for a key
-            return 0, ""
-        except OSError:
-            time.sleep(0.5)
+        time.sleep(0.5)
     return server.returncode or 124, f"nothing answers at port {port}"
+
+
+def _answers(port: int) -> bool:
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10).close()
+    except urllib.error.HTTPError:  # as of one that asks for a key
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _end(server: subprocess.Popen) -> None:
@@ -297,6 +312,7 @@ def main() -> None:
     parser.add_argument("--keep", type=pathlib.Path, metavar="FOLDER", help="of the copies, and of verdicts so far")
     parser.add_argument("--quick", action="store_true", help="README.md alone")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers are ended
     if unknown := [page for page in options.pages if page not in pages.names()]:
         support.usage_error(f"{unknown[0]} is no page; the pages are {', '.join(pages.names())}")
     chosen = options.pages or (["README.md"] if options.quick else pages.names())
