@@ -258,7 +258,7 @@ def exported(story: Story) -> dict:
     story.call("convert.py", "export", run, f"--hf={folder}")
     np.save(story.place / "in.npy", tokens)
     story.call("convert.py", "logits", run, f"--tokens={story.place}/in.npy", f"--out={story.place}/out.npy")
-    ours = np.load(story.place / "out.npy")
+    ours = np.load(story.place / "out.npy", allow_pickle=False)
     tensors = {k: v for file in folder.glob("*.safetensors") for k, v in safetensors.numpy.load_file(file).items()}
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():

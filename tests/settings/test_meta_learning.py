@@ -19,7 +19,11 @@ SHARED = "a task's gradient is that of one device; use --config.mesh.data or --c
         (TEXT, {"mesh.context": "2"}, rf"mesh.context=1, not 2 \({SHARED}"),
         (TEXT, {"mesh.expert": "2"}, rf"mesh.expert=1, not 2 \({SHARED}"),
         (TEXT, {"meta.method": "maml"}, r"meta.method=maml needs model.attention=reference, not auto \(fused kernels"),
-        (SINUSOID, {"model.quantization": "int8"}, r"maml needs model.quantization=none, not int8 \(rounded products"),
+        (
+            TEXT,
+            {"meta.method": "maml", "model.attention": "reference", "model.quantization": "int8"},
+            r"maml needs model.quantization=none, not int8 \(rounded products",
+        ),
         (TEXT, {"meta.method": "prototypical"}, "needs meta.method=maml"),
         (TEXT, {"meta.share": "1", "plasticity.method": "redo"}, "meta.share=1.0 leaves none of the .* microbatch"),
         (TEXT, {"meta.support": "3"}, "meta.support=3 is not read with train.objective=meta_language_modeling"),
