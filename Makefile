@@ -92,6 +92,7 @@ tensorboard: setup ## show the metrics and profiles of runs in a browser [WORKDI
 	.venv/bin/tensorboard --logdir=$(or $(WORKDIR),runs) --host=127.0.0.1 --port=$(or $(PORT),6006)
 
 dashboard: setup ## show the studies in a browser, after make setup EXTRAS=studies [STORAGE=sqlite:///studies.db]
+	$(if $(or $(STORAGE),$(wildcard studies.db)),,$(error there is no studies.db here: sweep.py makes it; or name one, STORAGE=sqlite:///FILE))
 	.venv/bin/optuna-dashboard $(or $(STORAGE),sqlite:///studies.db)
 
 # One process more than there are cores, of up to 1.5 GiB each, since some tests wait for programs that they started.

@@ -46,7 +46,7 @@ SHORTER = {  # program: what it gets in addition, unless it is there
         "--config.evaluation.batches=1",
     ),
 }
-SERVES = {"serve.py": 8000, "tensorboard": 6006, "dashboard": 8080}  # program: where it listens until it is stopped
+SERVES = {"serve.py": 8000, "tensorboard": 6006}  # program: where it listens until it is stopped
 LIMIT_SECONDS = 1200  # of a command
 CLOUD, HUB, POD, INSTALLS, OWN_DATA = (
     "needs a cloud account", "needs a model hub", "needs a pod of TPUs", "installs packages from an index",
@@ -66,6 +66,7 @@ NOT_HERE = (
     (r"exp08-ema --workers|workdir=runs/sudoku\b", LONG),
     (r"(?<![A-Z_])(NAME|GROUP|SUBCOMMAND|COMMAND|RECIPE|FILE|FOLDER|WORKDIR)(?![A-Z_=])|_step=N\b", GIVEN),
     (r"rehearse(?!.*(TOPOLOGY|topology|compare)=)", GIVEN),
+    (r"make dashboard", "needs a database of studies"),
     (r"JAX_PLATFORMS=|-m examples\.tpu_v4_32|-m src\.train", "needs a TPU"),
 )  # fmt: skip
 NEEDS_ITS_CONTEXT = ("profiling.loop", "src.train.step_fn", "@reward", "import is_short", "def search(trained")
@@ -122,6 +123,8 @@ def _keys_of_a_short_run(text: str) -> list[str]:
     )  # the last keeps the sizes of the run that it begins with
     plain = name == "decoder_lm" and not any(other in recipe for other in others)
     keys = SHORT_RUN if plain else {key: SHORT_RUN[key] for key in ("train.steps", "train.eval_every")}
+    if "init_from" in text and not recipe:  # it has the sizes of the run that it begins with
+        keys = {key: value for key, value in keys.items() if not key.startswith(("model.", "train.sequence"))}
     if re.search("faults=|--profile", text):
         keys = keys | {"train.steps": MOST_STEPS + 10}  # so that what the page announces happens
     return [f"--config.{key}={value}" for key, value in keys.items()]
