@@ -116,11 +116,7 @@ def _keys_of_a_short_run(text: str) -> list[str]:
 
     recipe = (re.search(r"(?:CONFIG|--config)[= ](\S+\.py)", text) or ["", ""])[1]
     name = loading.load(recipe or "configs/tiny.py", "", {}).config.model.name
-    others = (
-        "configs/meta",
-        "countdown",
-        "error_correction",
-    )  # the last keeps the sizes of the run that it begins with
+    others = ("configs/meta", "countdown")
     plain = name == "decoder_lm" and not any(other in recipe for other in others)
     keys = SHORT_RUN if plain else {key: SHORT_RUN[key] for key in ("train.steps", "train.eval_every")}
     if "init_from" in text and not recipe:  # it has the sizes of the run that it begins with
