@@ -70,7 +70,7 @@ class StepLog:
         record = record or {"total_tokens": 0, "step": 0}
         self.total_tokens, self.last_step, self.pending = record["total_tokens"], record["step"], []
         self.speed, self.last_finite, self.last_figures = Speed(self.goodput.clock), True, {}
-        self.began = -math.inf  # time.perf_counter() at the start of the last check
+        self.last_check = -math.inf  # time.perf_counter() at the start of the last check
         self.display.after(self.last_step)
 
     def record(self) -> dict:
@@ -124,7 +124,7 @@ class StepLog:
         began = time.perf_counter()
         if not self.gathers:
             self._begin_check().result()
-        elif began - self.began >= GROUP_SECONDS or every(self.pending[-1][0], self.log_every):
+        elif began - self.last_check >= GROUP_SECONDS or every(self.pending[-1][0], self.log_every):
             self._begin_check()
         self.seconds += time.perf_counter() - began
 
@@ -146,7 +146,7 @@ class StepLog:
     def _begin_check(self) -> futures.Future:
         """Check the pending steps in the thread, after those before them."""
         self.checking.result()
-        pending, self.pending, self.began = self.pending, [], time.perf_counter()
+        pending, self.pending, self.last_check = self.pending, [], time.perf_counter()
         self.checking = self.thread.submit(self._check, pending)
         return self.checking
 

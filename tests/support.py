@@ -3,14 +3,17 @@
 
 import contextlib
 import functools
+import importlib
 import os
 import pathlib
 import socket
+import types
 from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from configs import base
@@ -26,6 +29,15 @@ RECIPES = loading.recipe_names()
 
 # Largest relative L2 error of one array, by the type that it was computed in. Never loosened together with the code.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
+
+
+@contextlib.contextmanager
+def benchmark(name: str) -> Iterator[types.ModuleType]:
+    """Yield a module of benchmarks/, imported as if it had been started without arguments."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        patch.setattr("sys.argv", [""])
+        yield importlib.import_module(name)
 
 
 def relative_error(actual, expected) -> float:

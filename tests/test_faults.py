@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from tests import groups
-from tests.support import ROOT
+from tests import groups, support
 
 ENDS_SECONDS = 15  # after a SIGTERM, on a busy machine
 FEW_ROWS = {"train__global_batch": 16}  # in a batch: 64, as in the benchmark, take four times as long
@@ -18,11 +17,8 @@ HANG_SECONDS = 6  # nothing is evaluated here, which the benchmark's wait for
 @pytest.fixture(scope="module")
 def faults():
     """The benchmark, as a module."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        import faults
-
-        yield faults
+    with support.benchmark("faults") as module:
+        yield module
 
 
 @pytest.fixture

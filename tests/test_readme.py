@@ -20,18 +20,15 @@ from core.command_line import split_overrides
 from pods import settings
 from settings import loading, validation
 from settings.keys import flat
+from tests import support
 from tests.support import ROOT
 
 
 @pytest.fixture(scope="module")
 def docs():
     """The benchmark, as a module."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        patch.setattr("sys.argv", [""])
-        import docs
-
-        yield docs
+    with support.benchmark("docs") as module:
+        yield module
 
 
 DOCS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))

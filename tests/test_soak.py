@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import train
-from tests.support import ROOT
+from tests import support
 from tests.test_train import in_process, own_batches
 
 STEPS, SETTLED = 210, 70
@@ -17,11 +17,8 @@ STEPS, SETTLED = 210, 70
 @pytest.fixture(scope="module")
 def soak():
     """The benchmark, as a module."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        import soak
-
-        yield soak
+    with support.benchmark("soak") as module:
+        yield module
 
 
 @pytest.mark.parametrize("kind", ["soak", "soak_recursive"])
@@ -29,7 +26,6 @@ def test_nothing_grows_and_nothing_is_compiled_again(soak, kind, tmp_path, monke
     """On one device, as the benchmark."""
     flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
     monkeypatch.setenv("XLA_FLAGS", " ".join(flags))
-    monkeypatch.setitem(soak.KEYS, "train.global_batch", 64)  # or the steps between two saves take less than a save
     found = getattr(soak, kind)(tmp_path, STEPS, SETTLED)
     assert found["grown_mb"] < soak.LIMIT_MB, found
     assert found["recompilations"] == 0, found

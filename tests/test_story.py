@@ -6,18 +6,15 @@ import re
 
 import pytest
 
+from tests import support
 from tests.support import ROOT
 
 
 @pytest.fixture(scope="module")
 def story():
     """The benchmark, as a module."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        patch.setattr("sys.argv", [""])
-        import story
-
-        yield story
+    with support.benchmark("story") as module:
+        yield module
 
 
 def test_a_failed_stage_is_named_and_done_ones_are_passed_over(story, tmp_path, capsys):

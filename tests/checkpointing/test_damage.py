@@ -9,7 +9,7 @@ import pytest
 from checkpointing.checkpoints import Checkpoints, Damaged
 from checkpointing.retention import Retention
 from parallelism.mesh import mesh_context
-from tests.support import ROOT
+from tests import support
 
 DAMAGES = 18  # each kind twice, each part thrice
 TWO = Retention(newest=2)
@@ -18,11 +18,8 @@ TWO = Retention(newest=2)
 @pytest.fixture(scope="module")
 def damages():
     """The benchmark, as a module."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        import damage
-
-        yield damage
+    with support.benchmark("damage") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 
 import pytest
 
-from tests.support import ROOT
+from tests import support
 
 ALL_BUT_EVOLUTION = ("ENABLE_TPU_OPT", "ENABLE_NEUROPLASTICITY", "ENABLE_CAUSAL", "ENABLE_META_LEARNING")
 
@@ -11,11 +11,8 @@ ALL_BUT_EVOLUTION = ("ENABLE_TPU_OPT", "ENABLE_NEUROPLASTICITY", "ENABLE_CAUSAL"
 @pytest.fixture(scope="module")
 def benchmark():
     """The benchmark, as a module."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        import switches
-
-        yield switches
+    with support.benchmark("switches") as module:
+        yield module
 
 
 @pytest.mark.parametrize("on", [(), ALL_BUT_EVOLUTION], ids=["none", "four"])  # all 32 settings in the benchmark
