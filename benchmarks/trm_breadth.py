@@ -15,7 +15,7 @@ import sys
 
 import support
 
-STEPS = 20 if support.QUICK else 600  # about 4 minutes on two idle cores
+STEPS = 20 if support.QUICK else 750  # about 5 minutes on two idle cores
 RULE_BOARDS, TEST_BOARDS = (8, 8) if support.QUICK else (500, 500)
 TRAJECTORIES, NOISES = (2, (1.0,)) if support.QUICK else (16, (0.5, 1.0, 1.5))
 BOARDS_AT_ONCE = 8 if support.QUICK else 50

@@ -99,7 +99,7 @@ def check(search: Search) -> None:
         raise ConfigError(
             f"--trials={search.count} is not a number of generations times --population={search.population} (2 or more)"
         )
-    point = samplers.drawn(spaces.distributions(space := spaces.read(search.space)), np.random.default_rng(0))
+    point = samplers.drawn(spaces.distributions(space := search.searched()), np.random.default_rng(0))
     for key in spaces.changes(space, point):
         if key.startswith("model.") and not KEYS[key].scope & (EXECUTION | TRANSFER):
             raise ConfigError(f"--method=pbt copies weights, so {key} may not differ; leave it out of the space")

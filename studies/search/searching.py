@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from configs.errors import ConfigError
 from configs.group import Base
+from configs.space import Space
 from rehearsal.compiler import CompileError
 from settings import loading
 from studies import outcome, suites, trials
@@ -75,6 +76,10 @@ class Search:
         )  # fmt: skip
         return {name: getattr(self, name) for name in same}
 
+    def searched(self) -> Space:
+        """Return the entries of the space that are not typed: a typed value holds for every trial."""
+        return {key: entry for key, entry in spaces.read(self.space).items() if key not in self.overrides}
+
     def member(self, recipe: tuple, name: str, changes: dict) -> suites.Member:
         """Return a resolved configuration; `recipe` is that of loading.run_recipe."""
         return suites.member_of(Base(self.recipe), recipe, self.study, name, changes, self.topology, self.overrides)
@@ -87,7 +92,7 @@ class Searcher(Worker):
 
     def __init__(self, search: Search):
         super().__init__(Task(search.storage, search.study, [], search.metric, search.program, root=search.root))
-        self.search, self.space, self.recipe = search, spaces.read(search.space), loading.run_recipe(search.recipe)
+        self.search, self.space, self.recipe = search, search.searched(), loading.run_recipe(search.recipe)
         self.study = optuna.load_study(study_name=search.study, storage=self.queue.storage)
 
     def run_trial(self, trial: FrozenTrial) -> None:
@@ -208,9 +213,9 @@ def begin(search: Search) -> trials.Queue:
     Raises:
       ConfigError: the study is of another search, or every key of the space is typed.
     """
-    space = spaces.read(search.space)
-    if space.keys() <= search.overrides.keys():
-        typed = ", ".join(f"--config.{key}={search.overrides[key]}" for key in sorted(space))
+    space = search.searched()
+    if not space:
+        typed = ", ".join(f"--config.{key}={search.overrides[key]}" for key in sorted(spaces.read(search.space)))
         raise ConfigError(f"--space={search.space} leaves nothing to search, since typed keys win; leave out {typed}")
     storage = open_storage(search.storage, create=True)
     directions = ["minimize"] * (2 if search.also else 1)

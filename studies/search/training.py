@@ -29,7 +29,9 @@ def in_processes(search: Search, workers: int) -> list[int]:
 
 def asked(parsed, overrides: dict[str, str], root: str) -> Search:
     """Return the search of a command line; ConfigError if it cannot be run."""
-    read(parsed.space)  # reports mistakes before anything is stored
+    space = read(parsed.space)  # reports mistakes before anything is stored
+    for key in sorted(space.keys() & overrides.keys()):
+        print(f"{key} is {overrides[key]} in every trial, since it is typed; --space={parsed.space} is not read for it")
     if parsed.also:
         second_objective.check(parsed.also, parsed.method, parsed.prune, parsed.topology)
     parts = [pathlib.Path(path).stem for path in (parsed.config, parsed.space)]

@@ -132,6 +132,12 @@ def test_a_space_that_has_changed_and_a_name_of_a_suite_are_refused(tmp_path):
     assert status == 2 and "--name=trm-mini is a group or a suite of configs/experiments/; give the search" in err
 
 
+def test_a_key_that_is_typed_is_not_sampled(tmp_path):
+    """Its typed value would win, and the trial would be recorded with a value that it did not have."""
+    search = asked(tmp_path, overrides={"optimizer.learning_rate": "0.01"})
+    assert search.searched().keys() == {"model.num_heads"}
+
+
 def test_a_search_whose_trials_all_fail_says_so_and_finds_its_recipe_from_any_folder(tmp_path):
     (tmp_path / "own.py").write_text((ROOT / "configs" / "tiny.py").read_text().replace("4e-3", "4e-4"))
     command = ["search", "--config=own.py", "--space=spaces/lr.py", "--trials=1", "--config.data.path=none"]
