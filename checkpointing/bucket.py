@@ -15,6 +15,7 @@ COPIED = (  # in both directions
     "report.html", "profile.json", "rehearsal.json",
 )  # fmt: skip
 BY_STEP = {"votes": "*.gz", "rollouts": "*.npz"}  # folders of a file per step, which a repeated step overwrites
+COMPILED = "compiled"  # JAX's compilation cache, which only process 0 of a run writes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +44,21 @@ class Bucket:
         except OSError as error:
             raise ConfigError(f"--workdir={self.url}: {error}") from None
 
+    def fetch_compiled(self) -> None:
+        """Copy the run's compiled programs that are missing here; else all hosts but one compile at each start."""
+        there, here = path_of(self.url) / COMPILED, self.folder / COMPILED
+        try:
+            missing = [path for path in there.glob("*-cache") if not (here / path.name).exists()]
+            for path in missing:
+                here.mkdir(parents=True, exist_ok=True)
+                write_atomically(here / path.name, path.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"--workdir={self.url}: {error}") from None
+
     def send(self, log: pathlib.Path, *, first: bool) -> None:
         """Copy a process's log to the bucket; if `first`, also the run's small files, which process 0 writes."""
         events = [path for path in (self.folder / "tensorboard").rglob("*") if path.is_file()]
-        own = [*(self.folder / name for name in COPIED), *events, *self._new_by_step()] if first else []
+        own = [*(self.folder / name for name in COPIED), *events, *self._new()] if first else []
         for path in [log, *own]:
             there = path_of(self.url) / path.relative_to(self.folder)
             if path.exists():
@@ -54,10 +66,10 @@ class Bucket:
             else:
                 there.unlink(missing_ok=True)  # such as the summary of a run that continues
 
-    def _new_by_step(self) -> list[pathlib.Path]:
-        """Return the files of BY_STEP that the bucket lacks or holds with another length."""
+    def _new(self) -> list[pathlib.Path]:
+        """Return the compiled programs and the files of BY_STEP that the bucket lacks or holds with another length."""
         url, found = path_of(self.url), []
-        for name, pattern in BY_STEP.items():
+        for name, pattern in (BY_STEP | {COMPILED: "*-cache"}).items():
             for path in (self.folder / name).glob(pattern):
                 there = url / name / path.name
                 if not there.exists() or there.stat().length != path.stat().st_size:

@@ -149,7 +149,12 @@ def parse(
             f"train.init_from={loaded.config.train.init_from} begins a new run; give it a folder with --workdir"
         )
     accelerator = startup.attached_accelerator()
-    startup.choose_platform(loaded.topology, accelerator, cache_path(loaded.config.data.cache_dir))
+    workdir, bucket = _workdir()
+    cache = bucket.folder if bucket else cache_path(loaded.config.data.cache_dir)
+    startup.choose_platform(loaded.topology, accelerator, cache)
+    if bucket:
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")  # their folder would be in every key
+        bucket.fetch_compiled()
     group = None if one_device else processes.find(os.environ, accelerator, FLAGS.join_seconds)
     chips = loaded.topology.chips if loaded.topology else math.prod(loaded.environment_mesh.values())
     num_devices = scaled_down = None
@@ -164,7 +169,7 @@ def parse(
         validation.validate(loaded.config, num_devices, loaded)
     else:  # `join` initializes jax, which then knows the number of devices
         validation.check_keys(loaded.config)
-    return Command(loaded, *_workdir(), accelerator, group, num_devices, scaled_down)
+    return Command(loaded, workdir, bucket, accelerator, group, num_devices, scaled_down)
 
 
 def join(command: Command, *, shares_folder: bool = True) -> None:
