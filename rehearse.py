@@ -56,7 +56,8 @@ from configs.errors import ConfigError, shown
 from settings.decoding import for_decoding
 from settings.resolving import Loaded
 from input_pipeline.cache import cache_folder
-from rehearsal import advice, checklist, compare, decoding, phases, report, rollout, search, sections, sharding
+from rehearsal import checklist, decoding, phases, report, rollout, sections, sharding
+from rehearsal.layouts import advice, compare, search
 from rehearsal.compiler import GIB, Compiler, check_compiler
 from training import fit
 

@@ -30,7 +30,7 @@ import jax
 from core import solving
 from core.evaluators import engine_of
 from inference.batching import Batch
-from input_pipeline.countdown import CountdownWindows, can_succeed, parse, state_after
+from input_pipeline.tasks.countdown import CountdownWindows, can_succeed, parse, state_after
 from parallelism.mesh import mesh_context
 from reasoning.solving import Solved
 from settings import loading

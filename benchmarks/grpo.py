@@ -18,7 +18,7 @@ import sys
 import countdown
 import support
 
-from input_pipeline.countdown import CountdownWindows
+from input_pipeline.tasks.countdown import CountdownWindows
 from trained_run import TrainedRun
 
 SEEDS, STEPS, PROBLEMS = (1, 4, 16) if support.QUICK else (3, 200, 500)

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from core import assembly
-from input_pipeline import task_windows
+from input_pipeline.tasks import task_windows
 from parallelism.mesh import mesh_context
 from settings import loading, validation
 

@@ -292,7 +292,7 @@ FAULTS = (
         "sent *= 2 * (size - 1) / size", "sent *= (size - 1) / size", ("tests/rehearsal/test_schedule.py",),
     ),
     Fault(
-        "advice praises what is slower", "rehearsal/advice.py",
+        "advice praises what is slower", "rehearsal/layouts/advice.py",
         'rate / self.figures["tokens_per_second"] - 1 if', '1 - rate / self.figures["tokens_per_second"] if',
         ("tests/rehearsal/test_search.py::test_advice_is_what_was_compiled_and_faster_the_best_first",),
     ),
@@ -398,7 +398,7 @@ FAULTS = (
         ("tests/cluster/test_hub.py::test_who_does_not_pass_boundaries_sees_that_a_stop_is_agreed",),
     ),
     Fault(
-        "a pod whose hosts see other processes is ready", "pods/readiness.py",
+        "a pod whose hosts see other processes is ready", "pods/checks/readiness.py",
         "!= (count, total)", "== (0, total)",
         ("tests/pods/test_readiness.py::test_each_item_can_fail_and_says_where",),
     ),

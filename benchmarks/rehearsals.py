@@ -17,7 +17,7 @@ import support
 from settings import loading, validation
 from settings.resolving import Loaded
 from input_pipeline.cache import cache_folder
-from rehearsal import search, sizing
+from rehearsal.layouts import search, sizing
 from rehearsal.compiler import Compiler
 from rehearsal.estimate import estimate
 

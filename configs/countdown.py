@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does search solve more than the model alone? Arithmetic countdown, see input_pipeline/countdown.py.
+"""Does search solve more than the model alone? Arithmetic countdown, see input_pipeline/tasks/countdown.py.
 
 The model proposes the lines of an answer, and says whether numbers reach a target. See docs/reasoning.md.
 Cost: an estimate of twenty minutes on two CPU cores. Command: python train.py --config=configs/countdown.py

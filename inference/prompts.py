@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from inference.text_stream import TextStream, num_certain
-from input_pipeline import questions
 from input_pipeline.chat.encoding import ChatTokenizer, format_of_tokenizer
 from input_pipeline.chat.messages import KINDS, Message
 from input_pipeline.chat.template import PlainFormat, Template
+from input_pipeline.tasks import questions
 from input_pipeline.tokenization import AnyTokenizer
 
 

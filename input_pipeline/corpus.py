@@ -11,10 +11,10 @@ from input_pipeline.chat.encoding import ChatTokenizer
 from input_pipeline.chat.windows import ConversationWindows, PreferenceWindows
 from input_pipeline.errors import DataError
 from input_pipeline.mixture import History, Mixture, parse, parse_stream
-from input_pipeline.questions import QuestionWindows
 from input_pipeline.reading.documents import Document, Span, hold_out, scan
 from input_pipeline.shards import Announce, Splits, Store, TokenWindows, open_windows
 from input_pipeline.sources import read_source
+from input_pipeline.tasks.questions import QuestionWindows
 from input_pipeline.tokenization import AnyTokenizer, make_tokenizer, open_tokenizer
 from input_pipeline.unigram import unigram_bits_per_byte
 from input_pipeline.windows import Windows

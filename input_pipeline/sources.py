@@ -16,16 +16,16 @@ from input_pipeline.cache import cache_folder
 from input_pipeline.chat.encoding import format_of_tokenizer
 from input_pipeline.chat.messages import KINDS
 from input_pipeline.chat.records import Rendered
-from input_pipeline.countdown import CountdownRollouts, CountdownWindows
 from input_pipeline.errors import DataError
-from input_pipeline.labeled import LabeledWindows, split
 from input_pipeline.puzzles import build
-from input_pipeline.questions import QuestionRollouts, QuestionWindows
 from input_pipeline.reading import formats, hugging_face, remote
 from input_pipeline.reading.documents import Document, TextFile
 from input_pipeline.reading.records import Reader, RecordFile
 from input_pipeline.synthetic import MarkovWindows
-from input_pipeline.task_windows import Glyphs, LinearMaps, Sinusoids
+from input_pipeline.tasks.countdown import CountdownRollouts, CountdownWindows
+from input_pipeline.tasks.labeled import LabeledWindows, split
+from input_pipeline.tasks.questions import QuestionRollouts, QuestionWindows
+from input_pipeline.tasks.task_windows import Glyphs, LinearMaps, Sinusoids
 from input_pipeline.tokenization import open_tokenizer
 from input_pipeline.windows import Windows
 

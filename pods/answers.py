@@ -106,7 +106,7 @@ class Failed(Object):
 
 
 class Rehearsed(Object):
-    """The figures of a step that was compiled ahead of time (rehearsal/ways.py); no time if it does not fit."""
+    """The figures of a step that was compiled ahead of time (rehearsal/layouts/ways.py); no time if it does not fit."""
 
     fits: bool
     step_seconds: Figure

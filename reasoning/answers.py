@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 from configs.errors import ConfigError
 from inference.prompts import answer_ends
-from input_pipeline import questions
 from input_pipeline.chat.encoding import format_of_tokenizer
+from input_pipeline.tasks import questions
 from input_pipeline.tokenization import AnyTokenizer
 from reasoning.tasks import TASKS, Task
 
@@ -61,7 +61,7 @@ class Turns:
 
 
 class Answers(Turns):
-    """Answers to the questions of a generator, see input_pipeline/questions.py."""
+    """Answers to the questions of a generator, see input_pipeline/tasks/questions.py."""
 
     def __init__(self, tokenizer: AnyTokenizer, name: str, generator: str):
         super().__init__(tokenizer, name)

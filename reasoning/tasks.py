@@ -6,7 +6,7 @@ A task reads what the model wrote. Only `is_correct` and `can_succeed` know what
 
 from collections.abc import Sequence
 
-from input_pipeline import countdown
+from input_pipeline.tasks import countdown
 from input_pipeline.windows import Windows
 
 
@@ -54,7 +54,7 @@ class Task:
 
 
 class Countdown(Task):
-    """Arithmetic countdown, see input_pipeline/countdown.py; a line ends with the numbers that are left.
+    """Arithmetic countdown, see input_pipeline/tasks/countdown.py; a line ends with the numbers that are left.
 
     The next line is written as if the verdict on those before it were `y`.
     """

@@ -31,9 +31,9 @@ import math
 from typing import NamedTuple
 
 from configs.errors import ConfigError
-from rehearsal import sizing
 from rehearsal.assumptions import Assumptions, of_topology
 from rehearsal.compiler import GIB
+from rehearsal.layouts import sizing
 from rehearsal.sections import seconds_text
 
 MIB = 2**20

@@ -44,7 +44,8 @@ from configs.errors import ConfigError
 from core.callbacks import Callback
 from input_pipeline.cache import cache_folder
 from profiling.recording import rates
-from rehearsal import checklist, ways
+from rehearsal import checklist
+from rehearsal.layouts import ways
 from rehearsal.compilation import state_bytes
 from rehearsal.compiler import Compiler, check_compiler
 from reporting import preflight

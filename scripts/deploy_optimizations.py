@@ -53,7 +53,7 @@ from cluster import identity, processes
 from configs.errors import ConfigError
 from input_pipeline.cache import cache_folder
 from parallelism.mesh import mesh_context
-from rehearsal import ways
+from rehearsal.layouts import ways
 from rehearsal.compiler import Compiler, check_compiler
 from reporting import preflight
 from reporting.step_log import NonFinite

@@ -169,7 +169,7 @@ def test_networkx_is_imported_lazily_and_only_where_causes_are_estimated():
 
 def test_reasoning_gym_is_imported_lazily_in_one_file():
     users = [path for path in sources() if "reasoning_gym" in imports(path)]
-    assert [str(path) for path in users] == ["input_pipeline/questions.py"]
+    assert [str(path) for path in users] == ["input_pipeline/tasks/questions.py"]
     assert "reasoning_gym" not in imports(users[0], top_level_only=True)
 
 

@@ -29,8 +29,9 @@ LIBRARIES = ("tensorflow", "jax", "flax.nnx", "optax", "orbax.checkpoint", "ml_c
 WORKSPACE = (  # what commands import, but for command_line, which notes when its process began
     "core.assembly", "core.evaluation", "core.inspection", "core.job", "input_pipeline.corpus",
     "migration.hugging_face", "migration.logits", "migration.peft", "migration.trm_reference", "puzzles.pictures",
-    "inference.sampling", "puzzles.solving", "rehearsal.advice", "rehearsal.compare", "rehearsal.search",
-    "pods.transports", "models.decoder_lm", "models.trm", "objectives.language_modeling", "objectives.recursive",
+    "inference.sampling", "puzzles.solving", "rehearsal.layouts.advice", "rehearsal.layouts.compare",
+    "rehearsal.layouts.search", "pods.transports", "models.decoder_lm", "models.trm", "objectives.language_modeling",
+    "objectives.recursive",
 )  # fmt: skip
 MESSAGE_BYTES = 1 << 18
 _allowed = False

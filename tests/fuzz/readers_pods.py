@@ -8,7 +8,8 @@ import pathlib
 import types
 from unittest import mock
 
-from pods import answers, deploy, gcloud, life, readiness, records, settings, switches, watch
+from pods import answers, deploy, gcloud, life, records, settings, switches, watch
+from pods.checks import readiness
 from pods.errors import PodError
 from pods.transports import Result
 from reporting.display import aligned

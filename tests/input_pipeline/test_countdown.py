@@ -7,11 +7,11 @@ import re
 import numpy as np
 import pytest
 
-from input_pipeline import countdown
-from input_pipeline.countdown import CountdownWindows
 from input_pipeline.errors import DataError
 from input_pipeline.packing import IGNORED
 from input_pipeline.sources import read_source
+from input_pipeline.tasks import countdown
+from input_pipeline.tasks.countdown import CountdownWindows
 from input_pipeline.tokenization import NumberTokenizer
 from settings import loading
 

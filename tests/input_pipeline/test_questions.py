@@ -7,10 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from input_pipeline import questions
 from input_pipeline.errors import DataError
 from input_pipeline.packing import IGNORED
-from input_pipeline.questions import QuestionRollouts, QuestionWindows
+from input_pipeline.tasks import questions
+from input_pipeline.tasks.questions import QuestionRollouts, QuestionWindows
 from tests.support import ROOT
 
 LENGTH = 400
@@ -36,7 +36,7 @@ def test_a_row_depends_on_its_index_alone_also_in_another_process():
         alone = windows.read(np.array([index]), LENGTH)
         assert all((alone[key][0] == together[key][place]).all() for key in windows.fills)
     program = (
-        "import numpy as np; from input_pipeline.questions import QuestionRollouts as Rows; "
+        "import numpy as np; from input_pipeline.tasks.questions import QuestionRollouts as Rows; "
         f"print(Rows({name!r}, 'byte', 3, 'train').read(np.arange(5, 9), {LENGTH})['tokens'].tolist())"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -4,8 +4,8 @@
 import numpy as np
 import pytest
 
-from input_pipeline import task_windows
-from input_pipeline.task_windows import Glyphs, LinearMaps, Sinusoids
+from input_pipeline.tasks import task_windows
+from input_pipeline.tasks.task_windows import Glyphs, LinearMaps, Sinusoids
 
 KINDS = {
     "sinusoids": lambda seed, stream: Sinusoids(seed, stream),

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from core import assembly
-from input_pipeline.task_windows import LinearMaps
+from input_pipeline.tasks.task_windows import LinearMaps
 from layers.inner_loop import InnerLoop
 from models import mlp_regressor
 from objectives import meta_learning

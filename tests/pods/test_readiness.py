@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from pods import deploy, readiness, recipes, records, settings, switches
+from pods import deploy, recipes, records, settings, switches
+from pods.checks import readiness
 from pods.connection import connect
 from pods.errors import PodError
 from pods.transports import Result

@@ -10,7 +10,7 @@ import pytest
 
 import train
 from configs.errors import ConfigError
-from input_pipeline import questions
+from input_pipeline.tasks import questions
 from settings import loading, validation
 
 SMALL = {

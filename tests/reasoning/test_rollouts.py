@@ -14,9 +14,9 @@ from cluster.hub import RunError
 from cluster.interruption import Interrupted
 from configs.errors import ConfigError
 from core.faults import parse_faults
-from input_pipeline.countdown import CountdownRollouts, is_correct
 from input_pipeline.errors import DataError
 from input_pipeline.packing import IGNORED
+from input_pipeline.tasks.countdown import CountdownRollouts, is_correct
 from input_pipeline.tokenization import open_tokenizer
 from reasoning import rollouts
 from settings import loading, validation

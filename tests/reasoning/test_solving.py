@@ -10,7 +10,7 @@ from flax import nnx
 
 from core.evaluators import engine_of
 from inference.batching import Batch
-from input_pipeline.countdown import CountdownWindows
+from input_pipeline.tasks.countdown import CountdownWindows
 from input_pipeline.tokenization import open_tokenizer
 from parallelism.mesh import mesh_context
 from reasoning.page import page

@@ -12,8 +12,9 @@ import pytest
 
 from configs.errors import ConfigError
 from core import assembly
-from rehearsal import advice, compare, report, search, sizing
+from rehearsal import report
 from rehearsal.compiler import GIB, CompileError
+from rehearsal.layouts import advice, compare, search, sizing
 from settings import loading, validation
 from tests.support import RECIPES
 

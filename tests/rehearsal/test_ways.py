@@ -6,7 +6,7 @@ import types
 import pytest
 
 from pods import switches
-from rehearsal import ways
+from rehearsal.layouts import ways
 from settings import loading, validation
 from settings.keys import flat
 

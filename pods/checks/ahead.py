@@ -5,7 +5,7 @@ Each returns what is wrong, and the evidence.
 """
 
 from pods import watch
-from pods.evidence import UNREACHED, Found
+from pods.checks.evidence import UNREACHED, Found
 
 
 def pod_state(found: Found) -> tuple[list[str], str]:

@@ -14,8 +14,9 @@ from collections.abc import Callable
 
 from configs.base import KEYS, batch_shards
 from configs.errors import ConfigError
-from rehearsal import assumptions, report, sizing
+from rehearsal import assumptions, report
 from rehearsal.compiler import GIB
+from rehearsal.layouts import sizing
 from rehearsal.sections import options
 from reporting.display import duration
 from settings.architecture import divisors

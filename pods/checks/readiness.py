@@ -17,10 +17,11 @@ import time
 
 from configs import topologies
 from files.json_reader import JsonError, parse_json
-from pods import ahead, deploy, hosts, recipes, records, watch
+from pods import deploy, hosts, recipes, records, watch
 from pods.answers import Ahead, Checked
+from pods.checks import ahead
+from pods.checks.evidence import UNREACHED, Found, Item
 from pods.errors import PodError
-from pods.evidence import UNREACHED, Found, Item
 from pods.gcloud import storage
 from pods.settings import Settings, is_per_host
 from pods.transports import Result, Transport

@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterator
 
 from configs.base import KEYS, batch_shards
-from rehearsal import sizing
 from rehearsal.compiler import GIB, Compiled, capacity_gib
 from rehearsal.estimate import code_digest, estimate, kept
+from rehearsal.layouts import sizing
 from rehearsal.sections import options
 from settings.validation import changed
 
