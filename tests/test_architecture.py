@@ -174,7 +174,7 @@ def test_reasoning_gym_is_imported_lazily_in_one_file():
 
 
 def test_what_answers_at_once_imports_no_jax():
-    modules = sorted(f"pods.{path.stem}" for path in sources("pods"))
+    modules = sorted(".".join(path.with_suffix("").parts) for path in sources("pods"))
     program = (
         f"import importlib, sys; [importlib.import_module(m) for m in {['pod', *modules]}]; print('jax' in sys.modules)"
     )
