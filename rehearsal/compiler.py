@@ -29,10 +29,11 @@ from settings.keys import flat
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COMPILED_CODE = (
-    "core/assembly.py", "core/decoding.py", "core/models.py", "configs/base.py", "configs/errors.py", "configs/key.py",
-    "configs/reasoning_keys.py", "configs/recursion_keys.py", "configs/topologies.py", "checkpointing", "cluster",
-    "files", "inference", "input_pipeline", "layers", "models", "objectives", "parallelism", "reasoning", "reporting",
-    "settings", "training", "rehearsal/compilation.py", "rehearsal/sealed.py",
+    "core/assembly.py", "core/decoding.py", "core/models.py", "configs/adaptation_keys.py", "configs/base.py",
+    "configs/errors.py", "configs/key.py", "configs/reasoning_keys.py", "configs/recursion_keys.py",
+    "configs/topologies.py", "checkpointing", "cluster", "files", "inference", "input_pipeline", "layers", "models",
+    "objectives", "parallelism", "reasoning", "reporting", "settings", "training", "rehearsal/compilation.py",
+    "rehearsal/sealed.py",
 )  # fmt: skip
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "qwix", "libtpu")
 ON_CPU = {  # environment of concurrent processes that compile for a TPU on a machine without one
