@@ -43,6 +43,7 @@ import jax
 
 from checkpointing import frozen_models, host_folders, lease
 from checkpointing import workdir as workdirs
+from checkpointing.bucket import syncing
 from checkpointing.checkpoints import Checkpoints, Damaged
 from checkpointing.lost_data import DataGone, LostData
 from checkpointing.retention import Retention
@@ -164,7 +165,7 @@ def train(
             bucket.url if bucket else workdir, Retention.of_config(config.checkpoint), staging=staging, store=store
         ) as checkpoints,
     ):
-        send = bucket_sync(bucket, workdir)
+        send = syncing(bucket, processes.log_file(workdir), first=processes.index() == 0)
         checkpoints.on_save = send
         record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir, may_change(run))
         if config.train.init_from and not record:
@@ -335,16 +336,6 @@ def finish(job: Job, state) -> str:
     if processes.index() == 0:
         workdirs.write_summary(job.workdir, lines)
     return "finished"
-
-
-def bucket_sync(bucket, workdir: pathlib.Path) -> Callable[[], None]:
-    """Fetch the run's files from the bucket; return a function that copies its small files back."""
-    if bucket is None:
-        return lambda: None
-    first = processes.index() == 0
-    if first:
-        bucket.fetch()
-    return lambda: bucket.send(processes.log_file(workdir), first=first)
 
 
 def main(command: command_line.Command) -> None:

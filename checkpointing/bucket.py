@@ -4,6 +4,7 @@
 import dataclasses
 import hashlib
 import pathlib
+from collections.abc import Callable
 
 from configs.errors import ConfigError
 from files.atomic import write_atomically
@@ -75,6 +76,15 @@ class Bucket:
                 if not there.exists() or there.stat().length != path.stat().st_size:
                     found.append(path)
         return found
+
+
+def syncing(bucket: Bucket | None, log: pathlib.Path, *, first: bool) -> Callable[[], None]:
+    """Fetch the run's files if `first`; return a function that copies them and this process's log to the bucket."""
+    if bucket is None:
+        return lambda: None
+    if first:
+        bucket.fetch()
+    return lambda: bucket.send(log, first=first)
 
 
 def open_bucket(workdir: str, cache: pathlib.Path) -> Bucket | None:

@@ -269,7 +269,6 @@ class Job:
 
     def evaluate(self, evaluator: Evaluator, state, step: int, stop: Callable[[], bool], *, is_last: bool):
         """Evaluate and log; return (context, figures), the figures None if stopped or if data is unreadable."""
-
         stopped = False
 
         def is_stopped() -> bool:

@@ -7,11 +7,9 @@ normalise; decoding then returns the normalised text. SentencePiece writes a spa
 itself is encoded as its three bytes.
 """
 
-import io
 import re
 import types
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NotRequired
@@ -21,6 +19,7 @@ import sentencepiece
 
 from files.atomic import writing
 from files.json_reader import Object, parse_json
+from input_pipeline import sentencepiece_training
 from input_pipeline.cache import digest, locked
 from input_pipeline.errors import DataError
 from input_pipeline.reading.documents import Span
@@ -30,32 +29,6 @@ MOST_BYTES = 128 << 20  # of a tokenizer's file; the largest published ones have
 MOST_IDS = 1 << 24
 SPACE_MARK = "\u2581"
 CHOICES = "use byte, numbers, sentencepiece, or the path of a .model file or a tokenizer.json"
-NUM_FIXED = 256 + 2  # byte pieces, <unk>, end of document: in every trained vocabulary
-SAMPLE_BYTES = 16_000_000  # of training text at most; the trainer needs many times as much memory
-SENTENCE_CHARACTERS = 4_000  # the trainer's unit; several lines, so that pieces may cross a line's end
-# Characters that cannot be part of a piece: U+2581, NUL, and SentencePiece's own marks.
-NOT_IN_PIECES = "\0\5\t\u2581\u2585"
-# Chosen by the bits per byte of a small model trained on the standard library's source: pieces that cross white
-# space give about the same; pieces that also cross scripts and numbers give slightly more. Unigram trains for minutes,
-# BPE for seconds.
-OPTIONS = {
-    "model_type": "bpe",  # depends only on counts, so it is the same on every machine
-    "byte_fallback": True,
-    "character_coverage": 0.9999,  # rarer characters are encoded as bytes
-    "normalization_rule_name": "identity",
-    "add_dummy_prefix": False,
-    "remove_extra_whitespaces": False,
-    "allow_whitespace_only_pieces": True,
-    "split_by_whitespace": False,
-    "max_sentence_length": 4 * SENTENCE_CHARACTERS,
-    "hard_vocab_limit": False,  # a small corpus may give fewer pieces
-    "unk_id": 0,
-    "eos_id": 1,
-    "bos_id": -1,
-    "pad_id": -1,
-    "num_threads": 1,  # the value is stored in the model; more threads are not faster
-    "minloglevel": 2,
-}
 
 
 class ByteTokenizer:
@@ -354,13 +327,13 @@ def open_tokenizer(name: str) -> AnyTokenizer:
 
 def _trained(vocab_size: int, spans: list[Span], cache: Path, announce) -> SentencePieceTokenizer:
     """Return the tokenizer trained on these documents, from the cache if it was trained before."""
-    if vocab_size <= NUM_FIXED:
+    if vocab_size <= sentencepiece_training.NUM_FIXED:
         raise DataError(
             f"model.vocab_size={vocab_size} is too small for a SentencePiece tokenizer, which has 256 byte pieces "
-            f"and 2 special pieces; use --config.model.vocab_size={NUM_FIXED + 1} or more, "
+            f"and 2 special pieces; use --config.model.vocab_size={sentencepiece_training.NUM_FIXED + 1} or more, "
             "or --config.data.tokenizer=byte"
         )
-    facts = repr((sentencepiece.__version__, OPTIONS, vocab_size)).encode()
+    facts = repr((sentencepiece.__version__, sentencepiece_training.OPTIONS, vocab_size)).encode()
     folder, name = cache / "tokenizers", digest(facts, *(span.key for span in spans))
     with locked(folder / f"{name}.lock", announce):
         for path in folder.glob(f"{name}-*.model"):
@@ -369,49 +342,10 @@ def _trained(vocab_size: int, spans: list[Span], cache: Path, announce) -> Sente
                 return SentencePieceTokenizer(model, path.name)
             path.unlink()
         announce(f"training a SentencePiece tokenizer with {vocab_size:,} pieces")
-        model = train(spans, vocab_size)
+        model = sentencepiece_training.train(spans, vocab_size)
         with writing(folder / f"{name}-{digest(model)}.model") as file:
             file.write(model)
     return SentencePieceTokenizer(model, "sentencepiece")
-
-
-def train(spans: list[Span], vocab_size: int) -> bytes:
-    """Return a SentencePiece model trained on an even sample of the documents, the same each time.
-
-    It has vocab_size pieces, or fewer if the text gives fewer.
-
-    Raises:
-        DataError: there is no text to learn a piece from.
-    """
-    sentences = list(_sentences(spans))
-    characters = Counter()
-    for sentence in sentences:
-        characters.update(sentence)
-    # A script of thousands of characters (Chinese) gets pieces for the frequent ones; bytes encode the rest.
-    rare = [char for char, _ in characters.most_common()[max(1, (vocab_size - NUM_FIXED) // 2) :]]
-    outside = re.compile(f"[{re.escape(NOT_IN_PIECES + ''.join(rare))}]+")
-    model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(part for sentence in sentences for part in outside.split(sentence) if part),
-            model_writer=model,
-            vocab_size=vocab_size,
-            **OPTIONS,
-        )
-    except RuntimeError as error:
-        raise DataError("the documents have no text to train data.tokenizer=sentencepiece on; use byte") from error
-    return model.getvalue()
-
-
-def _sentences(spans: list[Span]) -> Iterator[str]:
-    """Yield runs of characters spread evenly over the documents, at most SAMPLE_BYTES in total."""
-    kept = min(1.0, SAMPLE_BYTES / sum(span.size for span in spans))
-    number = 0
-    for text in (text for span in spans for text in span.text()):
-        for start in range(0, len(text), SENTENCE_CHARACTERS):
-            number += 1
-            if int(number * kept) > int((number - 1) * kept):
-                yield text[start : start + SENTENCE_CHARACTERS]
 
 
 def _content(path: Path) -> bytes:

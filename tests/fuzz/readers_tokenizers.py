@@ -9,7 +9,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from input_pipeline.chat.encoding import format_of_tokenizer
 from input_pipeline.errors import BadDocument
-from input_pipeline.tokenization import AnyTokenizer, open_tokenizer, train
+from input_pipeline.sentencepiece_training import train
+from input_pipeline.tokenization import AnyTokenizer, open_tokenizer
 from tests.fuzz.harness import reader
 from tests.input_pipeline.chat.conftest import CHATML
 from tests.input_pipeline.memory import spans_of

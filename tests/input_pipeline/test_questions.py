@@ -74,7 +74,7 @@ def test_only_answers_are_learned_and_rows_are_filled_with_whole_questions():
 def test_a_trained_tokenizer_encodes_the_same_questions(tmp_path):
     import sentencepiece
 
-    from input_pipeline.tokenization import OPTIONS
+    from input_pipeline.sentencepiece_training import OPTIONS
 
     (tmp_path / "text").write_text("\n".join(f"Calculate {n} + {n * n} = user assistant" for n in range(300)))
     prefix = str(tmp_path / "tokenizer")

@@ -7,9 +7,10 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from input_pipeline import tokenization
+from input_pipeline import sentencepiece_training
 from input_pipeline.errors import DataError
-from input_pipeline.tokenization import ByteTokenizer, SentencePieceTokenizer, make_tokenizer, open_tokenizer, train
+from input_pipeline.sentencepiece_training import train
+from input_pipeline.tokenization import ByteTokenizer, SentencePieceTokenizer, make_tokenizer, open_tokenizer
 from tests.input_pipeline.memory import spans_of
 
 CODE = "".join(
@@ -80,9 +81,9 @@ def test_the_same_documents_train_the_same_model(make, tmp_path, monkeypatch):
 
 
 def test_training_reads_an_even_sample_of_a_large_corpus(monkeypatch):
-    monkeypatch.setattr(tokenization, "SAMPLE_BYTES", 20_000)
+    monkeypatch.setattr(sentencepiece_training, "SAMPLE_BYTES", 20_000)
     texts = [chr(ord("a") + k % 26) * 8_000 for k in range(52)]
-    sample = list(tokenization._sentences(spans_of(*texts)))
+    sample = list(sentencepiece_training._sentences(spans_of(*texts)))
     assert sum(map(len, sample)) == pytest.approx(20_000, abs=4_000)
     assert len({text[0] for text in sample}) == len(sample) and max(map(len, sample)) == 4_000
 
