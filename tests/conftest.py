@@ -28,6 +28,7 @@ os.environ["XLA_FLAGS"] = " ".join([*given, *(flag for flag in QUICK_COMPILATION
 startup.choose_platform(None, "cpu", CACHE)
 startup.simulate(8)
 
+import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
@@ -39,6 +40,8 @@ from parallelism.mesh import mesh_context  # noqa: E402
 from tests.support import one_device_mesh  # noqa: E402
 
 jax.config.update("jax_default_matmul_precision", "highest")
+hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one is no failure
+hypothesis.settings.load_profile("any machine")
 
 
 def pytest_configure(config):

@@ -15,7 +15,7 @@ from input_pipeline.tokenization import ByteTokenizer, SentencePieceTokenizer, o
 from tests.input_pipeline.chat.conftest import write_tokenizer  # noqa: F401
 
 TEXTS = st.text("ab \n\u00e9\u20ac\U0001f600\u2581", max_size=60)
-FEW = settings(max_examples=60, deadline=None)
+FEW = settings(max_examples=60)
 
 
 def streamed(decode, tokens, **how) -> list[str]:

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from input_pipeline.errors import DataError
@@ -37,7 +37,6 @@ def windows_of(mixture, examples):
     return [tuple(row) for row in mixture.read(np.asarray(examples), 2, seed=1)["tokens"].tolist()]
 
 
-@settings(deadline=None)
 @given(weights=WEIGHTS)
 def test_every_prefix_has_each_part_by_its_weight_give_or_take_less_than_one(weights):
     schedule = Schedule(weights)
@@ -51,7 +50,6 @@ def test_every_prefix_has_each_part_by_its_weight_give_or_take_less_than_one(wei
         assert schedule.taken(n).tolist() == counts[n - 1].tolist()
 
 
-@settings(deadline=None)
 @given(sections=st.lists(st.tuples(st.integers(1, 90), st.permutations([0, 1, 2, 5])), min_size=1, max_size=4))
 def test_new_weights_go_on_with_every_part_where_it_was(sections):
     """However often they change, each part's examples are 0, 1, 2, ... and each pass has every window once."""
@@ -117,7 +115,6 @@ class Run:
         self.save()
 
 
-@settings(deadline=None)
 @given(actions=st.lists(ACTIONS, max_size=14))
 def test_skips_and_new_weights_leave_every_example_trained_on_once_or_left_out_once(actions):
     run = Run()
