@@ -173,8 +173,7 @@ def assemble(
         on_microbatch=on_microbatch if slow else None, measures=step_transform.measures(update.transforms),
     )  # fmt: skip
     gradient, num_parts = _gradient(
-        config, make, built, update, shardings.params, num_microbatches, slow=slow, uses_shard_map=uses_shard_map,
-        gathers_first=objective.adapts_params,
+        config, make, built, update, shardings.params, num_microbatches, slow=slow, uses_shard_map=uses_shard_map
     )  # fmt: skip
     step = make_train_step(
         gradient, update.optimizer, update.transforms, seed=config.train.seed, norm=optimizers.norm(update.weights),
@@ -250,7 +249,7 @@ def _state_maker(config, objective: Objective, built: Models, update: Update) ->
 
 def _gradient(
     config, make: Callable, built: Models, update: Update, shardings: dict, num_microbatches: int, *, slow: bool,
-    uses_shard_map: bool, gathers_first: bool,
+    uses_shard_map: bool,
 ) -> tuple[Callable, int]:  # fmt: skip
     """Return (the gradient function, the number of parts of a batch that are measured; 0: none).
 
@@ -259,7 +258,6 @@ def _gradient(
       shardings: of the parameters.
       slow: whether microbatches report progress.
       uses_shard_map: whether each device computes its own part in a shard_map.
-      gathers_first: whether the objective needs all parameters on each device.
     """
     measures_parts = any(transform.measures_parts for transform in update.transforms)
     once = _reduce_once_axes(config, built)
@@ -270,7 +268,7 @@ def _gradient(
         return gradient, measures_parts * num_microbatches * math.prod(groups.values())
     axes = unflatten_dict(update.weights.axes)
     specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
-    reduce_once = gathers_first or (num_microbatches > 1 and "fsdp" in once and not built.frozen)
+    reduce_once = num_microbatches > 1 and "fsdp" in once and not built.frozen
     square, of_devices = part_square(axes, specs, config.mesh, reduce_once=reduce_once)
     gradient = shard_map_gradient(
         make(part_square=square if measures_parts else None), axes, specs, reduce_once=reduce_once,
