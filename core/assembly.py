@@ -131,7 +131,7 @@ class Update(NamedTuple):
 
 def assemble(
     config, *, devices=None, rows: int = 0, on_microbatch: Callable | None = None,
-    transforms: Sequence[StepTransform] = (),
+    transforms: Sequence[StepTransform] = (), optimizer: optax.GradientTransformation | None = None,
 ) -> Run:  # fmt: skip
     """Return the run of a validated configuration with a resolved mesh.
 
@@ -141,6 +141,8 @@ def assemble(
       rows: of the batch during a ramp; 0: `train.global_batch`.
       on_microbatch: progress within a step, see training/step.py; used if steps are slow.
       transforms: in addition to those that the configuration asks for.
+      optimizer: used as it is, in place of that of `config.optimizer` with its schedule, clipping and decay. The scalar
+        `learning_rate` is NaN then.
 
     Raises ConfigError for a dimension that its mesh axis does not divide.
     """
@@ -161,7 +163,7 @@ def assemble(
     objective = objective.chunked(
         platform_defaults.loss_chunks(config, num_microbatches, mesh, vocab_split=not uses_shard_map)
     )  # fmt: skip
-    update = _update(config, built, rate_factor, transforms)
+    update = _update(config, built, rate_factor, transforms, optimizer)
     make_state = _state_maker(config, objective, built, update)
     with mesh_context(mesh):
         abstract_state = jax.eval_shape(make_state)
@@ -214,18 +216,24 @@ def _graphs_to_evaluate(objective: Objective, built: Models) -> Graphs:
     return Graphs(built.graphs.trained, {role: built.graphs.others[role] for role in roles})
 
 
-def _update(config, built: Models, rate_factor: float, transforms: Sequence[StepTransform]) -> Update:
-    """Return optimizer and transforms of a configuration; `rate_factor` multiplies the learning rate."""
-    schedule = vars(schedules)[config.optimizer.schedule](config.optimizer, config.train.steps)
-    schedule = schedules.scaled(schedule, rate_factor)
+def _update(
+    config, built: Models, rate_factor: float, transforms: Sequence[StepTransform],
+    optimizer: optax.GradientTransformation | None,
+) -> Update:  # fmt: skip
+    """Return transforms and optimizer; `rate_factor` multiplies the learning rate of the configuration's optimizer."""
     base_dim = config.model.mup_base_dim
     axes = {path: names for path, (_, names) in declared_axes(built.trained).items()}
     weights = optimizers.Weights(
         axes, config.model.embed_dim / base_dim if base_dim else 1.0, declared_stddevs(built.trained),
         models.model_module(config).hidden_units(config.model),
     )  # fmt: skip
-    direction = vars(optimizers)[config.optimizer.name](config.optimizer, weights)
-    optimizer = optimizers.make(direction, config.optimizer, schedule, weights)
+    if optimizer is None:
+        schedule = vars(schedules)[config.optimizer.schedule](config.optimizer, config.train.steps)
+        schedule = schedules.scaled(schedule, rate_factor)
+        direction = vars(optimizers)[config.optimizer.name](config.optimizer, weights)
+        optimizer = optimizers.make(direction, config.optimizer, schedule, weights)
+    else:
+        schedule, optimizer = optax.constant_schedule(math.nan), optax.with_extra_args_support(optimizer)
     transforms = *step_transform.of_config(config, weights, schedule), *transforms
     step_transform.check(transforms)
     return Update(weights, optimizer, transforms)
