@@ -47,7 +47,6 @@ import sys
 
 from configs.errors import ConfigError
 from core import solving as searching
-from core.evaluators import engine_of
 from objectives import breadth
 from objectives.breadth import Breadth
 from parallelism.mesh import mesh_context
@@ -96,18 +95,12 @@ def continue_prompts(flags, config, address) -> None:
 def search_answers(flags, config, address) -> None:
     """Print the best answer to each problem, or that there is none; draw the trees if --html is given."""
     command_line.check_file_to_write("html")
-    task = searching.task_of(config)
-    for problem in flags.prompt:
-        try:
-            task.check(problem)
-        except ValueError as error:
-            raise ConfigError(f"--prompt={problem}: {error}") from None
+    searching.check(config, flags.prompt, "--prompt=")  # before the slow restore of the weights
     with config.unlocked():
         config.tot.search = flags.search
     trained = TrainedRun(address, config)
     print(trained.describe(), file=sys.stderr)
-    with mesh_context(trained.run.mesh):
-        found, _ = searching.solve(engine_of(trained.run, trained.params), config, flags.prompt, flags.seed)
+    found = trained.solve(flags.prompt, flags.seed)
     print("\n---\n".join(one.problem + "\n" + (one.answer or "no complete answer\n") for one in found), end="")
     if flags.html:
         write_page(flags.html, tree_page.page(found, f"{flags.search}, by step {trained.step} of {address}"))

@@ -6,6 +6,7 @@
   status [NAME]  print queued, running, done and failed trials, chip-hours and cost
   report [NAME]  write an HTML page: a section per group, the answer first
   guide [NAME]   print the guide of a group: hypothesis, how to run, expected, analysis, troubleshooting
+  folders NAME   list the folder of each configuration below --root, and check that no two have the same
   cancel NAME    end waiting trials, and let running ones save and stop
   retry NAME     queue failed trials again; each resumes from its checkpoint
   search         train configurations of --config from --space, chosen by --method, and print the best
@@ -65,7 +66,9 @@ READ_BY = {  # subcommands by flag; those that all read are not listed
     "budget": ("run", "status"), "keep": ("plan", "run"), "allow_local": ("run", "search"), "skip_small": ("run",),
 } | dict.fromkeys(
     ("space", "method", "prune", "also", "trials", "population", "search_seed", "name", "config"), ("search",)
-) | dict.fromkeys(("base", "seeds"), ("plan", "run", "status", "report", "guide", "cancel", "retry"))  # fmt: skip
+) | dict.fromkeys(
+    ("base", "seeds"), ("plan", "run", "status", "report", "guide", "folders", "cancel", "retry")
+)  # fmt: skip
 SEARCH = "search"
 NOT_READ = ("workdir", "print_config", "join_seconds")  # flags of the other commands
 
@@ -95,7 +98,7 @@ def main(arguments: list[str]) -> int:
     if words[0] in OF_A_SEARCH and (found := find_search(name, overrides)):
         return OF_A_SEARCH[words[0]](found)
     asked = Asked(name, command_line.FLAGS, overrides)
-    if words[0] not in ("plan", "guide", "run") and not command_line.FLAGS.dry_run:
+    if words[0] not in ("plan", "guide", "folders", "run") and not command_line.FLAGS.dry_run:
         importlib.import_module("studies.storage")  # says so if a package is missing
     return SUBCOMMANDS[words[0]](asked)
 
@@ -257,6 +260,15 @@ def guide(asked: Asked) -> int:
     return 0
 
 
+def folders(asked: Asked) -> int:
+    """Print the folder of each configuration."""
+    found = suites.folders(asked.root, asked.members)
+    print("\n".join(f"{place}/" for place in found.values()))
+    print(f"{counted(len(found), 'configuration')} in {counted(len(asked.groups), 'group')}, each with its own folder")
+    print("Equal configurations are one trial, in the folder of the first of them.")
+    return 0
+
+
 def cancel(asked: Asked) -> int:
     """Cancel all trials of the groups that have not ended."""
     queue = asked.queue(create=False)
@@ -294,8 +306,8 @@ def search(overrides: dict[str, str]) -> int:
 
 
 SUBCOMMANDS: dict[str, Callable[[Asked], int]] = {
-    "plan": plan, "run": running.run, "status": status, "report": report, "guide": guide, "cancel": cancel,
-    "retry": retry,
+    "plan": plan, "run": running.run, "status": status, "report": report, "guide": guide, "folders": folders,
+    "cancel": cancel, "retry": retry,
 }  # fmt: skip
 OF_A_SEARCH: dict[str, Callable] = {"status": status_of_search, "report": report_of_search}
 

@@ -115,7 +115,8 @@ def train(
       workdir: folder of metrics, checkpoints and logs; an earlier run in it is resumed.
       batches: iterator of dictionaries of int32 [global_batch, sequence_length] arrays. The first is the batch after
         the restored step; in a ramp, sizes follow the ramp. Default: the corpus of `config.data`.
-      callbacks: act between steps, see core/callbacks.py; in addition to those of every run.
+      callbacks: act between steps, see core/callbacks.py; in addition to those of every run, and to `batches` if
+        that is one, as core/loader.py.
       evaluators: in addition to those of the corpus, see core/evaluators.py.
       bucket: bucket whose local copy is `workdir`; checkpoints are copied there.
       topology: hardware preset, for its peak.
@@ -134,6 +135,7 @@ def train(
     """
     check_names(evaluators)
     sink.check(config)
+    callbacks = [*callbacks, *([batches] if isinstance(batches, Callback) else [])]
     clock = Clock(time.monotonic() if started is None else started)
     for after, on_mesh in layouts.on_each_mesh(config).items():
         with layouts.named(after):

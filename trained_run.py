@@ -19,11 +19,13 @@ from checkpointing.bucket import path_of
 from checkpointing.checkpoints import Checkpoints
 from checkpointing.source_run import newest_checkpoint, restore_eval_params
 from configs.errors import ConfigError
-from core import assembly
+from core import assembly, solving
+from core.evaluators import engine_of
 from inference import sampling
 from inference.prompts import text_prompt
 from input_pipeline import tokenization
 from parallelism.mesh import mesh_context
+from reasoning.solving import Solved
 from reporting.metrics import read_steps
 from settings import stored_config, validation
 from settings.decoding import dropless
@@ -107,6 +109,12 @@ class TrainedRun:
             return sampling.answers(
                 self.run, self.params, self.tokenizer, messages, max_tokens=max_tokens, temperature=temperature, **how
             )
+
+    def solve(self, problems: list[str], seed: int = 0) -> list[Solved]:
+        """Search for the answer to each problem, as the keys of `config.tot` say; ConfigError for a wrong problem."""
+        solving.check(self.config, problems, "")
+        with mesh_context(self.run.mesh):
+            return solving.solve(engine_of(self.run, self.params), self.config, problems, seed)[0]
 
     def stream(
         self, prompt: str = "", *, message: str | None = None, max_tokens: int = 64, temperature: float = 0.7, **how

@@ -131,7 +131,7 @@ class Update(NamedTuple):
 
 def assemble(
     config, *, devices=None, rows: int = 0, on_microbatch: Callable | None = None,
-    transforms: Sequence[StepTransform] = (),
+    transforms: Sequence[StepTransform] = (), optimizer: optax.GradientTransformation | None = None,
 ) -> Run:  # fmt: skip
     """Return the run of a validated configuration with a resolved mesh.
 
@@ -141,6 +141,8 @@ def assemble(
       rows: of the batch during a ramp; 0: `train.global_batch`.
       on_microbatch: progress within a step, see training/step.py; used if steps are slow.
       transforms: in addition to those that the configuration asks for.
+      optimizer: used as it is, in place of that of `config.optimizer` with its schedule, clipping and decay. The scalar
+        `learning_rate` is NaN then.
 
     Raises ConfigError for a dimension that its mesh axis does not divide.
     """
@@ -161,7 +163,7 @@ def assemble(
     objective = objective.chunked(
         platform_defaults.loss_chunks(config, num_microbatches, mesh, vocab_split=not uses_shard_map)
     )  # fmt: skip
-    update = _update(config, built, rate_factor, transforms)
+    update = _update(config, built, rate_factor, transforms, optimizer)
     make_state = _state_maker(config, objective, built, update)
     with mesh_context(mesh):
         abstract_state = jax.eval_shape(make_state)
@@ -173,8 +175,7 @@ def assemble(
         on_microbatch=on_microbatch if slow else None, measures=step_transform.measures(update.transforms),
     )  # fmt: skip
     gradient, num_parts = _gradient(
-        config, make, built, update, shardings.params, num_microbatches, slow=slow, uses_shard_map=uses_shard_map,
-        gathers_first=objective.adapts_params,
+        config, make, built, update, shardings.params, num_microbatches, slow=slow, uses_shard_map=uses_shard_map
     )  # fmt: skip
     step = make_train_step(
         gradient, update.optimizer, update.transforms, seed=config.train.seed, norm=optimizers.norm(update.weights),
@@ -215,18 +216,24 @@ def _graphs_to_evaluate(objective: Objective, built: Models) -> Graphs:
     return Graphs(built.graphs.trained, {role: built.graphs.others[role] for role in roles})
 
 
-def _update(config, built: Models, rate_factor: float, transforms: Sequence[StepTransform]) -> Update:
-    """Return optimizer and transforms of a configuration; `rate_factor` multiplies the learning rate."""
-    schedule = vars(schedules)[config.optimizer.schedule](config.optimizer, config.train.steps)
-    schedule = schedules.scaled(schedule, rate_factor)
+def _update(
+    config, built: Models, rate_factor: float, transforms: Sequence[StepTransform],
+    optimizer: optax.GradientTransformation | None,
+) -> Update:  # fmt: skip
+    """Return transforms and optimizer; `rate_factor` multiplies the learning rate of the configuration's optimizer."""
     base_dim = config.model.mup_base_dim
     axes = {path: names for path, (_, names) in declared_axes(built.trained).items()}
     weights = optimizers.Weights(
         axes, config.model.embed_dim / base_dim if base_dim else 1.0, declared_stddevs(built.trained),
         models.model_module(config).hidden_units(config.model),
     )  # fmt: skip
-    direction = vars(optimizers)[config.optimizer.name](config.optimizer, weights)
-    optimizer = optimizers.make(direction, config.optimizer, schedule, weights)
+    if optimizer is None:
+        schedule = vars(schedules)[config.optimizer.schedule](config.optimizer, config.train.steps)
+        schedule = schedules.scaled(schedule, rate_factor)
+        direction = vars(optimizers)[config.optimizer.name](config.optimizer, weights)
+        optimizer = optimizers.make(direction, config.optimizer, schedule, weights)
+    else:
+        schedule, optimizer = optax.constant_schedule(math.nan), optax.with_extra_args_support(optimizer)
     transforms = *step_transform.of_config(config, weights, schedule), *transforms
     step_transform.check(transforms)
     return Update(weights, optimizer, transforms)
@@ -250,7 +257,7 @@ def _state_maker(config, objective: Objective, built: Models, update: Update) ->
 
 def _gradient(
     config, make: Callable, built: Models, update: Update, shardings: dict, num_microbatches: int, *, slow: bool,
-    uses_shard_map: bool, gathers_first: bool,
+    uses_shard_map: bool,
 ) -> tuple[Callable, int]:  # fmt: skip
     """Return (the gradient function, the number of parts of a batch that are measured; 0: none).
 
@@ -259,7 +266,6 @@ def _gradient(
       shardings: of the parameters.
       slow: whether microbatches report progress.
       uses_shard_map: whether each device computes its own part in a shard_map.
-      gathers_first: whether the objective needs all parameters on each device.
     """
     measures_parts = any(transform.measures_parts for transform in update.transforms)
     once = _reduce_once_axes(config, built)
@@ -270,7 +276,7 @@ def _gradient(
         return gradient, measures_parts * num_microbatches * math.prod(groups.values())
     axes = unflatten_dict(update.weights.axes)
     specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
-    reduce_once = gathers_first or (num_microbatches > 1 and "fsdp" in once and not built.frozen)
+    reduce_once = num_microbatches > 1 and "fsdp" in once and not built.frozen
     square, of_devices = part_square(axes, specs, config.mesh, reduce_once=reduce_once)
     gradient = shard_map_gradient(
         make(part_square=square if measures_parts else None), axes, specs, reduce_once=reduce_once,

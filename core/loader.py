@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A caller's loader of batches, as `train` and its evaluations take them.
 
-    loader = Loader(batches)
-    train(config, workdir, loader, callbacks=[loader], evaluators=[LoaderLoss(100, heldout)])
+    train(config, workdir, Loader(batches), evaluators=[LoaderLoss(100, heldout)])
 
 A batch has any number of rows: `tokens` and `targets`, and `segments` and `positions` if wanted; or `input_ids`, and
 `labels` (of the same places, -100 where there is no loss) and `attention_mask` if there are any.

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Search with a run's model, as the keys of the section `tot` say."""
 
+from collections.abc import Iterable
+
 from configs.errors import ConfigError
 from inference.batching import Batch
 from inference.engine import Engine
@@ -21,6 +23,16 @@ def task_of(config) -> Task:
             f"trained on {', '.join(TASKS)}"
         )
     return TASKS[config.data.source]()
+
+
+def check(config, problems: Iterable[str], what: str) -> None:
+    """Raise ConfigError for a problem that is none of the model's task; `what` begins the message."""
+    task = task_of(config)
+    for problem in problems:
+        try:
+            task.check(problem)
+        except ValueError as error:
+            raise ConfigError(f"{what}{problem}: {error}") from None
 
 
 def solve(engine: Engine, config, problems: list[str], seed: int = 0) -> tuple[list[Solved], Batch]:

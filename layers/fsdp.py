@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
+from flax.core import spmd
 from jax.ad_checkpoint import checkpoint_name
 
 from layers.axes import as_axis_tuple, inside_shard_map, mesh_axes
@@ -51,7 +53,7 @@ def all_gather_params_ordered(weights: dict, axes: dict, dtype, order: tuple[str
     Args:
       order: names in `weights` of layers, in order of use.
     """
-    reduce_dtype = _reduce_dtype.get()
+    reduce_dtype, rules = _reduce_dtype.get(), spmd.get_logical_axis_rules()
 
     @jax.custom_vjp
     def gathered(shards):
@@ -59,10 +61,11 @@ def all_gather_params_ordered(weights: dict, axes: dict, dtype, order: tuple[str
 
     def backward(_, gradients):
         reduced, after = dict(gradients), []
-        for layer in reversed(order):
-            in_order = functools.partial(_reduce_scatter_grad, reduce_dtype=reduce_dtype, after=after)
-            reduced[layer] = jax.tree.map(in_order, gradients[layer], axes[layer])
-            after = jax.tree.leaves(reduced[layer])
+        with nnx.logical_axis_rules(rules):  # it is traced where others may hold, as after layers/axes.py: unsharded
+            for layer in reversed(order):
+                in_order = functools.partial(_reduce_scatter_grad, reduce_dtype=reduce_dtype, after=after)
+                reduced[layer] = jax.tree.map(in_order, gradients[layer], axes[layer])
+                after = jax.tree.leaves(reduced[layer])
         return (reduced,)
 
     gathered.defvjp(lambda shards: (gathered(shards), None), backward)

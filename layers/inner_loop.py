@@ -22,6 +22,9 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from layers.axes import declared_axes
+from layers.fsdp import all_gather_params
+
 RATES = "inner_rates"  # attribute of a model with the learned step sizes
 MAML, FIRST_ORDER, REPTILE = "maml", "first_order_maml", "reptile"
 
@@ -73,6 +76,8 @@ class InnerLoop:
             gradients = jax.grad(loss)(point, support)
             return jax.tree.map(lambda p, s, g: p - self.rate * s * g, params, scales, gradients), None
 
+        if num_steps == 1:  # the TPU compiler copies all parameters into a loop
+            return body(params, None)[0]
         return jax.lax.scan(body, params, length=num_steps)[0]
 
 
@@ -108,12 +113,34 @@ def add_rates(model: nnx.Module) -> nnx.Module:
 def split(model: nnx.Module) -> tuple[Callable[[dict], nnx.Module], dict, dict]:
     """Return (the function from adapted parameters to the model, its parameters, the scales of their step sizes).
 
-    The scales are 1 if the model has no learned ones.
+    The scales are 1 if the model has no learned ones. Inside a shard_map, parameters and scales are all-gathered in
+    float32: a gradient of one task must not be reduced over the tasks of other devices.
     """
     graph, learned, params = nnx.split(model, nnx.PathContains(RATES), ...)
-    learned, params = nnx.to_pure_dict(learned), nnx.to_pure_dict(params)
+    learned, params = _gathered(learned), _gathered(params)
     scales = jax.tree.map(lambda _: 1.0, params)
     if learned:
         of_path = flatten_dict(learned[RATES])
         scales = unflatten_dict({path: of_path[*path, "scale"] for path in flatten_dict(params)})
     return lambda params: nnx.merge(graph, learned, params), params, scales
+
+
+@jax.custom_vjp
+def _float32_gradients(params):
+    return params
+
+
+_float32_gradients.defvjp(
+    lambda params: (params, None), lambda _, gradients: (jax.tree.map(lambda g: g.astype(jnp.float32), gradients),)
+)
+
+
+def with_float32_gradients(model: nnx.Module) -> nnx.Module:
+    """Return the model for rows that are no tasks: layers reduce gradients in the compute type, tasks in float32."""
+    graph, params = nnx.split(model)
+    return nnx.merge(graph, _float32_gradients(params))
+
+
+def _gathered(state: nnx.State) -> dict:
+    axes = unflatten_dict({path: names for path, (_, names) in declared_axes(state).items()})
+    return all_gather_params(nnx.to_pure_dict(state), axes, jnp.float32)

@@ -1,28 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the adapters of earlier systems share: their keys in tables, YAML files, flags, devices, and train.py."""
+"""What the adapters of earlier systems share: their keys in tables, YAML files, flags, and train.py by their names."""
 
 import argparse
 import dataclasses
-import os
 import pathlib
 import runpy
 import sys
 from collections.abc import Callable, Mapping
 
-import yaml
 from ml_collections import ConfigDict
 
-from cluster import startup
 from configs import base
 from configs.errors import ConfigError, did_you_mean, shown, similar
-from input_pipeline.cache import cache_path
+from core import ending
+from files.json_reader import JsonError
+from files.yaml_reader import parse_yaml
 from settings import loading, validation
-from settings.keys import parse_value
+from settings.keys import convert
 
 SUFFIXES = (".yaml", ".yml")
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 COMMON = {  # keys of several systems, and ours
     "model.hidden_size": "model.embed_dim", "model.intermediate_size": "model.mlp_dim",
+    "model.max_seq_len": "model.max_length",
     "training.learning_rate": "optimizer.learning_rate", "training.warmup_steps": "optimizer.warmup_steps",
     "training.weight_decay": "optimizer.weight_decay", "training.max_steps": "train.steps",
     "training.log_every": "train.log_every", "training.eval_every": "train.eval_every",
@@ -57,11 +56,7 @@ class Keys:
         return found
 
     def read(self, given: Mapping, source: str) -> dict[str, object]:
-        """Return {dotted key: value of the key's type}; `source` begins error messages.
-
-        Raises:
-          ConfigError: a key is unknown, or a value is not supported or of another type.
-        """
+        """Return {dotted key: value of the key's type} of nested sections; `source` begins the ConfigError of one."""
         return {key: self._typed(key, value, source) for key, value in self.dotted(given).items()}
 
     def ours(self, values: Mapping) -> dict[str, object]:
@@ -69,30 +64,24 @@ class Keys:
         named = {self.renamed.get(key, key): value for key, value in values.items() if key not in self.fixed}
         return {key: value for key, value in named.items() if key in base.KEYS}
 
-    def _typed(self, key: str, value: object, source: str) -> object:
+    def check(self, key: str, value: object, source: str) -> None:
+        """Raise ConfigError for an unknown key, or for one whose value is not supported."""
         known = {*self.renamed, *self.own, *self.fixed, *self.noted, *base.KEYS}
         if key not in known:
-            raise ConfigError(f"{source}: {shown(key)} is not a key{did_you_mean(nearest(key, known))}")
-        if key in self.noted:
-            return value
-        if key in self.fixed:
-            only, instead = self.fixed[key]
-            if value != only:
-                raise ConfigError(f"{source}: {key}={shown(value)} is not supported: {instead}")
+            raise ConfigError(f"{source}: {shown(key)} is not a key{did_you_mean(similar(key, known))}")
+        only, instead = self.fixed.get(key, (value, ""))
+        if value != only:
+            raise ConfigError(f"{source}: {key}={shown(value)} is not supported: {instead}")
+
+    def _typed(self, key: str, value: object, source: str) -> object:
+        self.check(key, value, source)
+        if key in self.noted or key in self.fixed:
             return value
         default = self.own[key] if key in self.own else base.KEYS[self.renamed.get(key, key)].default
         try:
-            if value is None or isinstance(value, list):
-                raise ConfigError("")
-            return parse_value(key, str(value), {key: default})  # PyYAML reads 1e-4 as a text
-        except ConfigError:
-            raise ConfigError(f"{source}: {key}={shown(value)} is not {KINDS[type(default)]}") from None
-
-
-def nearest(key: str, known) -> list[str]:
-    """Return the key that is most similar to an unknown one, or whose last part is; [] if none is."""
-    leaves = {name.rpartition(".")[2]: name for name in known}
-    return similar(key, known) or [leaves[name] for name in similar(key.rpartition(".")[2], leaves)]
+            return convert(value, type(default))  # PyYAML reads 1e-4 as a text
+        except ValueError as error:
+            raise ConfigError(f"{source}: {key}={shown(value)} {error}") from None
 
 
 def configured(config: ConfigDict, values: Mapping, source: str) -> ConfigDict:
@@ -105,23 +94,16 @@ def configured(config: ConfigDict, values: Mapping, source: str) -> ConfigDict:
     return config
 
 
-def read_file(typed: str, example: str) -> dict:
-    """Return the content of a YAML file, in the current folder or in this workspace.
-
-    Raises:
-      ConfigError: it cannot be read, is no mapping, or has aliases, by which a short file can stand for a huge one.
-    """
-    path, folder = pathlib.Path(typed).expanduser(), loading.ROOT
-    file = next((file for file in (path, folder / path) if file.is_file()), None)
+def read_file(typed: str | pathlib.Path, example: str) -> dict:
+    """Return the keys in a YAML file of the current folder, or of this workspace; ConfigError if there are none."""
+    path = pathlib.Path(typed).expanduser()
+    file = next((file for file in (path, loading.ROOT / path) if file.is_file()), None)
     if file is None:
         raise ConfigError(f"--config={typed} is not a file; {example} is one")
     try:
-        text = file.read_text()
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise ConfigError(f"--config={typed} has a YAML alias, which is not read; write the value out")
-        content = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"--config={typed} cannot be read: {' '.join(str(error).split())[:200]}") from None
+        content = parse_yaml(file.read_bytes(), file.name)
+    except (OSError, JsonError) as error:
+        raise ConfigError(f"--config={typed} cannot be read: {error}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"--config={typed} has no keys; write them as in {example}")
     return content
@@ -140,22 +122,11 @@ def take(words: list[str], flag: str) -> tuple[str, list[str]]:
     return found.value or "", rest
 
 
-def choose_platform() -> str:
-    """Choose the platform of jax, also where it was imported before; return the accelerator, "cpu" without one."""
-    accelerator = startup.attached_accelerator()
-    startup.choose_platform(None, accelerator, cache_path(""))
-    if "jax" in sys.modules:  # it read the variables when it was imported, as optax does
-        sys.modules["jax"].config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or None)
-        sys.modules["jax"].config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
-    return accelerator
-
-
-def train(arguments: Callable[[list[str]], list[str]], recipe: Callable[[str], ConfigDict]) -> None:
-    """Run train.py with `arguments` of the typed words; `recipe` reads YAML files. Exit with 2 for a wrong word."""
-    loading.READERS |= dict.fromkeys(SUFFIXES, lambda file: recipe(str(file)))
-    try:
-        sys.argv[1:] = arguments(sys.argv[1:])
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_status)
+def train(
+    arguments: Callable[[list[str]], list[str]], configuration: Callable[[Mapping, str], ConfigDict], example: str
+) -> None:
+    """Run train.py with `arguments` of the typed words; `configuration` is that of a YAML file's content and name."""
+    ending.install()
+    loading.READERS |= dict.fromkeys(SUFFIXES, lambda file: configuration(read_file(file, example), str(file)))
+    sys.argv[1:] = arguments(sys.argv[1:])
     runpy.run_module("train", run_name="__main__", alter_sys=True)

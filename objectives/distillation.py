@@ -72,6 +72,40 @@ class Distillation(LanguageModeling):
         penalty, of_router = experts.router_losses(figures, balance_loss=self.balance_loss, z_loss=self.router_z_loss)
         return (total + penalty, weight), (carry, jax.lax.stop_gradient(scalars | of_router))
 
+    def of_logits(
+        self, student_BTV: jax.Array, teacher_BTV: jax.Array, targets_BT: jax.Array, mask_BT: jax.Array,
+        streams: tuple[jax.Array, jax.Array] | None = None,
+    ) -> jax.Array:  # fmt: skip
+        """Return the mean loss of the tokens of a mask, float32, for a loop of one's own that has all logits.
+
+        No gradient reaches the teacher's arrays.
+
+        Args:
+          mask_BT: 0 for tokens to leave out.
+          streams: [B, T, D] of the student and of the teacher, of one width; None: their distance does not count.
+
+        Raises:
+          ValueError: the streams differ in width.
+        """
+        how, student_BTV = self.how, student_BTV.astype(jnp.float32)
+        teacher_BTV = jax.lax.stop_gradient(teacher_BTV.astype(jnp.float32))
+        pair = [jax.nn.log_softmax(logits / how.temperature) for logits in (teacher_BTV, student_BTV)]
+        first_BTV, second_BTV = pair[::-1] if how.reverse else pair
+        divergence_BT = jnp.sum(jnp.exp(first_BTV) * (first_BTV - second_BTV), axis=-1)
+        log_z_BT = jax.nn.logsumexp(student_BTV, axis=-1)
+        hard_BT = log_z_BT - jnp.take_along_axis(student_BTV, targets_BT[..., None], axis=-1)[..., 0]
+        loss_BT = how.hard_weight * (hard_BT + how.z_loss * log_z_BT**2)
+        loss_BT += how.soft_weight * how.temperature**2 * divergence_BT
+        if streams is not None:
+            student_dim, teacher_dim = (stream.shape[-1] for stream in streams)
+            if student_dim != teacher_dim:
+                raise ValueError(
+                    f"streams of widths {student_dim} and {teacher_dim} need a projection, which a run learns; "
+                    "leave them out here"
+                )
+            loss_BT += self.hidden_weight * stream_distance(streams[0], jax.lax.stop_gradient(streams[1]))
+        return jnp.where(mask_BT != 0, loss_BT, 0).sum() / jnp.maximum((mask_BT != 0).sum(), 1)
+
 
 def stream_distance(one: jax.Array, other: jax.Array) -> jax.Array:
     """Return the mean squared difference of two streams, each token's scaled to a mean square of 1: float32 [B, T]."""

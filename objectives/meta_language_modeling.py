@@ -41,8 +41,6 @@ class MetaLanguageModeling(LanguageModeling):
     share: float = 1.0
     inner: InnerLoop = dataclasses.field(default_factory=InnerLoop)
 
-    adapts_params = True
-
     def transform(self, model: nnx.Module, rngs: nnx.Rngs, **frozen: nnx.Module) -> nnx.Module:
         """Add learned step sizes, if they are learned."""
         model = super().transform(model, rngs, **frozen)
@@ -61,7 +59,7 @@ class MetaLanguageModeling(LanguageModeling):
         scalars = {"after_adaptation": (after, weight)}
         if not plain["tokens"].shape[0]:
             return (minimized, weight), (carry, jax.lax.stop_gradient(scalars | {"loss": (after, weight)}))
-        (total, of_plain), (carry, others) = super().loss(model, carry, plain, key)
+        (total, of_plain), (carry, others) = super().loss(inner_loop.with_float32_gradients(model), carry, plain, key)
         reported = jax.lax.stop_gradient(scalars | others)
         return (total + minimized, of_plain + weight), (carry, reported)
 

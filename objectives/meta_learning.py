@@ -132,8 +132,6 @@ class MetaLearning(Objective):
 class GradientBased(MetaLearning):
     """The model adapts by gradient steps, the same number for each task of the batch."""
 
-    adapts_params = True
-
     def transform(self, model: nnx.Module, rngs: nnx.Rngs, **frozen: nnx.Module) -> nnx.Module:
         """Add learned step sizes, if they are learned."""
         return inner_loop.add_rates(model) if self.inner.learns_rates else model

@@ -46,14 +46,11 @@ class Objective:
     Attributes:
       trainable: the filter of the trained parameters. The other parameters of the model are frozen. They are restored
         from the run that `train.init_from` names.
-      adapts_params: whether `loss` takes gradient steps of its own. Each device then needs all parameters, not its
-        shards: a gradient of one task must not be reduced over the tasks of other devices.
       steps_of_batch: number of steps on each batch that `sample_batch` returns.
       reports_likelihood: whether `loss` of `evaluate` is -log p of the targets, which may be given in bits per byte.
     """
 
     trainable: nnx.filterlib.Filter = nnx.Param
-    adapts_params = False
     steps_of_batch = 1
     reports_likelihood = True
 

@@ -26,6 +26,29 @@ def reshard(tree, layouts):
     return jax.tree.map(lambda array, layout: _moved(array, layout.sharding), tree, layouts)
 
 
+def to_mesh(tree, mesh: Mesh):
+    """Return the arrays of `tree` on another mesh, each with its own PartitionSpec, as `reshard` does.
+
+    An array that is not on these devices, of numpy or on one of them, is copied to each.
+
+    Raises:
+      ValueError: an axis does not divide a dimension; nothing is moved.
+    """
+
+    def placed(leaf):
+        sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
+        is_placed = isinstance(sharding, NamedSharding) and sharding.device_set == set(mesh.devices.flat)
+        return leaf if is_placed else jax.device_put(leaf, NamedSharding(mesh, PartitionSpec()))
+
+    def layout(array):
+        sharding = NamedSharding(mesh, array.sharding.spec)
+        sharding.shard_shape(array.shape)
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+
+    tree = jax.tree.map(placed, tree)
+    return reshard(tree, jax.tree.map(layout, tree))
+
+
 def bytes_received(tree, layouts) -> tuple[int, int]:
     """Return the bytes that devices do not hold yet: the most of any device, and the sum over devices.
 

@@ -72,6 +72,11 @@ class Tensor:
     dtype: str = "float32"
     tokens: int = 0
 
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return math.prod(self.shape) * BYTES[self.dtype]
+
 
 @dataclasses.dataclass(frozen=True)
 class Option:
@@ -194,6 +199,13 @@ def why(option: Option) -> str:
     return "; ".join(parts) or "nothing is sent"
 
 
+def tensor_of(config, shape: tuple[int, ...], role: str) -> Tensor:
+    """Return a tensor of the step of a configuration whose mesh is resolved."""
+    token_ways = math.prod(size for axis, size in config.mesh.items() if axis != "model")
+    tokens = config.train.global_batch * config.train.sequence_length // token_ways
+    return Tensor(shape, role, "bfloat16" if role == "activations" else "float32", tokens)
+
+
 def advise(config, topology, shape: tuple[int, ...], role: str) -> dict:
     """Return a table for `Display.table`, the quickest option that fits first; "best" is its spec, None if none fits.
 
@@ -208,11 +220,9 @@ def advise(config, topology, shape: tuple[int, ...], role: str) -> dict:
     """
     _check(config, topology, shape, role)
     mesh = {axis: config.mesh[axis] for axis in config.layout.axis_order.split(",") if config.mesh[axis] > 1}
-    token_ways = math.prod(size for axis, size in mesh.items() if axis != "model")
-    tokens = config.train.global_batch * config.train.sequence_length // token_ways
-    tensor = Tensor(shape, role, "bfloat16" if role == "activations" else "float32", tokens)
+    tensor = tensor_of(config, shape, role)
     found = options(tensor, mesh, of_topology(topology))
-    times = _bytes_like_it(config, tensor) / (math.prod(shape) * BYTES[tensor.dtype])
+    times = _bytes_like_it(config, tensor) / tensor.bytes
     fits = {option: times * option.held <= topology.hbm_gib * GIB for option in found}
     found.sort(key=lambda option: not fits[option])
     best = found[0] if fits[found[0]] else None

@@ -25,10 +25,10 @@ from typing import Annotated, Literal, NotRequired
 
 import numpy as np
 import pydantic
-import yaml
 
 from configs.errors import ConfigError
 from files.json_reader import JsonError, Object, parse_json
+from files.yaml_reader import parse_yaml
 from scoring import figures
 from scoring.figures import Figure
 from scoring.likelihood import LanguageModel, Likelihood, Row, log_likelihoods
@@ -132,14 +132,8 @@ def _content(path: pathlib.Path) -> bytes:
 
 
 def _tasks(path: pathlib.Path) -> list[dict]:
-    """Return the entries of core.yaml; JsonError if it is no YAML or has aliases, which can grow without end."""
-    try:
-        content = _content(path).decode()
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(content, yaml.SafeLoader)):
-            raise JsonError(f"{path}: has a YAML alias, which is not read; write its value")
-        text = json.dumps(yaml.safe_load(content), default=str)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise JsonError(f"{path}: is not YAML ({' '.join(str(error).split())[:200]})") from None
+    """Return the entries of core.yaml; JsonError if it is no YAML or not such a list."""
+    text = json.dumps(parse_yaml(_content(path), str(path)), default=str)
     return parse_json(text, TasksOfCore, str(path))["icl_tasks"]
 
 

@@ -17,6 +17,7 @@ NAMES_ELSEWHERE = {  # names in other programs, and the keys here
     "num_attention_heads": "model.num_heads", "intermediate_size": "model.mlp_dim", "dataset": "data.path",
 }  # fmt: skip
 HIDDEN = "(hidden)"  # in place of a secret, where values are printed and stored
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}  # of values
 LENGTHS = ("train.steps", "train.tokens", "train.epochs")  # of a run; one of them is set
 ALTERNATIVES = (  # groups of exclusive keys: typing one of them clears the others
     (LENGTHS, "say how long to train"),
@@ -56,14 +57,21 @@ def parse_value(key: str, text: str, current: dict[str, object]):
     if key not in current:
         near = did_you_mean([f"--config.{name}" for name in similar_keys(key, current)])
         raise ConfigError(f"--config.{shown(key)} is not a configuration key{near or '; configs/base.py has them all'}")
-    kind = type(current[key])
     try:
-        if kind is bool:
-            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-        return kind(text)
+        return convert(text, type(current[key]))
+    except ValueError as error:
+        raise ConfigError(f"--config.{key}={shown(text)} {error} (now {current[key]})") from None
+
+
+def convert(value: object, kind: type):
+    """Return a text, or a plain value of a file, as a value of a type of KINDS; ValueError, which names the type."""
+    try:
+        if not isinstance(value, str | int | float):
+            raise ValueError
+        text = str(value)
+        return {"true": True, "1": True, "false": False, "0": False}[text.lower()] if kind is bool else kind(text)
     except (ValueError, KeyError):
-        wanted = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
-        raise ConfigError(f"--config.{key}={shown(text)} is not {wanted} (now {current[key]})") from None
+        raise ValueError(f"is not {KINDS[kind]}") from None
 
 
 def _refuse_empty(typed: dict, current: dict) -> None:

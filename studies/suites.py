@@ -217,6 +217,23 @@ def folder(root: str, member: Member) -> str:
     return f"{root.rstrip('/')}/{member.group}/{member.name}"
 
 
+def folders(root: str, members: Iterable[Member]) -> dict[str, str]:
+    """Return {GROUP/NAME: the folder of a trial of this configuration}.
+
+    Raises:
+      ConfigError: a group or a configuration has no name, or two have the same folder.
+    """
+    found = {}
+    for member in members:
+        place = folder(root, member)
+        if not (member.group and member.name):
+            raise ConfigError(f"{place} is the folder of a configuration without a name; give it one")
+        if place in found.values():
+            raise ConfigError(f"{place} is the folder of two configurations; rename one")
+        found[member.title] = place
+    return found
+
+
 def runs_of(root: str) -> str:
     """Return the root of a study's folders as workers on any machine use it: absolute, unless it is a bucket."""
     return root if "://" in root else str(pathlib.Path(root).expanduser().absolute())

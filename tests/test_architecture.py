@@ -51,7 +51,7 @@ OTHERS = {
 OURS = ROOMS.keys() | OTHERS.keys() | COMMANDS
 
 LIBRARIES = {  # where only these of others' may be imported
-    "files": {"numpy", "pydantic", "typing_extensions"},
+    "files": {"numpy", "pydantic", "typing_extensions", "yaml"},
     "configs": {"ml_collections"},
     "settings": {"ml_collections"},
     "layers": {"jax", "flax", "qwix"},

@@ -36,7 +36,7 @@ PAGES = ("README.md", "WORKSPACE.md", "PROMISES.md", *DOCS)
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 DEFINED = re.compile(r'DEFINE_\w+\(\s*"(\w+)"')
 PROGRAM = re.compile(r"(\.venv/bin/)?python[\d.]*|\$python")
-SWEEPS = ("plan", "run", "status", "report", "guide", "cancel", "retry", "search")
+SWEEPS = ("plan", "run", "status", "report", "guide", "folders", "cancel", "retry", "search")
 OWN_RECIPES = ("RECIPE", "FILE")
 OF_MAKE = {"train": "train.py", "rehearse": "rehearse.py"}
 

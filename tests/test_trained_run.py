@@ -34,7 +34,7 @@ def folder(place, whole):  # noqa: F811
     return place
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=["generate", "logits", "metrics", "train"])
+@pytest.mark.parametrize("block", BLOCKS, ids=["generate", "logits", "metrics", "train", "step"])
 def test_a_block_of_the_page_runs_as_it_stands(folder, block):
     code = block.replace("configs/tiny.py", "small.py")
     program = f"import os, sys; os.chdir({str(folder)!r}); sys.path.insert(0, {str(ROOT)!r})\n{code}"

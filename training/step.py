@@ -131,7 +131,7 @@ def make_train_step(
 
     Args:
       gradient: result of `make_gradient`.
-      optimizer: its `update` gets `used_rows` too.
+      optimizer: its `update` gets `used_rows`, and the loss as `value`, too.
       transforms: see training/step_transform.py.
       seed: of all random draws in the loss; each step and microbatch has its own key.
       norm: function of the gradients; its value is reported and checked for spikes.
@@ -146,11 +146,11 @@ def make_train_step(
         gradients = jax.tree.map(lambda g: g / jnp.maximum(weight, 1), gradients)
         for transform in transforms:
             gradients = transform.change_gradients(gradients, state)
+        scalars = jax.tree.map(mean, scalars, is_leaf=lambda x: isinstance(x, tuple))
         updates, optimizer_state = optimizer.update(
-            gradients, state.optimizer, state.params, used_rows=used_rows(carry)
+            gradients, state.optimizer, state.params, used_rows=used_rows(carry), value=scalars["loss"]
         )  # fmt: skip
         change = StepChange(optax.apply_updates(state.params, updates), optimizer_state, jnp.bool_(True))
-        scalars = jax.tree.map(mean, scalars, is_leaf=lambda x: isinstance(x, tuple))
         scalars |= {"gradient_norm": norm(gradients), "tokens": scalars.get("tokens", weight)}
         part_square = scalars.pop("part_square") if num_parts else None
         measured = scalars.pop(MEASURED, {})

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 """The module of VishwamAI's guide; see docs/coming_from_vishwamai.md."""
 
-from migration.vishwamai.distill import DistillationTrainer as DistillationTrainer
+from migration.vishwamai.training import DistillationTrainer as DistillationTrainer

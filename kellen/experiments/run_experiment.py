@@ -7,4 +7,4 @@ if __name__ == "__main__":
     sys.path.insert(0, __file__.rpartition("/kellen/")[0])
     from migration import trm_plan
 
-    trm_plan.start("run_experiment", sys.argv[1:])
+    trm_plan.start("run_experiment")

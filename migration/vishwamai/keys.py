@@ -1,25 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keys of VishwamAI's configurations, YAML files or dictionaries, and the configuration of Torus that they mean."""
+"""The keys of VishwamAI's configurations, and its command: train.py with recipes in YAML, --profile and --wandb."""
 
 import math
+import os
+import sys
 from collections.abc import Mapping
 
 from ml_collections import ConfigDict
 
-from configs import base
+from cluster import startup
+from configs import base, topologies
 from configs.errors import ConfigError
 from migration import guides
 
 FILE = "configs/tpu_optimized_config.yaml"
 FOLDER, CORES = "checkpoint_dir", "tpu.tpu_cores"  # the folder of the run; the devices that the batch counts with
+SWITCHES = {"--profile": "--profile=10:14", "--wandb": "--config.logging.wandb=true"}
 KEYS = guides.Keys(
     renamed=guides.COMMON | {
         "model.num_attention_heads": "model.num_heads", "model.num_key_value_heads": "model.num_kv_heads",
         "model.hidden_dropout_prob": "model.dropout", "model.max_position_embeddings": "model.max_length",
-        "model.tie_word_embeddings": "model.tie_embeddings", "training.min_lr_ratio": "optimizer.final_fraction",
-        "training.train_steps": "train.steps", "training.adam_beta1": "optimizer.beta1",
-        "training.adam_beta2": "optimizer.beta2", "training.grad_clip": "optimizer.clip_norm",
-        "training.seed": "train.seed", "training.batch_size_increase_step": "batch.increase_step",
+        "model.hidden_dim": "model.embed_dim", "model.tie_word_embeddings": "model.tie_embeddings",
+        "training.min_lr_ratio": "optimizer.final_fraction", "training.train_steps": "train.steps",
+        "training.adam_beta1": "optimizer.beta1", "training.adam_beta2": "optimizer.beta2",
+        "training.grad_clip": "optimizer.clip_norm", "training.seed": "train.seed",
+        "training.batch_size_increase_step": "batch.increase_step",
         "training.batch_size_increase_factor": "batch.increase_factor",
         "training.error_correction_weight": "error_correction.joint_weight", "data.num_workers": "data.readers",
         "data.val_split": "data.holdout_fraction", "tokenizer.path": "data.tokenizer",
@@ -53,12 +58,9 @@ KEYS = guides.Keys(
 
 
 def recipe(given: Mapping, source: str = "config") -> ConfigDict:
-    """Return the configuration of Torus that a configuration of VishwamAI means; `source` begins error messages.
+    """Return the configuration of Torus that a configuration of VishwamAI means; ConfigError, begun by `source`.
 
     The batch per device times accumulation times `tpu.tpu_cores` is the global batch.
-
-    Raises:
-      ConfigError: a key is unknown or not supported, or a value is of the wrong type or inconsistent.
     """
     typed = KEYS.read(given, source)
     read, ours = KEYS.own | typed, KEYS.ours(typed)
@@ -98,13 +100,33 @@ def _batch(read: dict, source: str) -> dict:
     """Return the keys of the batch. In a ramp, microbatches stay as large as the first ones, and become more."""
     first, most = read["training.initial_batch_size"], read["training.max_batch_size"]
     count, cores = read["training.gradient_accumulation_steps"], read[CORES]
-    if min(first, most, count, cores) < 1:
-        raise ConfigError(f"{source}: batch sizes, accumulation steps and tpu_cores must be at least 1")
     if not read["training.dynamic_batch_size"]:
         return {"train.global_batch": first * count * cores, "train.gradient_accumulation": count}
-    if most < first:
-        raise ConfigError(f"{source}: training.max_batch_size={most} is below training.initial_batch_size={first}")
+    if not 1 <= first <= most:
+        raise ConfigError(f"{source}: initial_batch_size={first} must lie between 1 and max_batch_size={most}")
     return {
         "train.global_batch": most * count * cores, "batch.ramp": "steps", "batch.first": first * count * cores,
         "train.gradient_accumulation": most * count // math.gcd(most, first),
     }  # fmt: skip
+
+
+def arguments(typed: list[str]) -> list[str]:
+    """Return the arguments of train.py; print a line to stderr for each key that has no counterpart.
+
+    Without an accelerator, the slice of v4 with `tpu_cores` chips is simulated, unless another mesh is chosen.
+    """
+    found = [SWITCHES.get(word, word) for word in typed]
+    file, _ = guides.take(found, "--config")
+    if not file:
+        file, found = FILE, [f"--config={FILE}", *found]
+    if not file.endswith(guides.SUFFIXES):
+        return found
+    given = KEYS.dotted(guides.read_file(file, FILE))
+    sys.stderr.writelines(notes(given))
+    if FOLDER in given and not guides.take(found, "--workdir")[0]:
+        found.append(f"--workdir={given[FOLDER]}")
+    slice_name = topologies.of_size(topologies.get("v4-8"), cores(given, file))
+    is_chosen = guides.take(found, "--topology")[0] or os.environ.get("TPU_MESH_CONFIG")
+    if slice_name and not is_chosen and startup.attached_accelerator() == "cpu":
+        found.append(f"--topology={slice_name}")
+    return found

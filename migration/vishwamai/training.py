@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VishwamAI's pipeline, profiler and trainer: a model and the folder of its run, its steps timed, and its training."""
+"""VishwamAI's pipeline, profiler and trainers: a model and its run, its steps timed, and its training."""
 
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
+import train
+from checkpointing import frozen_models
 from configs.errors import ConfigError
+from core import solving
 from core.loader import Loader, LoaderLoss
 from migration.vishwamai import keys
-from migration.vishwamai.device_mesh import TPUMeshContext
+from migration.vishwamai.device_mesh import TPUMeshContext, attached
+from objectives import distillation
 from profiling.loop import LoopProfile
 from profiling.windows import Window
 from settings import stored_config, validation
+from trained_run import TrainedRun
 
 FOLDER = "runs/vishwamai"
+HIDDEN_WEIGHT = 0.1  # in distillation, of the distance of both streams
 
 
 class VishwamAIPipeline:
@@ -33,15 +39,7 @@ class VishwamAIPipeline:
           use_tot: search instead: each prompt is a problem of the task that the model was trained on. Return the
             answers, "" where none was found. Default: the configuration's.
           use_error_correction: revise what was drawn. Default: the configuration's.
-
-        Raises:
-          ConfigError: there is no run, or it was not trained for what is asked.
         """
-        from core import solving
-        from core.evaluators import engine_of
-        from parallelism.mesh import mesh_context
-        from trained_run import TrainedRun
-
         loaded = stored_config.load_to_read(self.workdir, {})
         config, own = loaded.config, self.config
         revises = own.error_correction.use_error_correction if use_error_correction is None else use_error_correction
@@ -52,24 +50,16 @@ class VishwamAIPipeline:
         validation.validate(config, 1, loaded)
         if not (own.tot.use_tot if use_tot is None else use_tot):
             return TrainedRun(self.workdir, config).generate(list(prompts), seed=seed, **how)
-        task = solving.task_of(config)
-        for problem in prompts:
-            try:
-                task.check(problem)
-            except ValueError as error:
-                raise ConfigError(f"use_tot=True: {problem}: {error}") from None
-        trained = TrainedRun(self.workdir, config)
-        with mesh_context(trained.run.mesh):
-            found, _ = solving.solve(engine_of(trained.run, trained.params), config, list(prompts), seed)
-        return [one.answer or "" for one in found]
+        solving.check(config, prompts, "use_tot=True: ")  # before the slow restore of the weights
+        return [found.answer for found in TrainedRun(self.workdir, config).solve(list(prompts), seed)]
 
 
 class TPUProfiler(LoopProfile):
     """Call `start_step` and `end_step` around each step; the trainer does so itself."""
 
-    def __init__(self, config: Mapping, traced: tuple[int, int] = (10, 14)):
-        """`traced`: the first and the last step of a trainer's run that are traced."""
-        super().__init__(keys.recipe(config), Window(*traced))
+    def __init__(self, config: Mapping):
+        """The trainer's run has a trace of the steps 10 to 14."""
+        super().__init__(keys.recipe(config), Window(10, 14))
 
     get_metrics_summary = LoopProfile.summary
     add_detailed_metrics = LoopProfile.add_details
@@ -83,14 +73,11 @@ class VishwamAITrainer:
         self, pipeline: VishwamAIPipeline, config: Mapping, train_loader: Iterable[Mapping] | None = None,
         eval_loader: Iterable[Mapping] | None = None,
     ):  # fmt: skip
-        """Prepare a run.
+        """Prepare a run; ConfigError if a key is wrong, or does not fit the devices.
 
         Args:
           config: of the training; what it leaves out is that of the pipeline.
           train_loader, eval_loader: batches, see core/loader.py; without the first, the run trains on `data.path`.
-
-        Raises:
-          ConfigError: a key is unknown or not supported, or does not fit the devices.
         """
         given = pipeline.given | keys.KEYS.dotted(config)
         self.pipeline, self.mesh_context, self.profiler = pipeline, TPUMeshContext(given), TPUProfiler(given)
@@ -101,7 +88,59 @@ class VishwamAITrainer:
 
     def train(self):
         """Train up to `training.max_steps`, or continue the run in the pipeline's folder; return train.Result."""
-        return run(self.config, self.pipeline.workdir, self._loader, [self.profiler], self._evaluators)
+        return train.train(
+            self.config, self.pipeline.workdir, self._loader, callbacks=[self.profiler], evaluators=self._evaluators
+        )
+
+
+class DistillationTrainer:
+    """A teacher and its student; `config` of Torus is the student's, with the loss in its section `distillation`."""
+
+    def __init__(self, teacher_model: str | pathlib.Path | VishwamAIPipeline, student_config: Mapping):
+        """Read the configuration of the teacher, a trained run's folder or pipeline; its data are the student's too.
+
+        `student_config` has sizes of the model, and sections such as `training` and `distillation` if wanted.
+        """
+        is_pipeline = isinstance(teacher_model, VishwamAIPipeline)
+        teacher = teacher_model.workdir if is_pipeline else teacher_model
+        if not isinstance(teacher, str | pathlib.Path):
+            raise ConfigError(f"teacher_model={type(teacher).__name__}: give the folder of a trained run")
+        sections = {name: part for name, part in student_config.items() if isinstance(part, Mapping)}
+        sizes = {name: size for name, size in student_config.items() if name not in sections}
+        losses = {"hidden_weight": HIDDEN_WEIGHT} | sections.get("distillation", {})
+        config = keys.recipe({"model": sizes} | sections | {"distillation": losses}, "student_config")
+        config.train.objective, config.distillation.teacher = "distillation", str(teacher)
+        (model,) = distillation.make(config).frozen_models()
+        config.data.update(frozen_models.configuration_of(model, config).data)
+        self.config, self._devices = config, len(attached(sections))
+        validation.validate(config, self._devices)
+
+    def advanced_loss_functions(
+        self, student_logits, teacher_logits, student_embeddings, teacher_embeddings, labels, mask
+    ):  # fmt: skip
+        """Return the mean loss of the tokens of `mask`, float32; see `of_logits` of objectives/distillation.py.
+
+        Logits are [B, T, V], embeddings [B, T, D] of one width, or None for both; labels and mask are int [B, T].
+        """
+        streams = None if student_embeddings is None else (student_embeddings, teacher_embeddings)
+        return distillation.make(self.config).of_logits(student_logits, teacher_logits, labels, mask, streams)
+
+    def improved_training_strategies(
+        self, workdir: str | pathlib.Path, train_loader: Iterable[Mapping] | None = None, *,
+        gradient_accumulation_steps: int | None = None, chunk_tokens: int = 0,
+    ):  # fmt: skip
+        """Train the student in a folder, whose checkpoint is a model like any other; return train.Result.
+
+        Args:
+          train_loader: batches, see core/loader.py; None: the teacher's documents.
+          gradient_accumulation_steps: microbatches of an update; None: those of the configuration.
+          chunk_tokens: tokens whose logits are in memory at once; 0: automatic.
+        """
+        self.config.train.loss_chunk_tokens = chunk_tokens
+        if gradient_accumulation_steps is not None:
+            self.config.train.gradient_accumulation = gradient_accumulation_steps
+        loader = loader_of(train_loader, self.config, self._devices)
+        return train.train(self.config, pathlib.Path(workdir), loader)
 
 
 def loader_of(batches: Iterable[Mapping] | None, config, num_devices: int) -> Loader | None:
@@ -111,11 +150,3 @@ def loader_of(batches: Iterable[Mapping] | None, config, num_devices: int) -> Lo
         config.train.sequence_length = loader.length
     validation.validate(config, num_devices)
     return loader
-
-
-def run(config, folder: pathlib.Path, loader: Loader | None, callbacks: Sequence = (), evaluators: Sequence = ()):
-    """Train in a folder, on the batches of a loader if there is one; return train.Result."""
-    import train
-
-    callbacks = [*callbacks, *([loader] if loader else [])]
-    return train.train(config, folder, loader, callbacks=callbacks, evaluators=evaluators)

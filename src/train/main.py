@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A command of the Valkyrie guide, `python -m src.train.main --config configs/tpu_v4_32.yaml`."""
 
-from migration import valkyrie_yaml
+from migration import guides, valkyrie
 
 if __name__ == "__main__":
-    valkyrie_yaml.main()
+    valkyrie.log_to_tmp()
+    guides.train(valkyrie.arguments, valkyrie.configuration, valkyrie.FILE)

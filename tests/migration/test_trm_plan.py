@@ -139,13 +139,14 @@ def test_every_configuration_has_the_folder_that_its_trial_writes_to(tmp_path):
 
 
 @pytest.mark.parametrize("planted, message", [
-    ({"a/b": ""}, "a/b has no folder, but ; correct its name"),
-    ({"a/b": f"{trm_plan.BUCKET}//b/"}, "a/b has no folder"),
-    ({"a/b": f"{trm_plan.BUCKET}/a/b/", "a/c": f"{trm_plan.BUCKET}/a/b/"}, "is the folder of 2 configurations"),
+    ([("a", "")], "/a/ is the folder of a configuration without a name"),
+    ([("", "b")], "//b is the folder of a configuration without a name"),
+    ([("a", "b-seed1"), ("a", "c"), ("a", "b-seed1")], "/a/b-seed1 is the folder of two configurations; rename one"),
 ])  # fmt: skip
 def test_a_null_or_double_path_is_named(planted, message):
+    members = [suites.Member(group, name, 0, "", {}, {}) for group, name in planted]
     with pytest.raises(ConfigError, match=message):
-        trm_plan.check(planted)
+        suites.folders(trm_plan.BUCKET, members)
 
 
 def test_each_group_has_its_file_and_each_file_its_group():
@@ -157,13 +158,14 @@ def test_each_group_has_its_file_and_each_file_its_group():
 
 @pytest.mark.parametrize("command, words, message", [
     ("pretrain_jax", "--config-name baselin", "did you mean baseline?"),
-    ("pretrain_jax", "--config-name exp08_ema", "several configurations; add one: a-off, b-0.99"),
-    ("pretrain_jax", "--config-name exp08_ema/f", "exp08-ema has no configuration f (all: a-off"),
-    ("pretrain_jax", "epoch=100", "epoch is not a key of the TRM reference or of Torus; did you mean epochs?"),
+    ("pretrain_jax", "--config-name exp08_ema", "exp08_ema is no single run; write exp08-ema/NAME: a-off, b-0.99"),
+    ("pretrain_jax", "--config-name exp08_ema/f", "exp08_ema/f is no single run; write exp08-ema/NAME: a-off, b-0.99"),
+    ("pretrain_jax", "--config-name trm", "trm is no single run; write "),
+    ("pretrain_jax", "epoch=100", "the TRM reference: epoch is not a key; did you mean epochs?"),
     ("pretrain_jax", "arch.H_cycle=2", "did you mean arch.H_cycles?"),
-    ("pretrain_jax", "data_paths=[data/sudoku]", "data_paths is not read here; type data.path=FOLDER"),
+    ("pretrain_jax", "data_paths=[data/sudoku]", "=[data/sudoku] is not supported: type data.path=FOLDER"),
     ("pretrain_jax", "ema=maybe", "ema=maybe is not one of true, false"),
-    ("pretrain_jax", "arch.hidden_size=wide", "arch.hidden_size=wide is not a whole number greater than 0"),
+    ("pretrain_jax", "arch.hidden_size=wide", "arch.hidden_size=wide is not a whole number"),
     ("pretrain_jax", "checkpoint_path=null", "checkpoint_path=null is no folder; omit it, or name one, as gs://"),
     ("pretrain_jax", "--config-name=", "--config-name has no value"),
     ("run_experiment", "", "takes GROUP, as baseline, or --config="),
@@ -171,14 +173,20 @@ def test_each_group_has_its_file_and_each_file_its_group():
     ("run_experiment", "--config kellen/configs/exp99.yaml", "exp99.yaml is not a file; kellen/configs/"),
     ("run_experiment", "--config README.md", "README.md cannot be read: "),
     ("run_experiment", "--config .ci", ".ci is not a file; "),
-    ("update_experiment_gcs_paths", "--force", "takes no word, but got '--force'"),
 ])  # fmt: skip
-def test_mistakes_are_one_line_and_status_2(command, words, message, capsys):
-    with pytest.raises(SystemExit) as end:
-        trm_plan.start(command, words.split())
-    out, err = capsys.readouterr()
-    assert end.value.code == 2 and not out
-    assert err.startswith("error: ") and err.count("\n") == 1 and message in err
+def test_mistakes_are_one_line_and_status_2(command, words, message):
+    with pytest.raises(ConfigError) as error:
+        trm_plan.COMMANDS[command](words.split())
+    assert message in str(error.value) and "\n" not in str(error.value) and error.value.exit_status == 2
+
+
+@pytest.mark.parametrize("line, message", [
+    ("python pretrain_jax.py epoch=100", "error: the TRM reference: epoch is not a key; did you mean epochs?"),
+    ("python update_experiment_gcs_paths.py --force", "error: --force is not a flag"),
+])  # fmt: skip
+def test_a_mistake_ends_the_command_with_one_line(line, message, tmp_path):
+    status, _, err = done(line, tmp_path)
+    assert status == 2 and err.startswith(message) and err.count("\n") == 1
 
 
 def test_a_file_with_more_than_a_group_is_refused(tmp_path):

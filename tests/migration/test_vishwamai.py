@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from configs import tpu_optimized
 from configs.errors import ConfigError
 from migration import guides
-from migration.vishwamai import command, keys
+from migration.vishwamai import keys
 from migration.vishwamai.device_mesh import TPUMeshContext
 from settings import loading
 from settings.keys import flat
@@ -85,8 +85,9 @@ def test_keys_of_the_guide_set_ours_and_ours_keep_their_names(given, expected):
         ({"training": {"max_steps": "soon"}}, "training.max_steps=soon is not a whole number"),
         ({"training": {"max_steps": None}}, "training.max_steps=None is not a whole number"),
         ({"training": {"dynamic_batch_size": 2}}, "training.dynamic_batch_size=2 is not true or false"),
-        ({"training": {"dynamic_batch_size": True, "max_batch_size": 2}}, "max_batch_size=2 is below"),
-        ({"training": {"initial_batch_size": 0}}, "must be at least 1"),
+        ({"training": {"dynamic_batch_size": True, "max_batch_size": 2}}, "=8 must lie between 1 and max_batch_size=2"),
+        ({"training": {"dynamic_batch_size": True, "initial_batch_size": 0}}, "=0 must lie between 1 and max_batch_"),
+        ({"training": {"initial_batch_size": 0}}, "config: train.global_batch=0 must"),
         ({"use_tot": True}, "config: tot.use_tot=True needs data.source=countdown"),
         ({"model": {"num_attention_heads": 7}}, "config: model.embed_dim=512 is not a multiple of model.num_heads=7"),
     ],
@@ -114,17 +115,17 @@ def test_a_damaged_file_is_one_line(text, tmp_path):
 def test_arguments_become_those_of_train(tmp_path, monkeypatch):
     monkeypatch.delenv("TPU_MESH_CONFIG", raising=False)
     typed = ["--config", YAML, "--profile", "--wandb"]
-    assert command.arguments(typed) == [
+    assert keys.arguments(typed) == [
         "--config", YAML, "--profile=10:14", "--config.logging.wandb=true", "--topology=v4-16",
     ]  # fmt: skip
-    assert command.arguments([f"--config={YAML}", "--topology=v4-8"])[1:] == ["--topology=v4-8"]
+    assert keys.arguments([f"--config={YAML}", "--topology=v4-8"])[1:] == ["--topology=v4-8"]
     (tmp_path / "mine.yaml").write_text("checkpoint_dir: here\ntpu: {tpu_cores: 32}")
     file = f"--config={tmp_path}/mine.yaml"
-    assert command.arguments([file]) == [file, "--workdir=here", "--topology=v4-64"]
+    assert keys.arguments([file]) == [file, "--workdir=here", "--topology=v4-64"]
     monkeypatch.setenv("TPU_MESH_CONFIG", "4,4,2")
-    assert command.arguments([file]) == [file, "--workdir=here"]
-    assert command.arguments([]) == [f"--config={keys.FILE}"]
-    assert command.arguments(["--config=configs/tiny.py"]) == ["--config=configs/tiny.py"]
+    assert keys.arguments([file]) == [file, "--workdir=here"]
+    assert keys.arguments([]) == [f"--config={keys.FILE}"]
+    assert keys.arguments(["--config=configs/tiny.py"]) == ["--config=configs/tiny.py"]
 
 
 def test_the_command_trains_by_the_file_with_a_profile_from_any_python(tmp_path):

@@ -76,16 +76,23 @@ def test_evaluation_reports_queries_before_and_after_adaptation():
     assert figures["after_adaptation"][0] < figures["before_adaptation"][0]  # its second row is the same text twice
 
 
-def gradients(method="maml", attention="reference", batch=None, steps=1, **mesh) -> tuple:
-    """Return gradients, scalars and figures of evaluation, of tasks alone, always from the same weights."""
-    batch = one_step.batch() if batch is None else batch
+def assembled(
+    rows: int, length: int, *, method="maml", attention="reference", steps=1, share=1.0, learn_rates=False,
+    dtype="float32", **mesh,
+) -> assembly.Run:  # fmt: skip
+    """Return a run in which the first `share` of the rows of each device are tasks."""
     config = one_step.small_config(**mesh)
-    config.model.update(num_layers=1, attention=attention)
-    rows, length = batch["tokens"].shape
+    config.model.update(num_layers=1, attention=attention, dtype=dtype)
     config.train.update(objective="meta_language_modeling", global_batch=rows, sequence_length=length)
-    config.meta.update(method=method, share=1.0, inner_rate=0.1, inner_steps=steps)
+    config.meta.update(method=method, share=share, inner_rate=0.1, inner_steps=steps, learn_rates=learn_rates)
     one_step.simply_updated(config)
-    run = assembly.assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
+    return assembly.assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
+
+
+def gradients(batch=None, **how) -> tuple:
+    """Return gradients, scalars and figures of evaluation, always from the same weights."""
+    batch = one_step.batch() if batch is None else batch
+    run = assembled(*batch["tokens"].shape, **how)
     with mesh_context(run.mesh):
         batch = one_step.placed(batch, run.abstract_batch)
         _, scalars, found = run.train_step_with_grads(one_step.initial_state(run), batch)
@@ -97,7 +104,7 @@ def gradients(method="maml", attention="reference", batch=None, steps=1, **mesh)
 def long_gradients(method: str, attention: str, **mesh) -> tuple:
     """Return those of windows whose halves are as long as both kernels need, after two steps on each task."""
     batch = packed_batch([[100, 156], [70, 140, 30]], 256, one_step.VOCAB)
-    return gradients(method, attention, batch, steps=2, **mesh)
+    return gradients(batch, method=method, attention=attention, steps=2, **mesh)
 
 
 @pytest.mark.parametrize(
@@ -120,3 +127,18 @@ def test_methods_without_second_derivatives_compute_the_same_with_fused_attentio
 def test_no_task_adapts_to_the_tasks_of_other_devices():
     """The weights are sharded, but a task's own gradient is never reduced over devices: loss, gradients, evaluation."""
     assert_close(gradients(data=2, fsdp=4), gradients())
+
+
+def test_tasks_and_plain_rows_of_all_devices_have_the_gradients_of_one_device():
+    """The first row of each device is a task; one device has all tasks first. Learned step sizes have gradients too."""
+    batch = one_step.batch()
+    tasks_first = {name: np.concatenate([rows[::2], rows[1::2]]) for name, rows in batch.items()}
+    on_mesh = gradients(batch, share=0.5, learn_rates=True, data=2, fsdp=4)
+    assert_close(on_mesh[:2], gradients(tasks_first, share=0.5, learn_rates=True)[:2])
+
+
+def test_in_bfloat16_tasks_and_plain_rows_have_one_gradient_in_float32():
+    run = assembled(16, 24, method="first_order_maml", share=0.5, dtype="bfloat16", fsdp=4)
+    with mesh_context(run.mesh):
+        *_, found = jax.eval_shape(run.train_step_with_grads, run.abstract_state, run.abstract_batch)
+    assert {gradient.dtype for gradient in jax.tree.leaves(found)} == {np.dtype(np.float32)}

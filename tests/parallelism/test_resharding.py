@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from parallelism import resharding
 from parallelism.mesh import make_mesh
-from parallelism.resharding import bytes_received, reshard
+from parallelism.resharding import bytes_received, reshard, to_mesh
 
 FSDP, MIXED, COPIES = {"fsdp": 8}, {"data": 2, "fsdp": 2, "model": 2}, {"data": 8}
 WHOLE = np.arange(16 * 8, dtype=np.float32).reshape(16, 8)  # 512 bytes
@@ -51,6 +51,29 @@ def test_large_stacks_of_layers_are_moved_a_layer_at_a_time(monkeypatch, devices
         np.testing.assert_array_equal(shard.data, stack[shard.index])
     for spec in (P("fsdp"), P(("data", "fsdp"), "model")):  # which split it
         assert not resharding._in_parts(moved, NamedSharding(make_mesh(MIXED), spec))
+
+
+def test_on_another_mesh_arrays_keep_their_specs_and_those_without_are_on_every_device():
+    before, after = make_mesh(FSDP), make_mesh(MIXED)
+    split = jax.device_put(WHOLE, NamedSharding(before, P(None, "fsdp")))
+    moved = to_mesh({"split": split, "count": np.int32(7), "one": jnp.ones(3)}, after)
+    assert {name: array.sharding for name, array in moved.items()} == {
+        "split": NamedSharding(after, P(None, "fsdp")), "count": NamedSharding(after, P()),
+        "one": NamedSharding(after, P()),
+    }  # fmt: skip
+    np.testing.assert_array_equal(moved["split"], WHOLE)
+    assert split.is_deleted() and int(moved["count"]) == 7
+
+
+def test_a_mesh_that_does_not_divide_an_array_moves_none_of_them():
+    before = make_mesh({"data": 4, "fsdp": 2})
+    tree = [
+        jax.device_put(WHOLE, NamedSharding(before, P("data"))),
+        jax.device_put(WHOLE[:4], NamedSharding(before, P("data"))),
+    ]
+    with pytest.raises(ValueError, match="should evenly divide"):
+        to_mesh(tree, make_mesh(COPIES))
+    assert not any(array.is_deleted() for array in tree)
 
 
 def test_counts_keys_and_what_stays_come_along():

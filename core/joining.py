@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Joins the processes of a run from a Python program, as the commands do by their flags; see docs/python.md."""
+
+import atexit
+import functools
+import math
+import os
+import sys
+
+from cluster import processes, startup
+from core import ending
+from input_pipeline.cache import cache_path
+from settings.resolving import environment_mesh
+
+JOIN_SECONDS = 300
+
+
+def choose_platform() -> str:
+    """Choose the platform of jax, also where it was imported before; return the accelerator, "cpu" without one."""
+    accelerator = startup.attached_accelerator()
+    startup.choose_platform(None, accelerator, cache_path(""))
+    if "jax" in sys.modules:  # it read the variables when it was imported, as optax does
+        sys.modules["jax"].config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or None)
+        sys.modules["jax"].config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+    return accelerator
+
+
+def join(default_devices: int = 0) -> str:
+    """Join the other processes of the run, if any; call it before jax is used. A second call changes nothing.
+
+    Without an accelerator, devices are simulated: as many as TPU_MESH_CONFIG has, or as XLA_FLAGS and
+    JAX_NUM_CPU_DEVICES ask for.
+
+    Args:
+      default_devices: simulated devices of all processes if no variable says how many; 0: one for each process.
+
+    Returns:
+      the address of the coordinator, "host:port"; "" if this process is alone.
+
+    Raises:
+      ConfigError: variables that place a process contradict each other, or one is missing.
+      RunError: not all processes joined in time; names those that are late.
+    """
+    accelerator = choose_platform()
+    group = processes.find(os.environ, accelerator, JOIN_SECONDS)
+    if accelerator == "cpu":
+        is_asked = "device_count" in os.environ.get("XLA_FLAGS", "") or os.environ.get("JAX_NUM_CPU_DEVICES")
+        mesh = environment_mesh(os.environ)
+        number = math.prod(mesh.values()) if mesh else 0 if is_asked else default_devices
+        startup.simulate(number, group.count if group else 1)
+    if group is None:
+        return ""
+    _start(group)
+    return group.coordinator
+
+
+@functools.cache
+def _start(group: processes.Group) -> None:
+    processes.start(group, JOIN_SECONDS, ending.with_the_others)
+    atexit.register(_part)
+
+
+def _part() -> None:
+    """Wait until the other processes are done; after an exception notify them, so that they end too."""
+    error = vars(sys).get("last_value")  # set once an exception has ended the program
+    if error is None:
+        processes.leave()
+    else:
+        processes.fail(f"{type(error).__name__}: {error}", 1)
