@@ -48,6 +48,7 @@ if __name__ == "__main__":
     COMMAND = command_line.parse(__doc__, use=lambda parsed: use_of_run(parsed, VERB), one_device=True)
 
 import pathlib
+import shlex
 import time
 
 import jax
@@ -94,7 +95,7 @@ def import_hugging_face(command: command_line.Command, _: pathlib.Path) -> None:
     published.make_run(record_of_start(published.config, command.workdir))
     print(
         f"{published.num_parameters:,} parameters of {name} are the checkpoint of step 0 "
-        f"in {command.workdir}; train.py --workdir={command.workdir} continues from there"
+        f"in {command.workdir}; train.py {shlex.quote(f'--workdir={command.workdir}')} continues from there"
     )
     if not published.tokenizer:
         print(f"{name} has no tokenizer; train.py and generate.py need the model's own, --config.data.tokenizer=FILE")

@@ -92,12 +92,16 @@ class Watched:
 
 def soak(folder: pathlib.Path, steps: int, settled: int) -> dict:
     """Train a language model for this number of steps in a folder; return the growth after `settled` steps."""
+    return figures_of(folder, [], KEYS | TEXT_KEYS | {"data.path": write_texts(folder)}, steps, settled)
+
+
+def write_texts(folder: pathlib.Path) -> str:
+    """Write the documents of a language model into a folder; return their pattern."""
     (folder / "texts").mkdir()
     for number in range(TEXTS):
         words = " ".join(f"{factor * (number + 3)} is {factor} times {number + 3};" for factor in range(60))
         (folder / "texts" / f"{number}.txt").write_text(words)
-    keys = KEYS | TEXT_KEYS | {"data.path": f"{folder}/texts/*.txt"}
-    return figures_of(folder, [], keys, steps, settled)
+    return f"{folder}/texts/*.txt"
 
 
 def soak_recursive(folder: pathlib.Path, steps: int, settled: int) -> dict:

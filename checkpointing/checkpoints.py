@@ -342,6 +342,8 @@ class Checkpoints:
             value = work()
         except self.store.failures as error:
             problem = " ".join(str(error).split())[:400] or type(error).__name__
+            if isinstance(error, OSError) and error.strerror:  # of a full disk it often has no file
+                problem = f"{error.filename or self.store.place}: {error.strerror}"
         for number, found in enumerate(processes.gather(topic, problem)):
             if found:
                 raise SaveFailed(f"{processes.name(number)}: {found}" if processes.count() > 1 else found)

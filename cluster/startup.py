@@ -5,12 +5,14 @@ import ctypes.util
 import gc
 import glob
 import importlib.util
+import logging
 import os
 import pathlib
 import re
 import sys
 from collections.abc import Mapping
 
+from cluster import compiled_programs
 from configs.errors import ConfigError, shown
 from configs.topologies import Topology
 from settings.environment import UNREAD_VARIABLES, unread_lines
@@ -61,6 +63,7 @@ def choose_platform(topology: Topology | None, accelerator: str, cache: pathlib.
     """Set the variables that jax reads at import; ConfigError if the attached accelerator is not the topology's."""
     choose_libraries()
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache / "compiled"))
+    compiled_programs.watch(os.environ["JAX_COMPILATION_CACHE_DIR"])
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # a restart needs many small programs
     if accelerator == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
@@ -76,6 +79,8 @@ def choose_platform(topology: Topology | None, accelerator: str, cache: pathlib.
 def choose_libraries() -> None:
     """Set up TensorFlow's import, the library for buckets and the garbage collector; call this before other imports."""
     gc.set_threshold(*RARE_COLLECTIONS)
+    for library in ("gcsfs", "google.auth"):  # they log the errors that they raise, with tracebacks
+        logging.getLogger(library).setLevel(logging.CRITICAL)
     for name, value in (QUIET_TENSORFLOW | ONE_WAY_TO_BUCKETS).items():
         os.environ.setdefault(name, value)
 

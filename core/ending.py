@@ -28,10 +28,24 @@ _ending = threading.Lock()
 
 def install() -> None:
     """End this process in one line from now on, whatever exception or signal ends it."""
+    _open_streams()
     sys.excepthook = _with_one_line
     threading.excepthook = lambda args: _with_one_line(args.exc_type, args.exc_value, args.exc_traceback)
     sys.unraisablehook = functools.partial(_if_interrupted, sys.unraisablehook)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, until a training loop handles it
+
+
+def _open_streams() -> None:
+    """Open /dev/null as each standard stream that the starting program closed, as services and cron may do.
+
+    Python leaves such a stream None, and the next file that is opened would get its number, and C++'s output.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r"))  # noqa: SIM115
 
 
 def _with_one_line(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:

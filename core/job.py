@@ -330,7 +330,8 @@ class Job:
                 asked = f"--prompt={shlex.quote(opening(corpus))}"
                 with self.clock.within("evaluation"):
                     lines += sample_lines(self.run, self.eval_params(state), corpus)
-            lines.append(f"next: .venv/bin/python generate.py --workdir={workdir} {asked} --max_tokens=64")
+            place = shlex.quote(f"--workdir={workdir}")
+            lines.append(f"next: .venv/bin/python generate.py {place} {asked} --max_tokens=64")
         self.log.display.lines(lines)
         return lines
 

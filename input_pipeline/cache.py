@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from files.atomic import writing
 from input_pipeline.errors import DataError
@@ -24,9 +25,18 @@ def digest_of_json(value) -> str:
 
 
 def cache_path(cache_dir: str) -> Path:
-    """Return the folder that data.cache_dir names; '' is $XDG_CACHE_HOME/torus, else ~/.cache/torus."""
+    """Return the folder that data.cache_dir names; '' is $XDG_CACHE_HOME/torus, else ~/.cache/torus.
+
+    Raises:
+        DataError: the name begins with ~, and this user has no home folder.
+    """
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "torus"
-    return Path(cache_dir or default).expanduser()
+    try:
+        return Path(cache_dir or default).expanduser()
+    except RuntimeError:
+        raise DataError(
+            f"{cache_dir or default}: this user has no home folder; set XDG_CACHE_HOME to a folder that can be written"
+        ) from None
 
 
 def cache_folder(cache_dir: str) -> Path:
@@ -55,12 +65,32 @@ def write_json(path: Path, value) -> None:
 
 @contextmanager
 def locked(path: Path, announce: Callable[[str], object]) -> Iterator[None]:
-    """Hold the lock file `path`, across processes; the lock is released when its process ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            announce(f"waiting for another process, which is preparing {path.with_suffix('')}")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    """Hold the lock file `path`, across processes; the lock is released when its process ends.
+
+    Raises:
+        DataError: the block, or the lock itself, cannot write to the cache: a full disk, or files of another user.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _open_lock(path) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                announce(f"waiting for another process, which is preparing {path.with_suffix('')}")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        where, why = error.filename or path.with_suffix(""), error.strerror or error
+        raise DataError(
+            f"{where}: {why}; the cache must be writable, on a disk with free space; name another with "
+            "--config.data.cache_dir"
+        ) from error
+
+
+def _open_lock(path: Path) -> BinaryIO:
+    try:
+        return path.open("wb")
+    except PermissionError:
+        if not path.exists():
+            raise
+        return path.open("rb")  # another user's, whose finished files can be read

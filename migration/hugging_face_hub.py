@@ -5,6 +5,7 @@ They are in the hub's own cache (HF_HOME), which other programs share; an interr
 model the library reads HF_TOKEN or the login of `hf auth login`; this code never sees the token.
 """
 
+import json
 import pathlib
 import sys
 
@@ -35,6 +36,8 @@ def folder_of(name: str) -> pathlib.Path:
         why = "the hub has no such model, or it is private: check the name, or set HF_TOKEN"
     except errors.LocalEntryNotFoundError:
         why = "the hub does not answer, and its cache does not have the model; try again, or name a folder"
+    except json.JSONDecodeError:
+        why = "the answer is not the hub's; does a proxy ask for a login? Try again, or name a folder"
     except (errors.HfHubHTTPError, OSError) as error:
         why = " ".join(str(error).split())
     raise ConfigError(f"--hf={name}: there is no such folder; {why}")

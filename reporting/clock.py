@@ -13,6 +13,16 @@ OF_STEPS = ("data", "rollout", "step", "wait")
 END_SECONDS = 5.0  # that a thread has to end
 
 
+# Counts while the machine sleeps, as a wall clock does; macOS has no such name, and its monotonic clock counts.
+STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_BEGAN = time.time() - time.clock_gettime(STEADY)
+
+
+def steady_time() -> float:
+    """Return Unix seconds that do not jump within a process, even if its wall clock is set."""
+    return _BEGAN + time.clock_gettime(STEADY)
+
+
 class Repeated:
     """Call a function in a thread every `seconds` seconds, until `end`."""
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
 LOG = logging.getLogger("torus")
 
@@ -36,7 +37,8 @@ class Display:
         """Create the display; with `quiet` it only writes to the log, as in all processes but the first."""
         self.num_steps, self.quiet, self.live = num_steps, quiet, sys.stdout.isatty() and not quiet
         self.after(0)
-        columns = (BarColumn(bar_width=24), TextColumn("{task.description}"))
+        text = TextColumn("{task.description}", table_column=Column())  # wraps, where rich's own would cut it off
+        columns = (BarColumn(bar_width=24), text)
         self.progress = Progress(*columns, console=Console(highlight=False), transient=True, disable=not self.live)
 
     def __enter__(self):

@@ -3,7 +3,7 @@
 
 import pathlib
 import time
-from typing import Annotated
+from typing import Annotated, NotRequired
 
 import pydantic
 
@@ -27,10 +27,17 @@ PARTS = {  # parts of the wall-clock time: the words of the summary, and the pha
 
 
 class Account(Object):
-    """The account that a process saves for the next: start of the run, time now (Unix seconds) and seconds by part."""
+    """The account that a process saves for the next.
+
+    Attributes:
+      began, time: start of the run, and now, as Unix seconds that do not jump within a process.
+      clock: the wall clock now, which may have been set since the process began; older runs have none.
+      parts: seconds by part.
+    """
 
     began: Seconds
     time: Seconds
+    clock: NotRequired[Seconds]
     parts: dict[str, Seconds]
 
 
@@ -44,7 +51,7 @@ class Goodput:
     """The seconds of a run by `PARTS`; they sum to its wall-clock time.
 
     Within a process, time is measured by a monotonic clock. If the wall clock was set back between two processes, the
-    later one is taken to begin at the last time of the earlier one.
+    later one is taken to begin at the last time of the earlier one. The wall clock may be set during a process.
     """
 
     def __init__(self, clock: Clock, sign_of_life: pathlib.Path, saved: dict | None):
@@ -59,7 +66,7 @@ class Goodput:
         accounts = [account for account in (saved, last_account(sign_of_life)) if account]
         last = max(accounts, key=lambda account: account["time"], default=nothing)
         self.clock, self.began = clock, min(last["began"], last["time"])
-        self.process_began = max(began, last["time"])
+        self.process_began = last["time"] + max(0.0, began - last.get("clock", last["time"]))
         self.before = {part: max(0.0, last["parts"].get(part, 0.0)) for part in PARTS}
         self.lost_since((saved or nothing)["parts"].get("training", 0.0))
         self.before["idle"] += self.process_began - last["time"]
@@ -77,7 +84,7 @@ class Goodput:
 
     def record(self) -> Account:
         """Return the account for a later process, as JSON values."""
-        return {"began": self.began, "time": self._now(), "parts": self.parts()}
+        return {"began": self.began, "time": self._now(), "clock": time.time(), "parts": self.parts()}
 
     def _now(self) -> float:
         return self.process_began + _elapsed(self.clock)

@@ -9,13 +9,13 @@ import os
 import pathlib
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from typing import Annotated, Required
 
 import pydantic
 
 from files.json_reader import JsonError, Object, parse_json
+from reporting.clock import steady_time
 from reporting.sink import Sink
 
 Figure = Annotated[float, pydantic.Field(allow_inf_nan=False)] | None
@@ -110,7 +110,7 @@ class MetricsWriter:
         not_finite = {
             name: None for name, value in figures.items() if isinstance(value, float) and not math.isfinite(value)
         }
-        line = {"kind": kind} | figures | not_finite | {"time": time.time()}
+        line = {"kind": kind} | figures | not_finite | {"time": steady_time()}
         with self.lock:
             self.pending.append(json.dumps(line) + "\n")
             self._append()

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -63,8 +64,8 @@ def lines_of(workdir: pathlib.Path, kind: str) -> dict[int, dict]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> pathlib.Path:
-    """A folder with a text of several documents, and one run that was never stopped."""
-    folder = tmp_path_factory.mktemp("runs")
+    """A folder with a text of several documents, and one run that was never stopped; its name needs quotes."""
+    folder = tmp_path_factory.mktemp("Übung mit Leerzeichen")
     write_sums(folder / "texts", 20)
     return folder
 
@@ -96,6 +97,8 @@ def test_a_run_says_where_it_is_and_ends_with_what_came_of_it(place, whole):
         "next: .venv/bin/python",
     ):
         assert part in summary
+    asked = shlex.split(summary[summary.index("next: ") :].splitlines()[0])
+    assert f"--workdir={place}/whole" in asked and asked[-1] == "--max_tokens=64"
 
 
 def test_metrics_hold_the_contract_and_the_loss_falls(place, whole):

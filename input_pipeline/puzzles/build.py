@@ -192,10 +192,6 @@ def _build(folder: Path, build: Callable[[Path], None]) -> None:
         part.mkdir()
         build(part)
         os.replace(part, folder)
-    except OSError as error:
-        raise DataError(
-            f"{error.filename or part}: {error.strerror}; free some space, or name another --config.data.cache_dir"
-        ) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

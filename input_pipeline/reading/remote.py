@@ -6,7 +6,6 @@ incomplete files, and `listing.json` has the store's metadata of each file, so t
 """
 
 import glob
-import logging
 import os
 import re
 import shutil
@@ -55,15 +54,12 @@ def fetch(url: str, cache: Path, announce: Callable[[str], object] = print) -> s
     """
     store, root = _open(url)
     folder = cache / "remote" / digest(url.rstrip("/").encode())
-    try:
-        with locked(folder.with_suffix(".lock"), announce):
-            files, below, is_glob = _list(store, root, url)
-            _forget_changed(folder, files)
-            missing = [file for file in files if not _is_whole(folder / "files" / file.name, file.size, announce)]
-            if missing:
-                _copy(store, url, folder, missing, announce)
-    except OSError as error:
-        raise DataError(f"{error.filename or folder}: {error.strerror}; the copy of {url} belongs there") from error
+    with locked(folder.with_suffix(".lock"), announce):
+        files, below, is_glob = _list(store, root, url)
+        _forget_changed(folder, files)
+        missing = [file for file in files if not _is_whole(folder / "files" / file.name, file.size, announce)]
+        if missing:
+            _copy(store, url, folder, missing, announce)
     copies = str(folder / "files")
     return os.path.join(glob.escape(copies) if is_glob else copies, below)
 
@@ -72,8 +68,6 @@ def _open(url: str):
     """Return fsspec's file system for a URL, and the path in it."""
     from fsspec.core import url_to_fs
 
-    for library in ("gcsfs", "google.auth"):  # they log the errors that they raise, with tracebacks
-        logging.getLogger(library).setLevel(logging.CRITICAL)
     with _explained(url):
         try:
             store, root = url_to_fs(url)

@@ -2,6 +2,7 @@
 """What saving does while the disk is full, read-only or gone, or the process is killed: told, tried again, not lost."""
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -164,6 +165,18 @@ def test_what_was_saved_before_a_late_failure_does_not_hinder_the_same_step(open
     monkeypatch.undo()
     assert save(checkpoints, 2) is None
     assert checkpoints.newest() == 2 and checkpoints.steps() == [1, 2]
+
+
+def test_a_failure_without_a_file_names_the_folder(opened, monkeypatch):
+    checkpoints, _ = opened
+
+    def full(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(folder_store, "sync", full)
+    assert save(checkpoints, 2) == f"{checkpoints.store.place}: No space left on device"
+    monkeypatch.undo()
+    assert save(checkpoints, 2) is None
 
 
 def test_a_save_that_failed_is_tried_again_after_longer_and_longer_parts_of_the_interval(opened):

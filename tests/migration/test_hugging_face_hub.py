@@ -20,9 +20,14 @@ REFUSED = {"secret/model": ("RepoNotFound", 404), "gated/model": ("GatedRepo", 4
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """Has `org/name`, a copy of MODEL with one file more, which no import reads; notes the files asked for."""
+    """Has `org/name`, a copy of MODEL with one file more, which no import reads; notes the files asked for.
+
+    For `behind/login` it answers as the proxy of a network that one has to log in to.
+    """
 
     def do_GET(self):
+        if "/behind/login" in self.path:
+            return self.answer(b"<!DOCTYPE html><title>Log in</title>", headers={"Content-Type": "text/html"})
         name = "/".join(self.path.removeprefix("/api/models").split("?")[0].split("/")[1:3])
         if name in REFUSED:
             code, status = REFUSED[name]
@@ -100,6 +105,7 @@ def test_a_model_is_fetched_by_its_name_and_again_from_the_cache(tmp_path, conve
     [
         ("secret/model", "--hf=secret/model: there is no such folder; the hub has no such model, or it is private"),
         ("gated/model", "the hub's model is gated"),
+        ("behind/login", "the answer is not the hub's; does a proxy ask for a login?"),
     ],
 )
 def test_what_the_hub_does_not_give_out_is_one_line(tmp_path, convert, name, message):

@@ -129,6 +129,22 @@ def test_a_clock_that_was_set_back_between_two_processes_makes_no_time_negative(
     assert second.record()["time"] >= first.record()["time"]  # which the next process compares
 
 
+@pytest.mark.parametrize("jump", [-3600, 3600, 50 * 365 * 86_400])
+def test_a_clock_that_is_set_during_a_process_is_no_idle_time_of_the_next(tmp_path, jump):
+    """As on a machine that starts in 1970, until it asks the network for the time."""
+    clock = Clock(time.monotonic())
+    first = Goodput(clock, tmp_path / "0.json", None)
+    spend(clock, wait=0.1)
+    time.offset += jump
+    spend(clock, save=0.1)
+    clock.enter("start_up")
+    (tmp_path / "0.json").write_text(json.dumps({"seconds": first.record()}))
+    time.sleep(5.0)
+    second = Goodput(Clock(time.monotonic()), tmp_path / "0.json", None)
+    # Unix seconds are rounded to some 1e-7 s.
+    assert check_sum(second)["idle"] == pytest.approx(5.0) and second.wall_seconds() == pytest.approx(5.2, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     "content",
     [

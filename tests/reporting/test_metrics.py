@@ -30,6 +30,16 @@ def wait_until_empty(lines):
     time.sleep(0.1)  # the last line is being written
 
 
+def test_times_of_lines_are_unix_seconds_that_do_not_jump_with_the_clock(tmp_path, monkeypatch):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write("event", event="start", step=0)
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now - 1e6)
+        writer.write("event", event="saved", step=1)
+    before, after = (line["time"] for line in lines(tmp_path))
+    assert before == pytest.approx(now, abs=60) and before <= after < before + 60  # seconds, of a busy machine
+
+
 def test_tensorboard_finds_the_numbers_of_each_step(tmp_path):
     with MetricsWriter(tmp_path, sinks=[TensorBoard(tmp_path / "tensorboard")]) as writer:
         for step in (1, 2):

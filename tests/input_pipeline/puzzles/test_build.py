@@ -320,7 +320,7 @@ def test_a_full_disk_is_an_error(table, section, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(atomic.os, "fsync", full)
-    with pytest.raises(DataError, match=r"No space left on device; free some space"):
+    with pytest.raises(DataError, match=r"No space left on device; the cache must be writable"):
         build.sudokus(section(), table(), 0, silent)
 
 

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does a run of 100,000 short steps stay as it began? Memory, speed, logs, and the seconds to read them.
+
+Trains a tiny language model by train.py with everything that a run writes, and an evaluation and a save every 1,000
+steps. The same readers then read a copy with a line for each step, as train.log_every=1 would have written it.
+"""
+
+import json
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import support
+
+from soak import KEYS, LIMIT_MB, TEXT_KEYS, Watched, write_texts
+
+STEPS, EVERY = (2000, 200) if support.QUICK else (100_000, 1000)
+TENTHS = 10
+LIMIT_STEP_MS = 5.0  # so that what a step costs besides its arithmetic is seen
+LIMIT_DRIFT = 0.03
+LIMIT_READ_SECONDS = 30.0  # half of what a run grants its report; start and plots take some 2 s, 100,000 lines 2 more
+MIB = 1 << 20
+
+
+def long_run(folder: pathlib.Path, steps: int, every: int) -> dict:
+    """Train for so many steps in a folder; return the figures of the run and of its readers."""
+    keys = KEYS | TEXT_KEYS | {"data.path": write_texts(folder), "logging.tensorboard": True, "logging.report": True}
+    Watched(folder, [], keys | {"train.steps": steps, "train.eval_every": every, "train.save_every": every}).follow()
+    run, full = folder / "run", folder / "full"
+    figures = steadiness(run, steps) | {f"{name}_mib": round(size / MIB, 2) for name, size in sizes(run).items()}
+    shutil.copytree(run, full, ignore=shutil.ignore_patterns("checkpoints", "tensorboard"))
+    fill(full / "metrics.jsonl")
+    figures["full_metrics_mib"] = round((full / "metrics.jsonl").stat().st_size / MIB, 2)
+    for name, read in {"": run, "full_": full}.items():
+        figures |= {f"{name}{reader}_seconds": round(seconds, 2) for reader, seconds in readers(read).items()}
+    return figures
+
+
+def lines_of(metrics: pathlib.Path, kind: str) -> list[dict]:
+    """Return the lines of a kind in metrics.jsonl."""
+    return [line for line in map(json.loads, metrics.read_text().splitlines()) if line["kind"] == kind]
+
+
+def steadiness(run: pathlib.Path, steps: int) -> dict:
+    """Return memory and time of a step in the first and the last tenth of a run, from its metrics.
+
+    The growth of memory is that from the second tenth, since the first has the first evaluation and save.
+    """
+    tenths = [[] for _ in range(TENTHS)]
+    for line in lines_of(run / "metrics.jsonl", "train"):
+        tenths[(line["step"] - 1) * TENTHS // steps].append(line)
+    memory = [statistics.median(1024 * line["host_memory_gib"] for line in tenth) for tenth in tenths]
+    seconds = [[line["step_seconds"] for line in tenth] for tenth in tenths]
+    return {
+        "steps": steps,
+        "memory_mib_first_tenth": round(memory[0], 1), "memory_mib_last_tenth": round(memory[-1], 1),
+        "grown_mib": round(memory[-1] - memory[1], 1),
+        "step_ms_first_tenth": round(1000 * statistics.median(seconds[0]), 3),
+        "step_ms_last_tenth": round(1000 * statistics.median(seconds[-1]), 3),
+        "drift": round(drift(seconds, statistics.median), 4),
+        "drift_of_fast_steps": round(drift(seconds, fast), 4),
+    }  # fmt: skip
+
+
+def drift(seconds: list[list[float]], middle) -> float:
+    """Return by which part a step takes longer in the last tenth of a run than in the first."""
+    return middle(seconds[-1]) / middle(seconds[0]) - 1
+
+
+def fast(seconds: list[float]) -> float:
+    """Return the time that a tenth of the lines stay below: other work on the machine delays the others first."""
+    return statistics.quantiles(seconds, n=10)[0]
+
+
+def sizes(run: pathlib.Path) -> dict[str, int]:
+    """Return the bytes of the files that grow with a run."""
+    names = {"metrics": "metrics.jsonl", "ledger": "ledger.jsonl", "logs": "logs/*", "tensorboard": "tensorboard/*"}
+    return {name: sum(path.stat().st_size for path in run.glob(pattern)) for name, pattern in names.items()}
+
+
+def fill(metrics: pathlib.Path) -> None:
+    """Repeat each line of a logged step for the steps before it that were not logged."""
+    last, text = 0, []
+    for line in map(json.loads, metrics.read_text().splitlines()):
+        if line["kind"] == "train":
+            text += [json.dumps(line | {"step": step}) for step in range(last + 1, line["step"])]
+            last = line["step"]
+        text.append(json.dumps(line))
+    metrics.write_text("\n".join(text) + "\n")
+
+
+def readers(run: pathlib.Path) -> dict[str, float]:
+    """Return the seconds of what reads a run: its page, the list of runs, a study's row, and the figures of a pod."""
+    from pods.watch import summarise
+    from reporting.metrics import read_lines
+    from studies import outcome
+
+    def of_pod() -> None:
+        metrics = run / "metrics.jsonl"
+        summarise(read_lines(metrics.read_bytes(), str(metrics)), None, None, None)
+
+    programs = {"report": ["report.py", str(run), f"--html={run / 'page.html'}"], "list": ["scripts/list_runs.py", run]}
+    calls = {name: lambda command=command: program(command) for name, command in programs.items()}
+    calls |= {"study": lambda: outcome.read(str(run), ""), "pod": of_pod}
+    found = {}
+    for name, call in calls.items():
+        began = time.perf_counter()
+        call()
+        found[name] = time.perf_counter() - began
+    return found
+
+
+def program(command: list) -> None:
+    """Run a program of the workspace."""
+    subprocess.run([sys.executable, *command], cwd=support.ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+def failures(figures: dict) -> list[str]:
+    """Return what is wrong with the figures."""
+    slow = [name for name, value in figures.items() if name.endswith("_seconds") and value > LIMIT_READ_SECONDS]
+    slower = min(figures["drift"], figures["drift_of_fast_steps"])  # other work on the machine delays some steps only
+    found = {
+        f"memory has grown by more than {LIMIT_MB} MiB": figures["grown_mib"] > LIMIT_MB,
+        f"a step takes over {LIMIT_STEP_MS} ms, so the run says little": figures["step_ms_first_tenth"] > LIMIT_STEP_MS,
+        f"steps got slower by more than {LIMIT_DRIFT:.0%}": slower > LIMIT_DRIFT and not support.QUICK,
+        f"reading takes over {LIMIT_READ_SECONDS:g} s: {', '.join(slow)}": bool(slow),
+    }
+    return [line for line, is_so in found.items() if is_so]
+
+
+def main() -> None:
+    """Train, read, and judge; a short run is too short to judge its speed."""
+    with tempfile.TemporaryDirectory() as folder:
+        figures = long_run(pathlib.Path(folder), STEPS, EVERY)
+    support.finish("long_run", figures)
+    if wrong := failures(figures):
+        sys.exit("; ".join(wrong))
+
+
+if __name__ == "__main__":
+    main()
