@@ -27,7 +27,9 @@ class RunReport(Callback):
             return
         if isinstance(sys.exc_info()[1], Interrupted | KeyboardInterrupt):  # what is ending the run
             return
-        if problem := write_page(job.workdir):
+        with job.clock.within("evaluation"):  # else it would count as training, and as a step that hangs
+            problem = write_page(job.workdir)
+        if problem:
             job.log.event(f"{PAGE} was not written: {problem}", "report_failed")
 
 

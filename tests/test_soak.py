@@ -31,6 +31,47 @@ def test_nothing_grows_and_nothing_is_compiled_again(soak, kind, tmp_path, monke
     assert found["recompilations"] == 0, found
     # Four saves lie between, and what each of them left would be 4.
     assert found["open_files_grown"] <= 2 and found["threads_grown"] <= 2, found
+    if kind == "soak":
+        check_reading(tmp_path / "run")
+
+
+def check_reading(run) -> None:
+    """By the code of benchmarks/long_run.py: what reads a run also reads it with a line for each step."""
+    with support.benchmark("long_run") as long_run:
+        figures = long_run.steadiness(run, STEPS)
+        assert figures["step_ms_last_tenth"] > 0 and figures["memory_mib_last_tenth"] > 100, figures
+        long_run.fill(run / "metrics.jsonl")
+        assert [line["step"] for line in long_run.lines_of(run / "metrics.jsonl", "train")] == [*range(1, STEPS + 1)]
+        seconds = long_run.readers(run)
+    assert seconds.keys() == {"report", "list", "study", "pod"} and min(seconds.values()) > 0, seconds
+
+
+FINE = {"grown_mib": 1.0, "step_ms_first_tenth": 2.0, "drift": 0.01, "drift_of_fast_steps": 0.0, "report_seconds": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("changed", "wrong"),
+    [
+        ({}, []),
+        ({"grown_mib": 21.0}, ["memory has grown by more than 20.0 MiB"]),
+        ({"step_ms_first_tenth": 6.0}, ["a step takes over 5.0 ms, so the run says little"]),
+        ({"drift": 0.2}, []),  # other work on the machine
+        ({"drift": 0.2, "drift_of_fast_steps": 0.04}, ["steps got slower by more than 3%"]),
+        ({"report_seconds": 31.0}, ["reading takes over 30 s: report_seconds"]),
+    ],
+)
+def test_a_long_run_is_judged_by_its_memory_its_speed_and_what_reads_it(changed, wrong):
+    with support.benchmark("long_run") as long_run:
+        assert long_run.failures(FINE | changed) == wrong
+
+
+def test_the_drift_of_a_run_is_found_in_noise():
+    """Every third line is delayed by other work, with more of it in the last tenth; 5 % more a step is a drift."""
+    with support.benchmark("long_run") as long_run:
+        calm = [0.002, 0.002, 0.004] * 100
+        noisy = [0.002, 0.003, 0.004] * 100
+        assert long_run.drift([calm, noisy], long_run.fast) == pytest.approx(0.0)
+        assert long_run.drift([calm, [1.05 * seconds for seconds in noisy]], long_run.fast) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("change", ["shape", "type"])

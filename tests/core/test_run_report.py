@@ -3,6 +3,7 @@
 
 import contextlib
 import resource
+import time
 import types
 
 import pytest
@@ -11,6 +12,7 @@ from cluster.interruption import Interrupted
 from configs import base
 from core import run_report
 from files.atomic import write_atomically
+from reporting.clock import Clock
 
 LINE = b'{"kind": "event", "event": "start", "step": 0, "time": 1780000000.0}\n'
 
@@ -22,7 +24,9 @@ def job(tmp_path):
     write_atomically(tmp_path / "mine" / "metrics.jsonl", LINE)
     events = []
     log = types.SimpleNamespace(event=lambda text, event: events.append((event, text)))
-    return types.SimpleNamespace(workdir=tmp_path / "mine", config=base.get_config(), log=log, events=events)
+    return types.SimpleNamespace(
+        workdir=tmp_path / "mine", config=base.get_config(), log=log, events=events, clock=Clock(time.monotonic())
+    )  # fmt: skip
 
 
 def end(job, error: BaseException | None = None) -> None:
@@ -34,8 +38,11 @@ def end(job, error: BaseException | None = None) -> None:
 
 
 @pytest.mark.parametrize("error", [None, FloatingPointError("not finite")])
-def test_a_run_that_has_finished_or_failed_has_a_report(job, error):
+def test_a_run_that_has_finished_or_failed_has_a_report_which_is_no_training(job, error):
+    job.clock.enter("step", 3)
     end(job, error)
+    spent = job.clock.read()
+    assert job.clock.phase == "step" and spent["evaluation"] > spent["step"]
     assert "<h1>Run mine</h1>" in (job.workdir / "report.html").read_text() and job.events == []
 
 
