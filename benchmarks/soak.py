@@ -47,7 +47,7 @@ class Watched:
 
     Attributes:
       printed: (last step so far, line), of stdout and stderr together.
-      samples: (last step so far, open files, threads).
+      samples: (last step so far, open files, threads, seconds of processors so far).
     """
 
     def __init__(self, folder: pathlib.Path, recipe: list[str], keys: dict):
@@ -87,7 +87,9 @@ class Watched:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread, or all of it, has just ended
             names = [path.read_text().strip() for path in folder.glob("task/*/comm")]
             threads = sum(name != POOL for name in names)
-            self.samples.append((step, len(os.listdir(folder / "fd")), threads))
+            ticks = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
+            seconds = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+            self.samples.append((step, len(os.listdir(folder / "fd")), threads, seconds))
 
 
 def soak(folder: pathlib.Path, steps: int, settled: int) -> dict:
