@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from flax.core import spmd
 from jax.ad_checkpoint import checkpoint_name
@@ -124,9 +123,10 @@ def all_gather(shard: jax.Array, axis: str, dim: int, reduce_dtype=None) -> jax.
     blocks, block = steps_of(jax.lax.axis_size(axis))
     if blocks == 1:
         return jax.lax.all_gather(shard, axis, axis=dim, tiled=True)
-    devices = np.arange(blocks * block).reshape(blocks, block)
-    for groups in (devices, devices.T):
-        shard = jax.lax.all_gather(shard, axis, axis=dim, tiled=True, axis_index_groups=groups.tolist())
+    of_blocks = [[*range(first, first + block)] for first in range(0, blocks * block, block)]
+    of_places = [[*range(place, blocks * block, block)] for place in range(block)]
+    for groups in (of_blocks, of_places):
+        shard = jax.lax.all_gather(shard, axis, axis=dim, tiled=True, axis_index_groups=groups)
     return shard
 
 
@@ -209,5 +209,5 @@ def _sum_along_ring(x: jax.Array, axis: str, dim: int, dtype, size: int, *, stri
 
 def _neighbours(num_devices: int, size: int, stride: int, step: int) -> list[tuple[int, int]]:
     """Return pairs (device, the device `step` further on its ring)."""
-    devices = np.arange(num_devices).reshape(-1, size, stride)
-    return list(zip(devices.ravel().tolist(), np.roll(devices, -step, axis=1).ravel().tolist(), strict=True))
+    places = [device // stride % size for device in range(num_devices)]
+    return [(device, device + stride * ((place + step) % size - place)) for device, place in enumerate(places)]
