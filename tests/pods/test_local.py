@@ -6,11 +6,16 @@ import os
 import pathlib
 import shlex
 import signal
+import subprocess
+import sys
+import types
 
 import pytest
 
 from pods import launch
+from scripts import search_then_train
 from tests.pods.local_pods import LAUNCH, LocalPod, alive, wait_until
+from tests.support import ROOT
 
 WAITS = "import os, time; print(os.environ['JAX_PROCESS_INDEX'], flush=True); time.sleep(600)"
 SAVES = """
@@ -245,6 +250,28 @@ def test_evolution_searches_with_short_trials_and_then_trains(tmp_path):
     smaller = {"EVOLUTION_TRIALS": "3", "EVOLUTION_STEPS": "40"}
     words = words_of(pod.run("launch_optimized", "--dry_run", ENABLE_EVOLUTION="true", **smaller))
     assert {"--trials=3", "--config.train.steps=40", "--config.optimizer.warmup_steps=4"} <= set(words)
+    assert words_of(pod.run("launch_optimized", "--dry_run"))[1] == "train.py", "it is off unless it is asked for"
+
+
+def test_after_the_search_the_best_trial_is_trained_and_what_was_typed_wins(tmp_path, monkeypatch):
+    """The search and the training are stand-ins: each has tests of its own."""
+    asked, trained = [], []
+    monkeypatch.setattr(
+        subprocess, "run", lambda words, **_: asked.append(words) or types.SimpleNamespace(returncode=0)
+    )
+    monkeypatch.setattr(os, "execv", lambda _, words: trained.append(words))
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "evolution").mkdir()
+    best = {"trial": 5, "value": 1.0, "changes": {"model.num_layers": 3, "model.mlp_dim": 96}}
+    (tmp_path / "evolution" / "best.json").write_text(json.dumps(best))
+    flags, typed = ["--name=evolution", f"--root={tmp_path}", "--trials=12"], ["--config.model.mlp_dim=64"]
+    try:
+        search_then_train.main([*flags, "--", *typed])
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert asked == [[sys.executable, "sweep.py", "search", *flags]]
+    keys = ["--config.model.num_layers=3", "--config.model.mlp_dim=96"]
+    assert trained == [[sys.executable, "train.py", *keys, *typed]], "of equal flags the last one counts"
 
 
 @pytest.mark.parametrize(
