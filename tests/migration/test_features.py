@@ -78,11 +78,14 @@ def watched(tmp_path_factory):
     listener.emit = lambda record: messages.append(record.getMessage())
     logging.getLogger("jax").addHandler(listener)
     config = in_process(train__steps=4, train__eval_every=0)
-    with pytest.MonkeyPatch.context() as patch, jax.log_compiles():
+    before = jax.config.jax_log_compiles
+    jax.config.update("jax_log_compiles", True)  # jax.log_compiles() would not hold in the thread that compiles
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assembly.Run, "compile", guarded)
         patch.setattr(preflight, "report", lambda *unused: [])
         train.train(config, tmp_path_factory.mktemp("watched"), own_batches(config, 4), callbacks=[Ends()])
     logging.getLogger("jax").removeHandler(listener)
+    jax.config.update("jax_log_compiles", before)
     return messages, taken
 
 
