@@ -47,7 +47,7 @@ def tiny(cache: pathlib.Path, **changes):
     for key, value in (SMALL | {"data.cache_dir": str(cache)} | changes).items():
         section, name = key.split(".")
         config[section][name] = value
-    validate(config, jax.device_count())
+    validate(config, len(jax.devices()))
     return config
 
 
