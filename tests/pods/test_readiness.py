@@ -232,6 +232,7 @@ def test_validation_trains_and_restores_on_all_hosts_and_finds_what_differs(pair
     assert done.returncode == 0, done.stdout + done.stderr
     page = (pair.code / "runs" / "READINESS.md").read_text()
     assert page.startswith("# validation is ready") and page.count("| yes |") == len(readiness.ITEMS) == 12
+    assert "v4-8, local, configs/tiny.py; " in page  # what was asked for, and not the script's defaults
     assert "2 processes, each sees 4 devices" in page and "restored, continued to step 4" in page
     assert "| one reduction of gradients | holds |" in page and "| full matrix units | not judged |" in page
     assert list((tmp_path / "runs").iterdir()) == []  # nothing of it stays
