@@ -49,7 +49,7 @@ SUBCOMMANDS = {
     "setup_optimizations": Subcommand(
         "prepare", "deploy.setup_optimizations", "copy the switches to every host and compile the step there"
     ),
-    "validate": Subcommand("prepare", "readiness.validate", "check on all hosts that the run is ready to train"),
+    "validate": Subcommand("prepare", "checks.readiness.validate", "check on all hosts that the run is ready to train"),
     "launch": Subcommand("train", "launch.launch", "start the recipe, or COMMAND, on all hosts", "command"),
     "launch_optimized": Subcommand(
         "train", "launch.launch_optimized", "start the recipe with the enabled switches", "command"
@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> int:
     for line in unread_lines(os.environ, table.UNREAD):
         print(line, file=sys.stderr)
     transport = connect(settings) if SUBCOMMANDS[name].calls else None
-    module, _, function = SUBCOMMANDS[name].function.partition(".")
+    module, _, function = SUBCOMMANDS[name].function.rpartition(".")
     return getattr(importlib.import_module(f"pods.{module}"), function)(settings, transport, rest)
 
 

@@ -176,7 +176,7 @@ def test_the_scripts_can_be_executed():
 
 @pytest.mark.parametrize("name", [name for name, each in pod.SUBCOMMANDS.items() if each.function])
 def test_the_function_of_every_subcommand_is_there(name):
-    module, _, function = pod.SUBCOMMANDS[name].function.partition(".")
+    module, _, function = pod.SUBCOMMANDS[name].function.rpartition(".")
     found = getattr(importlib.import_module(f"pods.{module}"), function)
     assert list(inspect.signature(found).parameters) == ["settings", "transport", "rest"]
     assert inspect.getdoc(found)

@@ -34,7 +34,7 @@ def advise(compiled: Compiled, figures: dict, display, *, seconds: float) -> dic
       seconds: the time limit for compiling changes; with 0 none is compiled.
     """
     key = hashlib.sha256(f"{capacity_gib(compiled.topology)} {seconds}".encode()).hexdigest()[:12]
-    path = compiled.folder / f"advice-{key}-{code_digest('advice', 'sizing')}.json"
+    path = compiled.folder / f"advice-{key}-{code_digest('layouts/advice', 'layouts/sizing')}.json"
 
     def make() -> dict:
         study = Study(compiled, figures, display, time.monotonic() + seconds)
