@@ -2,10 +2,12 @@
 """Dispatch one device's tokens to their experts and combine the results.
 
 A pair is a token and one of its experts. Pairs are sorted by destination and put into slots. An all-to-all sends the
-slots to the devices that hold the experts, and another returns the results. Letters: M tokens of a device, D embed, F
-mlp, E experts, C capacity.
+slots to the devices that hold the experts, and another returns the results. Experts multiply their hidden units by the
+gates, so the gradient of the gates needs no output of an expert, and rematerialisation does not compute it again.
+Letters: M tokens of a device, D embed, F mlp, E experts, C capacity, S slots.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -43,20 +45,20 @@ def dropless(x_MD: jax.Array, experts: jax.Array, gates: jax.Array, weights: tup
     dropped, pairs = jnp.zeros(experts.shape, bool), experts.reshape(-1)
     num_devices, (num_local, *_) = num_expert_shards(), weights[0].shape
     if num_devices == 1:
-        y = _grouped_mlp(jnp.tile(x_MD, (len(experts), 1)), pairs, weights)
-        return _combine(y.reshape(*experts.shape, -1), gates), dropped
+        return _grouped_mlp(x_MD, pairs, gates, weights), dropped
     capacity = math.ceil(min(1, ROUND / num_devices) * len(pairs))
     order = sort(pairs // num_local, num_devices)
     axes = _owner_axes()
 
     def exchanged(number, x_MD, gates, weights):
         slots = slots_of_equal_bins(order, capacity, number * capacity)
-        received = _all_to_all(permute_rows(jnp.tile(x_MD, (len(experts), 1)), slots.pair, slots.of_pair), axes)
+        received = _all_to_all(spread(x_MD, slots), axes)
+        received_gates = _all_to_all(permute_rows(gates.reshape(-1), slots.pair, slots.of_pair), axes)
         chosen = _all_to_all(pairs.at[slots.pair].get(mode="fill", fill_value=num_devices * num_local), axes)
         with taps.body() as recorded:
-            y = _grouped_mlp(received, chosen - num_local * jax.lax.axis_index(axes), weights)
-        y = permute_rows(_all_to_all(y, axes), slots.of_pair, slots.pair)
-        return _combine(y.reshape(*experts.shape, -1), gates), recorded
+            owned = chosen - num_local * jax.lax.axis_index(axes)
+            y = _grouped_mlp(received, owned, received_gates, weights)
+        return collect(_all_to_all(y, axes), slots, len(x_MD)), recorded
 
     first = exchanged(0, x_MD, gates, weights)
     rounds = math.ceil(len(pairs) / capacity)
@@ -89,15 +91,19 @@ def with_capacity(
     num_experts, axes = num_devices * num_local, _owner_axes()
     capacity = math.ceil(factor * len(pairs) / num_experts)
     slots = slots_of_equal_bins(sort(pairs, num_experts), capacity, 0)
-    x = _all_to_all(permute_rows(jnp.tile(x_MD, (len(experts), 1)), slots.pair, slots.of_pair), axes)
-    x = jnp.swapaxes(x.reshape(num_devices, num_local, capacity, -1), 0, 1).reshape(num_local, -1, x.shape[1])
+
+    def by_expert(sent):
+        of_devices = _all_to_all(sent, axes).reshape(num_devices, num_local, capacity, -1)
+        return jnp.swapaxes(of_devices, 0, 1).reshape(num_local, num_devices * capacity, -1)
+
+    x = by_expert(spread(x_MD, slots))
     is_pair = jnp.any(x != 0, axis=-1)  # a normalised token is not zero; an empty slot is
     owned = jnp.where(is_pair, jnp.arange(num_local)[:, None], num_local)
-    y = _mlp(x, weights, lambda x, weight: einsum("ECD,EDF->ECF", x, weight), owned)
+    received_gates = by_expert(permute_rows(gates.reshape(-1), slots.pair, slots.of_pair))[..., 0]
+    y = _mlp(x, received_gates, weights, lambda x, weight: einsum("ECD,EDF->ECF", x, weight), owned)
     y = jnp.swapaxes(y.reshape(num_local, num_devices, capacity, -1), 0, 1).reshape(-1, x_MD.shape[1])
-    y = permute_rows(_all_to_all(y, axes), slots.of_pair, slots.pair).reshape(*experts.shape, -1)
     dropped = (slots.of_pair == num_experts * capacity).reshape(experts.shape) & (experts < num_experts)
-    return _combine(y, gates), dropped
+    return collect(_all_to_all(y, axes), slots, len(x_MD)), dropped
 
 
 def num_expert_shards() -> int:
@@ -161,6 +167,31 @@ permute_rows.defvjp(
 )
 
 
+@jax.custom_vjp
+def spread(x_MD: jax.Array, slots: Slots) -> jax.Array:
+    """Return [S, D]: the token of each slot's pair, zero for empty slots; the gradient is `collect`."""
+    num_pairs, M = len(slots.of_pair), len(x_MD)
+    return x_MD.at[jnp.where(slots.pair < num_pairs, slots.pair % M, M)].get(mode="fill", fill_value=0)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def collect(y_SD: jax.Array, slots: Slots, num_tokens: int) -> jax.Array:
+    """Return [num_tokens, D]: the sum over the slots of a token's pairs; the gradient is `spread`."""
+    choices = slots.of_pair.reshape(-1, num_tokens)  # added one by one: a sum over the first dimension is slow on TPU
+    rows = [y_SD.at[slots_M].get(mode="fill", fill_value=0).astype(jnp.float32) for slots_M in choices]
+    return sum(rows).astype(y_SD.dtype)
+
+
+spread.defvjp(
+    lambda x_MD, slots: (spread(x_MD, slots), (slots, len(x_MD))),
+    lambda kept, gradient: (collect(gradient, *kept), None),
+)
+collect.defvjp(
+    lambda y_SD, slots, num_tokens: (collect(y_SD, slots, num_tokens), slots),
+    lambda num_tokens, slots, gradient: (spread(gradient, slots), None),
+)
+
+
 def _all_to_all(slots: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     """Exchange slots ordered by destination device; the result is ordered by source device."""
     return jax.lax.all_to_all(slots, axes, 0, 0, tiled=True) if axes else slots
@@ -170,27 +201,30 @@ def _owner_axes() -> tuple[str, ...]:
     return tuple(axis for axis in as_axis_tuple(mesh_axes(("owners",))[0]) if num_shards(axis) > 1)
 
 
-def _grouped_mlp(x_SD: jax.Array, experts: jax.Array, weights: tuple) -> jax.Array:
-    """Apply its expert to each row; rows of an index past the last expert are zero."""
+def _grouped_mlp(x_MD: jax.Array, experts: jax.Array, gates: jax.Array, weights: tuple) -> jax.Array:
+    """Return [M, D]: the sum of gate * SwiGLU over the experts of each row; an index past the last means none.
+
+    Args:
+      experts: [experts of a row * M]; `gates` as many in any shape, both in the order of `Slots`.
+    """
     num_experts = len(weights[0])
     order = sort(experts, num_experts)
     sizes = grouped.aligned(jnp.diff(order.firsts))
     slots = slots_of_bins(order, jnp.cumsum(sizes) - sizes, sizes, grouped.num_rows(len(experts), num_experts))
     y = _mlp(
-        permute_rows(x_SD, slots.pair, slots.of_pair), weights, lambda x, weight: grouped.grouped(x, weight, sizes),
+        spread(x_MD, slots), permute_rows(gates.reshape(-1), slots.pair, slots.of_pair), weights,
+        lambda x, weight: grouped.grouped(x, weight, sizes),
         experts.at[slots.pair].get(mode="fill", fill_value=num_experts),
     )  # fmt: skip
-    return permute_rows(y, slots.of_pair, slots.pair)
+    return collect(y, slots, len(x_MD))
 
 
-def _mlp(x: jax.Array, weights: tuple, matmul, experts: jax.Array) -> jax.Array:
-    """Return the SwiGLU of layers/mlp.py, with `matmul` for its products; `experts` are those of the rows of `x`."""
+def _mlp(x: jax.Array, gates: jax.Array, weights: tuple, matmul, experts: jax.Array) -> jax.Array:
+    """Return the SwiGLU of layers/mlp.py times the gate of each row, with `matmul` for its products.
+
+    `experts` are those of the rows of `x`.
+    """
     gate, up = (checkpoint_name(matmul(x, w), name) for w, name in zip(weights, ("gate", "up"), strict=False))
     hidden = jax.nn.silu(gate) * up
     taps.tap_groups("expert_hidden", hidden, experts, len(weights[0]))
-    return matmul(hidden, weights[2])
-
-
-def _combine(y: jax.Array, gates: jax.Array) -> jax.Array:
-    """Return the weighted sum over a token's experts, in the type of `y`, [experts of a token, M, D]."""
-    return (gates[..., None] * y).sum(axis=0).astype(y.dtype)
+    return matmul((gates[..., None] * hidden).astype(x.dtype), weights[2])
