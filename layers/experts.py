@@ -42,7 +42,8 @@ class Experts(nnx.Module):
         # Not sharded: an all-gather would round it to the compute type.
         self.router = weight(rngs, (embed_dim, num_experts), ("norm", "router"), embed_dim**-0.5)
         self.bias = zeros((num_experts,), (BALANCE,))
-        into, out = ("experts", "expert_embed", "expert_mlp"), ("experts", "expert_mlp", "expert_embed")
+        # The sharded dimension is never the last: an all-gather along the last one is followed by a transposing copy.
+        into, out = ("experts", "expert_embed", "expert_mlp"), ("experts", "expert_hidden", "expert_out")
         self.gate = weight(rngs, (num_experts, embed_dim, mlp_dim), into, embed_dim**-0.5)
         self.up = weight(rngs, (num_experts, embed_dim, mlp_dim), into, embed_dim**-0.5)
         down = out_scale * (SILU_PRODUCT_SQUARE * mlp_dim) ** -0.5

@@ -28,6 +28,8 @@ RULES = (
     ("experts", ("expert", "model")),  # each expert is on one device; `model` shards the experts, not their columns
     ("expert_embed", ("fsdp", "context")),
     ("expert_mlp", None),
+    ("expert_hidden", ("fsdp", "context")),
+    ("expert_out", None),
     # activations; heads, kv_heads, mlp and vocab as in weights
     ("batch", BATCH_AXES),
     ("length", "context"),
@@ -39,7 +41,8 @@ RULES = (
 )
 
 # Dimensions that are local to a device inside a shard_map, and dimensions that shard weights.
-LOCAL, SHARDED_PARAM = ("batch", "heads", "kv_heads", "mlp", "experts"), ("embed", "expert_embed", "vocab")
+LOCAL = ("batch", "heads", "kv_heads", "mlp", "experts")
+SHARDED_PARAM = ("embed", "expert_embed", "expert_hidden", "vocab")
 
 
 def rules_without(mesh_axes: tuple[str, ...]) -> list[tuple]:

@@ -97,7 +97,7 @@ def _units_on(config: ConfigDict) -> dict[str, int]:
         "model.num_heads": mesh.model,
         "model.num_kv_heads": mesh.model,
         "model.embed_dim": mesh.fsdp * mesh.context * mesh.expert,
-        "model.mlp_dim": mesh.model,
+        "model.mlp_dim": math.lcm(mesh.model, mesh.fsdp * mesh.context if config.model.num_experts else 1),
         "model.num_experts": mesh.expert * mesh.model,
         "model.low_cycles": max(1, config.model.low_latents),
         "model.vocab_size": mesh.model,

@@ -21,7 +21,8 @@ NOT_DECAYED = ("scale", "bias", "embedding")  # ends of the names of norms, bias
 STACKED, VOCAB = "layers", "vocab"
 TABLE, CONSTANT, BALANCE = "puzzles", "constant", "balance"
 EXPERTS = "experts"
-EMBED = ("embed", "expert_embed", "cells")  # in weights: the width of the stream, or positions that are mixed
+# In weights: the width of the stream, or positions that are mixed.
+EMBED = ("embed", "expert_embed", "expert_out", "cells")
 MUON_RMS = 0.2  # of an update's entries, as AdamW's usually have (arXiv:2502.16982, section 2.2)
 
 
