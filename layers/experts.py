@@ -86,17 +86,16 @@ class Experts(nnx.Module):
         experts_BTK = jnp.where(valid_BT[..., None], experts_BTK, E)
         load_E = (experts_BTK[..., None] == jnp.arange(E)).sum(axis=(0, 1, 2), dtype=jnp.float32)
         gates_BTK = _with_balance_gradient(gates_BTK, self.bias[...], load_E)
-        load_E = _psum_tokens(load_E)
         log_shares_BTE = jax.nn.log_softmax(log_scores_BTE)
-        fractions_E = load_E / jnp.maximum(load_E.sum(), 1)
+        shares_BTE = jnp.exp(log_shares_BTE)
         figures_BT = {
-            "balance": E * jnp.exp(log_shares_BTE) @ fractions_E,
             "z": jax.nn.logsumexp(logits_BTE, axis=-1) ** 2,
-            "entropy": -(jnp.exp(log_shares_BTE) * log_shares_BTE).sum(axis=-1),
+            "entropy": -(shares_BTE * log_shares_BTE).sum(axis=-1),
             "tokens": jnp.ones(valid_BT.shape),
         }
         figures = {name: jnp.where(valid_BT, figure, 0).sum() for name, figure in figures_BT.items()}
-        return experts_BTK, gates_BTK, figures | {"load": load_E}
+        shares_E = jnp.where(valid_BT[..., None], shares_BTE, 0).sum(axis=(0, 1))
+        return experts_BTK, gates_BTK, figures | {"shares": shares_E, "load": load_E}
 
     def _dispatch(self, x_BTD, experts_BTK, gates_BTK) -> tuple[jax.Array, jax.Array]:
         """Return ([B, T, D], bool [B, T, K] of dropped pairs), with tokens sharded over all devices.
@@ -146,15 +145,16 @@ def router_losses(figures: dict, *, balance_loss: float, z_loss: float) -> tuple
     """
     if not figures:
         return 0.0, {}
-    penalty = balance_loss * figures["balance"].sum() + z_loss * figures["z"].sum()
-    load_LE = figures["load"]
+    load_LE = _psum_tokens(figures["load"])  # once: each layer's own would wait for the all-gathers of its weights
+    fractions_LE = load_LE / jnp.maximum(load_LE.sum(axis=1, keepdims=True), 1)
+    num_experts = load_LE.shape[1]
+    penalty = balance_loss * num_experts * (figures["shares"] * fractions_LE).sum() + z_loss * figures["z"].sum()
     tokens, one = figures["tokens"].sum(), jnp.float32(1)
-    shares_LE = load_LE / jnp.maximum(load_LE.sum(axis=1, keepdims=True), 1)
     scalars = {
-        "expert_load": (shares_LE, one),
-        "largest_load": (shares_LE.max(), one),
-        "smallest_load": (shares_LE.min(), one),
-        "load_violation": (shares_LE.max() * shares_LE.shape[1] - 1, one),
+        "expert_load": (fractions_LE, one),
+        "largest_load": (fractions_LE.max(), one),
+        "smallest_load": (fractions_LE.min(), one),
+        "load_violation": (fractions_LE.max() * num_experts - 1, one),
         "dropped_share": (figures["dropped"].sum(), tokens),
         "router_entropy": (figures["entropy"].sum(), tokens),
     }
@@ -177,6 +177,6 @@ _with_balance_gradient.defvjp(
 )
 
 
-def _psum_tokens(load_E: jax.Array) -> jax.Array:
+def _psum_tokens(load_LE: jax.Array) -> jax.Array:
     """All-reduce loads over the devices that have different tokens, inside a shard_map."""
-    return jax.lax.psum(load_E, as_axis_tuple(mesh_axes(("tokens",))[0])) if inside_shard_map() else load_E
+    return jax.lax.psum(load_LE, as_axis_tuple(mesh_axes(("tokens",))[0])) if inside_shard_map() else load_LE

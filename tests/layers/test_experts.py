@@ -205,7 +205,7 @@ def test_gates_are_numbers_whatever_the_router_says(router):
 
     def of_layer(weights):
         y, figures = nnx.merge(graph, weights)(x, counted)
-        return y.sum() + figures["balance"], figures
+        return y.sum() + figures["shares"].sum(), figures
 
     with on_mesh({"data": 1}):
         (y, figures), of_weights = jax.jit(jax.value_and_grad(of_layer, has_aux=True))(weights)
