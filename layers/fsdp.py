@@ -8,14 +8,17 @@ batch (training/shard_map.py). Anywhere else they change nothing: the compiler i
 import contextlib
 import contextvars
 import functools
+import math
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from layers.axes import as_axis_tuple, inside_shard_map, mesh_axes
 
+WHOLE_TORUS = 64  # from so many devices on, an axis communicates in two steps, see `steps_of`
 GATHERED_PARAM = "gathered_param"  # checkpoint_name of a gathered weight: rematerialisation gathers it again
 _reduce_dtype = contextvars.ContextVar("reduce_dtype", default=None)
 
@@ -115,7 +118,26 @@ def sharded_dims(names: tuple) -> list[tuple[int, str]]:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def all_gather(shard: jax.Array, axis: str, dim: int, reduce_dtype=None) -> jax.Array:
     """All-gather the shards of a mesh axis along `dim`; the gradient is reduce-scattered."""
-    return jax.lax.all_gather(shard, axis, axis=dim, tiled=True)
+    blocks, block = steps_of(jax.lax.axis_size(axis))
+    if blocks == 1:
+        return jax.lax.all_gather(shard, axis, axis=dim, tiled=True)
+    devices = np.arange(blocks * block).reshape(blocks, block)
+    for groups in (devices, devices.T):
+        shard = jax.lax.all_gather(shard, axis, axis=dim, tiled=True, axis_index_groups=groups.tolist())
+    return shard
+
+
+def steps_of(size: int) -> tuple[int, int]:
+    """Return (blocks, devices of a block) in which an axis communicates: (1, size) is one step.
+
+    The TPU compiler turns an all-gather over all devices of a three-dimensional torus into an all-reduce of zeros and
+    shards, which moves twice the bytes and overlaps with no computation. Two steps, over the devices of a block and
+    over those of one place in all blocks, stay all-gathers. A reduce-scatter in two steps has fewer hops.
+    """
+    if size < WHOLE_TORUS:
+        return 1, size
+    blocks = max(number for number in range(1, math.isqrt(size) + 1) if size % number == 0)
+    return blocks, size // blocks
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
@@ -140,24 +162,36 @@ reduce_scatter.defvjp(
 def ring_reduce_scatter(
     x: jax.Array, axis: str, dim: int, reduce_dtype, after: Sequence[jax.Array] = ()
 ) -> jax.Array:  # fmt: skip
-    """Reduce-scatter `x` by collective permutes along a ring, which start when the arrays of `after` are ready.
+    """Reduce-scatter `x` by collective permutes along rings, which start when the arrays of `after` are ready.
 
     `psum_scatter` computes the same. The TPU compiler lowers it to an all-reduce, which moves twice the bytes and
     overlaps with no computation. Half of the neighbours send their parts in one direction and half in the other, so no
     sum takes more than size / 2 hops, and each hop waits for the previous one. With an even size, the opposite device
     sends half of its part in each direction.
     """
-    size, index = jax.lax.axis_size(axis), jax.lax.axis_index(axis)
-    shard = x.shape[dim] // size
-    across, near = size // 2, (size - 1) // 2
     x, *_ = jax.lax.optimization_barrier((x, *after))
     dtype = reduce_dtype or x.dtype
+    size = jax.lax.axis_size(axis)
+    blocks, block = steps_of(size)
+    if blocks == 1:
+        return _sum_along_ring(x, axis, dim, dtype, size).astype(x.dtype)
+    before, after_dim = x.shape[:dim], x.shape[dim + 1 :]
+    parts = _sum_along_ring(x.reshape(*before, blocks, -1, *after_dim), axis, dim + 1, dtype, block)
+    parts = parts.reshape(*before, -1, *after_dim)
+    return _sum_along_ring(parts, axis, dim, dtype, blocks, stride=block).astype(x.dtype)
+
+
+def _sum_along_ring(x: jax.Array, axis: str, dim: int, dtype, size: int, *, stride: int = 1) -> jax.Array:
+    """Reduce-scatter `x` over rings of `size` devices, whose numbers on the axis are `stride` apart."""
+    index = jax.lax.axis_index(axis) // stride % size
+    shard = x.shape[dim] // size
+    across, near = size // 2, (size - 1) // 2
 
     def part_of(device, start: int = 0, stop: int = shard) -> jax.Array:
         return jax.lax.dynamic_slice_in_dim(x, device % size * shard + start, stop - start, dim).astype(dtype)
 
     def from_side(step: int, start: int, stop: int) -> jax.Array | int:
-        to_next = [(i, (i + step) % size) for i in range(size)]
+        to_next = _neighbours(jax.lax.axis_size(axis), size, stride, step)
         partial_sum = 0
         if across > near:
             half = jax.lax.ppermute(part_of(index + step * across, start, stop), axis, to_next)
@@ -167,4 +201,10 @@ def ring_reduce_scatter(
             partial_sum = jax.lax.ppermute(partial_sum + part_of(index + step * hop), axis, to_next)
         return partial_sum
 
-    return (part_of(index) + from_side(1, 0, shard // 2) + from_side(-1, shard // 2, shard)).astype(x.dtype)
+    return part_of(index) + from_side(1, 0, shard // 2) + from_side(-1, shard // 2, shard)
+
+
+def _neighbours(num_devices: int, size: int, stride: int, step: int) -> list[tuple[int, int]]:
+    """Return pairs (device, the device `step` further on its ring)."""
+    devices = np.arange(num_devices).reshape(-1, size, stride)
+    return list(zip(devices.ravel().tolist(), np.roll(devices, -step, axis=1).ravel().tolist(), strict=True))

@@ -11,6 +11,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from configs.base import BATCH_AXES
+from layers import fsdp
 from layers.axes import constrain
 from layers.fsdp import (
     all_gather,
@@ -44,6 +45,18 @@ def test_reduce_scatter_is_the_sum_over_devices(size, dim):
     shards = P(*[None, None][:dim], "fsdp")
     ours = on_devices(size, lambda part: reduce_scatter(part[0], "fsdp", dim), P("fsdp"), shards)
     assert_close(ours(x), x.sum(axis=0))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_large_axis_communicates_in_two_steps_with_the_same_results(dim, monkeypatch):
+    monkeypatch.setattr(fsdp, "WHOLE_TORUS", 8)
+    assert fsdp.steps_of(8) == (2, 4) and fsdp.steps_of(64) == (8, 8) and fsdp.steps_of(7) == (1, 7)
+    x = np.random.default_rng(0).standard_normal((8, 24, 16), np.float32)
+    shards = P(*[None, None][:dim], "fsdp")
+    ours = on_devices(8, lambda part: reduce_scatter(part[0], "fsdp", dim), P("fsdp"), shards)
+    assert_close(ours(x), x.sum(axis=0))
+    gathered = on_devices(8, lambda shard: all_gather(shard, "fsdp", dim), shards, P())
+    np.testing.assert_array_equal(gathered(x[0]), x[0])
 
 
 def test_the_gradient_of_an_all_gather_is_reduce_scattered():
