@@ -15,7 +15,7 @@ from configs.errors import ConfigError, did_you_mean, shown, similar
 from settings.keys import flat, parse_typed
 
 EXPERT_CHIPS = 8  # largest mesh.expert of a preset; an all-to-all over more chips takes more hops
-WHOLE_EXPERTS_BYTES = 2**28  # of a layer's experts in bfloat16; up to this size they are all-gathered like weights
+WHOLE_EXPERTS_BYTES = 2**28  # of a layer's experts in bfloat16; up to this size they are always all-gathered
 LARGEST_AXIS = KEYS["mesh.data"].largest  # devices along an axis of a mesh
 EARLIER_AXES = ("data", "model", "fsdp")  # for three numbers in TPU_MESH_CONFIG, as in Torus' predecessor
 
@@ -69,7 +69,7 @@ def resolve(
     """
     topology = topologies.get(topology_name) if topology_name else None
     mesh, typed = environment_mesh(environment), parse_typed(overrides, flat(config))
-    preset = _with_experts(topology.mesh, flat(config) | typed) if topology else {}
+    preset = _with_experts(topology, flat(config) | typed) if topology else {}
     for axes, origin in ((preset, f"--topology={topology_name}"), (mesh, "TPU_MESH_CONFIG")):
         if axes:
             config.mesh.update({axis: axes.get(axis, 1) for axis in MESH_AXES})
@@ -82,11 +82,20 @@ def resolve(
     return Loaded(config, name, str(path), topology, typed, origins, mesh)
 
 
-def _with_experts(mesh: dict[str, int], values: dict[str, object]) -> dict[str, int]:
-    """Return a preset's mesh; if the experts are too large to all-gather, a part of fsdp becomes mesh.expert."""
-    experts = values["model.num_experts"]
+def _with_experts(topology: topologies.Topology, values: dict[str, object]) -> dict[str, int]:
+    """Return a preset's mesh; a part of fsdp becomes mesh.expert if products cannot hide an all-gather of the experts.
+
+    The all-gather of a layer's experts takes their bytes / (2 * link bandwidth). Their products take as many FLOPs for
+    each token of an expert, at half of the chip's peak. So the ratio depends on the tokens of an expert alone.
+    """
+    mesh, experts = topology.mesh, values["model.num_experts"]
     size = 2 * 3 * experts * values["model.embed_dim"] * values["model.mlp_dim"]
-    expert = math.gcd(experts, mesh["fsdp"], EXPERT_CHIPS) if size > WHOLE_EXPERTS_BYTES else 1
+    if size <= WHOLE_EXPERTS_BYTES or topology.accelerator == "cpu":
+        return mesh
+    tokens = values["train.global_batch"] * values["train.sequence_length"] / topology.chips
+    of_expert = tokens * values["model.experts_per_token"] / experts
+    hidden = of_expert >= topology.peak_flops / (4 * topology.link_bandwidth)
+    expert = 1 if hidden else math.gcd(experts, mesh["fsdp"], EXPERT_CHIPS)
     return mesh | {"fsdp": mesh["fsdp"] // expert, "expert": expert}
 
 

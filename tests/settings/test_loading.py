@@ -143,11 +143,12 @@ def test_a_typed_alternative_puts_the_recipes_out_of_force(tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "topology", "typed", "mesh"),
     [
-        ("mixtral_8x7b", "v4-64", {}, (4, 8)),
-        ("mixtral_8x7b", "v4-64", {"model.num_experts": "6"}, (16, 2)),
-        ("mixtral_8x7b", "v4-8", {}, (1, 4)),
+        ("mixtral_8x7b", "v5p-128", {}, (64, 1)),
+        ("mixtral_8x7b", "v5p-128", {"train.global_batch": "64"}, (8, 8)),  # too few tokens hide no all-gather
+        ("mixtral_8x7b", "v4-64", {"train.global_batch": "32"}, (4, 8)),
+        ("mixtral_8x7b", "v4-64", {"train.global_batch": "32", "model.num_experts": "6"}, (16, 2)),
         ("mixtral_8x7b", "cpu", {}, (1, 1)),
-        ("mixtral_8x7b", "v4-8", {"model.mlp_dim": "1024"}, (4, 1)),
+        ("mixtral_8x7b", "v4-64", {"train.global_batch": "32", "model.mlp_dim": "1024"}, (32, 1)),
         ("small_moe", "v4-8", {}, (4, 1)),
         ("small_moe", "v4-8", {"model.num_experts": "128"}, (1, 4)),
     ],
