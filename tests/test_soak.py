@@ -94,23 +94,6 @@ def test_no_array_of_a_step_outlives_it(single_device, tmp_path):
     assert late - early < 20, alive  # one array a step would be 40
 
 
-def test_no_array_of_a_step_outlives_it(single_device, tmp_path):
-    """One array more a step is too little to be seen in so few steps' memory; a carry of 4 KB would be 20 MB in 5,000.
-
-    Batches read ahead and steps that are not yet logged come and go, so medians are compared.
-    """
-    alive = {}
-
-    class Counts(Callback):
-        def on_step(self, job, state, step):
-            alive[step] = len(jax.live_arrays())
-
-    config = test_train_trm.tiny(tmp_path / "cache", train__steps=60, train__save_every=0)
-    train.train(config, tmp_path / "run", callbacks=[Counts()])
-    early, late = (statistics.median(alive[step] for step in steps) for steps in (range(10, 20), range(50, 60)))
-    assert late - early < 20, alive  # one array a step would be 40
-
-
 @pytest.mark.parametrize("change", ["shape", "type"])
 def test_a_batch_of_another_shape_is_refused_by_name(single_device, tmp_path, change):
     config = in_process(train__steps=6)
