@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -234,7 +235,9 @@ def test_validation_trains_and_restores_on_all_hosts_and_finds_what_differs(pair
     assert page.startswith("# validation is ready") and page.count("| yes |") == len(readiness.ITEMS) == 12
     assert "v4-8, local, configs/tiny.py; " in page  # what was asked for, and not the script's defaults
     assert "2 processes, each sees 4 devices" in page and "restored, continued to step 4" in page
-    assert "| one reduction of gradients | holds |" in page and "| full matrix units | not judged |" in page
+    assert "| full matrix units | not judged |" in page and "| fixed shapes | holds |" in page
+    apart = "| one reduction of gradients | DOES NOT HOLD | "  # meta-learning: tasks, and then the other rows
+    assert apart in page and re.search(r"of (1\.9\d|2\.0\d) times the gradient", page)
     assert list((tmp_path / "runs").iterdir()) == []  # nothing of it stays
     with (pair.code_of(1) / "core/assembly.py").open("a") as file:
         file.write("# changed\n")

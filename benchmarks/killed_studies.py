@@ -114,7 +114,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         figures = speed(folder) | survival(folder)
-    support.finish("studies", figures)
+    support.finish("killed_studies", figures)
     slow = [name for name, most in MOST_SECONDS.items() if figures[f"{name}_seconds"] >= most]
     kinds = "trials_ended_once", "trials_equal_bit_for_bit"
     if slow or any(figures[kind] != figures["trials"] for kind in kinds):
