@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A study of four trials whose two workers are killed; benchmarks/killed_studies.py does it more often, with train.py."""
+"""A study of four trials whose workers are killed; benchmarks/killed_studies.py does it more often, with train.py."""
 
 import os
 import pathlib
