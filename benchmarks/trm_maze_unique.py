@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does a recursive model learn mazes of 10 x 10 with one path on a laptop, and does recursion pay there?
 
-The recipe configs/trm/maze_unique.py with half its width, fewer cycles, and the rates of configs/trm/sudoku_mini.py. A
-transformer that answers in one pass, with as many parameters, is trained on the same mazes for as many FLOPs. The
-folders runs/benchmark-trm_maze_unique-* stay, so that the same command continues after an interruption.
+The recipe configs/trm/maze_unique.py with a quarter of its width, fewer cycles, Muon, and a convolution that reaches
+the rows above and below a cell: without it, no maze was solved after 800 steps of 64 mazes. A transformer that answers
+in one pass, with as many parameters, is trained on the same mazes for as many FLOPs. The folders
+runs/benchmark-trm_maze_unique-* stay, so that the same command continues after an interruption.
 """
 
 import sys
 
 import support
 
-STEPS = 12 if support.QUICK else 800
+STEPS = 12 if support.QUICK else 1200
 AIM = 95.0  # percent
 MAZES = {
     "data.puzzle_size": 10, "data.puzzle_min_difficulty": 0, "data.puzzle_heldout": 100 if support.QUICK else 500,
     "data.puzzle_augmentations": 8, "model.max_length": 100, "train.sequence_length": 100,
-    "model.embed_dim": 64, "model.mlp_dim": 256, "model.num_heads": 4, "model.num_kv_heads": 4,
+    "model.dtype": "float32", "model.embed_dim": 32, "model.mlp_dim": 128, "model.num_heads": 2,
+    "model.num_kv_heads": 2, "model.convolution": 21,
     "train.global_batch": 64, "train.eval_every": 200, "evaluation.batches": 2,
-    "optimizer.learning_rate": 1e-3, "optimizer.warmup_steps": 100,
+    "optimizer.name": "muon", "optimizer.learning_rate": 1e-2, "optimizer.warmup_steps": 100,
     "optimizer.weight_decay": 0.1, "optimizer.ema_decay": 0.99,
 }  # fmt: skip
 RECURSIVE = {"model.high_cycles": 2, "model.low_cycles": 3, "supervision.max_steps": 8}

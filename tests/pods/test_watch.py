@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import threading
 import time
 import types
 from unittest import mock
@@ -292,11 +293,14 @@ def test_a_damaged_file_of_a_study_is_one_line(running, study, content):
 
 def test_watching_goes_on_until_it_is_ended(running):
     watching = running.start("status", "--watch", "--poll_seconds=0.2")
+    silent = threading.Timer(120, watching.kill)  # else one that says nothing more would hang this test
+    silent.start()
     seen = 0
     for line in watching.stdout:
         seen += line.startswith("pod mine: READY")
         if seen == 3:
             break
+    silent.cancel()
     watching.send_signal(signal.SIGINT)
     watching.communicate(timeout=20)
     assert seen == 3 and watching.returncode == 130
