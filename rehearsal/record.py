@@ -66,6 +66,7 @@ MORE = (
     Case("tiny_v4-8", "tiny", "v4-8"),
     Case("tiny_remat_v4-8", "tiny", "v4-8", SMALL),
     Case("mixtral_8x7b_v4-64", "mixtral_8x7b", "v4-64", FOUR_OF_2048 | {"train.global_batch": 32} | NOTHING_KEPT),
+    Case("deepseek_like_v4-64", "deepseek_like", "v4-64", {"train.global_batch": 64} | NOTHING_KEPT),
     Case("llama_1b_v4-8", "llama_1b", "v4-8", ONE_B),
     Case("llama3_8b_2048_v4-8", "llama3_8b", "v4-8", ON_HOST),
     Case("llama2_13b_2048_v4-32", "llama2_13b", "v4-32", FOUR_OF_2048 | LITTLE_KEPT),
