@@ -6,6 +6,7 @@ import hashlib
 import pathlib
 from collections.abc import Callable
 
+from cluster import compiled_programs
 from configs.errors import ConfigError
 from files.atomic import write_atomically
 
@@ -16,7 +17,6 @@ COPIED = (  # in both directions
     "report.html", "profile.json", "rehearsal.json",
 )  # fmt: skip
 BY_STEP = {"votes": "*.gz", "rollouts": "*.npz"}  # folders of a file per step, which a repeated step overwrites
-COMPILED = "compiled"  # JAX's compilation cache, which only process 0 of a run writes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Bucket:
             raise ConfigError(f"--workdir={self.url}: {error}") from None
 
     def fetch_compiled(self) -> None:
-        """Copy the run's compiled programs that are missing here; else all hosts but one compile at each start."""
-        there, here = path_of(self.url) / COMPILED, self.folder / COMPILED
+        """Copy the run's compiled programs that are missing here; only process 0 of a run writes jax's cache."""
+        there, here = (place / compiled_programs.FOLDER for place in (path_of(self.url), self.folder))
         try:
-            missing = [path for path in there.glob("*-cache") if not (here / path.name).exists()]
+            missing = [path for path in there.glob(compiled_programs.ENTRIES) if not (here / path.name).exists()]
             for path in missing:
                 here.mkdir(parents=True, exist_ok=True)
                 write_atomically(here / path.name, path.read_bytes())
@@ -70,7 +70,7 @@ class Bucket:
     def _new(self) -> list[pathlib.Path]:
         """Return the compiled programs and the files of BY_STEP that the bucket lacks or holds with another length."""
         url, found = path_of(self.url), []
-        for name, pattern in (BY_STEP | {COMPILED: "*-cache"}).items():
+        for name, pattern in (BY_STEP | {compiled_programs.FOLDER: compiled_programs.ENTRIES}).items():
             for path in (self.folder / name).glob(pattern):
                 there = url / name / path.name
                 if not there.exists() or there.stat().length != path.stat().st_size:

@@ -7,6 +7,7 @@ import re
 import sys
 import warnings
 
+FOLDER, ENTRIES = "compiled", "*-cache"  # in the folder of a cache; the names of jax's files
 WARNING = re.compile(r"Error (reading|writing) persistent compilation cache entry for '([^']+)': (.*)", re.DOTALL)
 LINES = {
     "reading": "a compiled program in {folder} cannot be read ({reason}); it is removed and compiled again",

@@ -62,7 +62,7 @@ def is_simulation(topology: Topology | None, accelerator: str) -> bool:
 def choose_platform(topology: Topology | None, accelerator: str, cache: pathlib.Path) -> None:
     """Set the variables that jax reads at import; ConfigError if the attached accelerator is not the topology's."""
     choose_libraries()
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache / "compiled"))
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache / compiled_programs.FOLDER))
     compiled_programs.watch(os.environ["JAX_COMPILATION_CACHE_DIR"])
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # a restart needs many small programs
     if accelerator == "cpu":
