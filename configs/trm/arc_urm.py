@@ -3,7 +3,9 @@
 the last of two cycles of six updates (arXiv:2512.14693: 53.8 % within one attempt, and 16.0 % on ARC-AGI-2).
 
 Votes of the answers are counted at several checkpoints, because the last one is not always the best.
-Expected: not yet run. Cost: about 1,038,000 steps.
+Expected: not yet run.
+Cost: about 1,038,000 steps. Rehearsed, at the list price of a v4: on v4-32 11 days (0.91 s a step), $13,500; on v4-64
+5.1 days, $12,700. The four chips of the smallest slice need --config.train.gradient_accumulation=8: 41 days, $12,700.
 Command: python train.py --config=configs/trm/arc_urm.py --topology=v4-64 --config.data.path=FOLDER_WITH_JSON
 """
 

@@ -3,7 +3,9 @@
 their path, and updates of 95 % (Equilibrium Reasoners, arXiv:2605.21488: 99.79 % exact with depth 64 and breadth 128).
 
 The published evaluation chooses by convergence. Its noise is part of every update; here it comes before each step.
-Expected: not yet run. Cost: 65,104 steps.
+Expected: not yet run.
+Cost: 65,104 steps. Rehearsed, at the list price of a v4: on v4-8 91 min (83 ms a step), $19; on v4-32 23 min, $20; on
+v4-64 13 min, $22. All 422,786 test boards with breadth and depth 16: 8 to 9 chip-hours; with 128 and 64: 250 to 285.
 Command: python train.py --config=configs/trm/sudoku_equilibrium.py --topology=v4-64 --config.data.path=FOLDER_WITH_CSV
 """
 
