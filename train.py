@@ -16,7 +16,7 @@ flags.DEFINE_string("profile", "", "trace the steps START:STOP and summarise the
 flags.DEFINE_bool(
     "tune", False, "try the advice of a profile on some steps each, and print the keys that help; see docs/profiling.md"
 )
-flags.DEFINE_string("faults", "", "strike on purpose, see core/faults.py: kill:1@300,nan@550,...")
+flags.DEFINE_string("faults", "", "strike on purpose, see core/between_steps/faults.py: kill:1@300,nan@550,...")
 
 
 def use_of_run(parsed) -> str:
@@ -57,12 +57,12 @@ from core import assembly, inspection
 from core.batch_fit import fit_batch
 from core.callbacks import Callback, Recheck, Reshard, Save, StepsInAThread, Stop, Stopped
 from core.evaluators import Evaluator, check_names, check_without_corpus, evaluate_newest, of_corpus, task_items
-from core.faults import Fault, Faults, NaNGradients, parse_faults
+from core.between_steps.faults import Fault, Faults, NaNGradients, parse_faults
 from core.job import Job, digest, losses_of
-from core.run_report import RunReport
+from core.between_steps.run_report import RunReport
 from core.sampling import BatchSampler
-from core.slow_data import SlowData
-from core.stages import Stages, position_of
+from core.between_steps.slow_data import SlowData
+from core.between_steps.stages import Stages, position_of
 from core.start import (
     announce, check_tokenizers, device_lines, initial_state, may_change, other_models, prepare_corpus, set_steps,
 )  # fmt: skip

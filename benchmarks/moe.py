@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from configs.base import MESH_AXES
-from layers.experts import Experts
+from layers.experts.experts import Experts
 from parallelism.mesh import make_mesh, mesh_context
 from training import optimizers
 

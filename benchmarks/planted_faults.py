@@ -90,15 +90,15 @@ FAULTS = (
         ("tests/input_pipeline/chat/test_windows.py",),
     ),
     Fault(
-        "a sliding window is a token too wide", "layers/attention.py",
+        "a sliding window is a token too wide", "layers/attention/attention.py",
         "(distance_BTS < sliding_window)", "(distance_BTS <= sliding_window)", ("tests/layers/test_attention.py",),
     ),
     Fault(
-        "on a TPU positions turn the wrong way", "layers/rotary.py",
+        "on a TPU positions turn the wrong way", "layers/attention/rotary.py",
         "[[0 * one, one], [-one, 0 * one]]", "[[0 * one, -one], [one, 0 * one]]", ("tests/layers/test_rotary.py",),
     ),
     Fault(
-        "the kernel's sliding window is a token too wide", "layers/kernels.py",
+        "the kernel's sliding window is a token too wide", "layers/attention/kernels.py",
         "(sliding_window - 1, 0), 0)", "(sliding_window, 0), 0)", ("tests/layers/test_kernels.py",),
     ),
     Fault(
@@ -110,12 +110,12 @@ FAULTS = (
         "(1 + 2 * z_loss * log_z_BT)", "(1 + z_loss * log_z_BT)", ("tests/layers/test_cross_entropy.py",),
     ),
     Fault(
-        "a router's bias grows with its expert's load", "layers/experts.py",
+        "a router's bias grows with its expert's load", "layers/experts/experts.py",
         "load_E - load_E.mean()", "load_E.mean() - load_E",
         ("tests/layers/test_experts.py::test_the_bias_gets_how_much_more_than_the_mean_an_expert_has_to_do",),
     ),
     Fault(
-        "a router's bias counts in the gates too", "layers/experts.py",
+        "a router's bias counts in the gates too", "layers/experts/experts.py",
         "jnp.take_along_axis(log_scores_BTE, experts_BTK, axis=-1)",
         "jnp.take_along_axis(log_scores_BTE + self.bias[...], experts_BTK, axis=-1)", ("tests/layers/test_experts.py",),
     ),

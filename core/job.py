@@ -16,10 +16,10 @@ from checkpointing.lost_data import LostData
 from cluster import processes
 from cluster.interruption import Interruption
 from core import assembly, inspection, sampling
+from core.between_steps.stages import Stage, Stages, position_of
 from core.callbacks import Callback, RollBack, check_action
 from core.evaluation import opening, sample_lines
 from core.evaluators import EvaluationContext, Evaluator, as_numbers
-from core.stages import Stage, Stages, position_of
 from files.atomic import write_atomically
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora

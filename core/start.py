@@ -13,7 +13,7 @@ from configs.base import keys_of
 from configs.errors import ConfigError
 from configs.key import RESUME
 from core.assembly import Run
-from core.stages import position_of
+from core.between_steps.stages import position_of
 from input_pipeline import corpus as corpora
 from objectives.objective import FrozenModel, Objective
 from settings import preference, ramp, ranges

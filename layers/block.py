@@ -15,10 +15,10 @@ from flax.traverse_util import unflatten_dict
 
 from layers import taps
 from layers.adapters import Freezable
-from layers.attention import Attention
+from layers.attention.attention import Attention
 from layers.axes import constrain, declared_axes, inside_shard_map
 from layers.dropout import dropout
-from layers.experts import Experts
+from layers.experts.experts import Experts
 from layers.fsdp import GATHERED_PARAM, all_gather_params, all_gather_params_ordered
 from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm

@@ -11,7 +11,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from layers.attention import soft_cap
+from layers.attention.attention import soft_cap
 from layers.products import einsum, einsum_f32
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from layers.attention import soft_cap
+from layers.attention.attention import soft_cap
 from layers.cross_entropy import chunks
 from layers.products import einsum_f32
 

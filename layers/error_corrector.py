@@ -21,7 +21,8 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import unflatten_dict
 
-from layers.attention import MASKED, Attention, attend, soft_cap, through_cache
+from layers.attention.attention import MASKED, Attention, attend, soft_cap, through_cache
+from layers.attention.rotary import rotary_angles, rotary_frequencies
 from layers.axes import declared_axes, weight, zeros
 from layers.block import Block, Stack
 from layers.cross_entropy import chunks
@@ -30,7 +31,6 @@ from layers.mixture_density import Mixture, MixtureDensity
 from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm, normalized
 from layers.products import einsum, einsum_f32
-from layers.rotary import rotary_angles, rotary_frequencies
 
 NUM_FEATURES = 4  # of logits: entropy, margin, log-probabilities of the draft's token and of the likeliest
 COMPONENTS, POINT_DIM = 5, 8  # of the mixture: Gaussians, and numbers of a token's point

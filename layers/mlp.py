@@ -28,7 +28,7 @@ class SwiGLU(Projections):
     """Gated feed-forward over the last dimension, or over the dimension in the einsum specs of a subclass.
 
     Args:
-      quantization, out_scale, declare: as in layers/attention.py.
+      quantization, out_scale, declare: as in layers/attention/attention.py.
       over: name of the input and output dimension.
       activation: of the gate, a key of ACTIVATIONS.
     """

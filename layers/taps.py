@@ -8,11 +8,11 @@ experts, L layers, N query heads, H head dim.
 | name | activation | shape | where |
 |---|---|---|---|
 | embed | embedded tokens, before dropout | [B, T, D] | models/decoder_lm.py |
-| heads | output of each head of attention, before the output projection | [L, B, T, N, H] | layers/attention.py |
+| heads | output of each head, before the output projection | [L, B, T, N, H] | layers/attention/attention.py |
 | attention | output that attention adds to the residual stream, before dropout | [L, B, T, D] | layers/block.py |
 | mlp | output that the MLP or the experts add to the residual stream, before dropout | [L, B, T, D] | layers/block.py |
 | mlp_hidden | hidden units of the MLP or of the shared experts | [L, B, T, F] | layers/mlp.py |
-| expert_hidden | hidden units of each expert for its own tokens, for `measure` only | [L, E, F] | layers/dispatch.py |
+| expert_hidden | hidden units of each expert for its tokens, `measure` only | [L, E, F] | layers/experts/dispatch.py |
 | block | residual stream after a block | [L, B, T, D] | layers/block.py |
 
 Open a context around one call of the model, inside the function that is jitted, differentiated or scanned:

@@ -42,7 +42,7 @@ def of_mlps(path: Path, *, biased: bool) -> Units:
 
 
 def of_experts(path: Path, *, shared: bool) -> tuple[Units, ...]:
-    """Return the units of the stacked experts (layers/experts.py) at a path, and those of the shared ones."""
+    """Return the units of the stacked experts (layers/experts/experts.py) at a path, and those of the shared ones."""
     routed = Units(
         "expert_hidden", ("layers", "experts", "expert_mlp"), ((*path, "down"), 3),
         {(*path, "gate"): 2, (*path, "up"): 2},

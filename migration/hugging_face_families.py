@@ -152,7 +152,7 @@ FAMILIES = {  # by model_type
         },
         # Their code does not read it: all layers have the window.
         required={"layer_types": None, "sliding_window_pattern": None},
-        # The gate of a single expert is 1 in theirs and its score in ours (layers/experts.py).
+        # The gate of a single expert is 1 in theirs and its score in ours (layers/experts/experts.py).
         least={"num_local_experts": 2, "num_experts_per_tok": 2},
         settings={"optimizer.bias_step": 0.0},  # a changed bias could not be exported
     ),

@@ -24,19 +24,20 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from layers import cpu_attention, decode_kernels, gpu_kernels, kernels, units
+from layers import units
 from layers.adapters import Freezable
-from layers.attention import Attention, attend, attention_mask, soft_cap, through_cache, write_rows
+from layers.attention import cpu_attention, decode_kernels, gpu_kernels, kernels
+from layers.attention.attention import Attention, attend, attention_mask, soft_cap, through_cache, write_rows
+from layers.attention.rotary import rotary_angles, rotary_frequencies
 from layers.axes import constrain
 from layers.block import Block, Stack
 from layers.dropout import dropout
 from layers.embeddings import Embedding, Head
-from layers.experts import Experts
+from layers.experts.experts import Experts
 from layers.fsdp import all_gather_params, all_gather_reduce_first
 from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm
 from layers.products import einsum_f32, transposed
-from layers.rotary import rotary_angles, rotary_frequencies
 from layers.sequence_parallel import all_gather_sequence
 from layers.taps import tap
 from layers.units import Units
@@ -201,7 +202,7 @@ class DecoderLM(Freezable):
     ):
         """Return (the normalised stream [B, T, D] in the compute type, the cache, router statistics).
 
-        The statistics are the argument of `router_losses` in layers/experts.py.
+        The statistics are the argument of `router_losses` in layers/experts/experts.py.
 
         Args:
           tokens_BT: int [B, T].
@@ -263,7 +264,7 @@ class DecoderLM(Freezable):
         return kernel if kernel and num_tokens == 1 and kernel.serves(rows, length, **how) else None
 
     def _attend(self, window: int, kernel: ModuleType | None, decodes: ModuleType | None, ids: tuple) -> Callable:
-        """Return the attention function of a layer with this window, see `through_cache` of layers/attention.py.
+        """Return the attention function of a layer with this window, see layers/attention/attention.py: through_cache.
 
         It is a tree of arrays [B, ...], so that layers can take it as an argument.
         """

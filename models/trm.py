@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import unflatten_dict
 
-from layers.attention import Attention, attend, through_cache
+from layers.attention.attention import Attention, attend, through_cache
+from layers.attention.rotary import rotary_angles, rotary_frequencies
 from layers.axes import constrain, declared_axes, truncated_weight, zeros
 from layers.block import REMAT
 from layers.convolution import ConvolvedSwiGLU
@@ -26,7 +27,6 @@ from layers.mlp import SILU_PRODUCT_SQUARE, SwiGLU
 from layers.normalization import normalized
 from layers.products import einsum
 from layers.puzzles import PuzzleTable
-from layers.rotary import rotary_angles, rotary_frequencies
 from layers.units import Units
 
 CONSTANT = "constant"  # names the dimension of constants, which are drawn once and never trained

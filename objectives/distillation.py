@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from layers import experts
 from layers.distillation import How, distillation_loss
+from layers.experts import experts
 from layers.projection import Projection
 from objectives import language_modeling
 from objectives.language_modeling import LanguageModeling, weights

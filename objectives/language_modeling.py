@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from layers import experts
 from layers.adapters import LoRA, add_adapters
 from layers.cross_entropy import cross_entropy
+from layers.experts import experts
 from objectives.objective import Objective
 
 
@@ -37,9 +37,9 @@ class LanguageModeling(Objective):
     """Cross-entropy with auxiliary losses, which are minimised but not part of the reported `loss`.
 
     `z_loss` is the weight of mean log(Z)^2. `balance_loss` and `router_z_loss` are the weights of the router losses of
-    layers/experts.py. Router losses are sums over all tokens, but they are divided by the number of unmasked ones like
-    everything else, so they weigh more in conversations. A held-out sequence is computed in `heldout_parts` consecutive
-    parts of its length.
+    layers/experts/experts.py. Router losses are sums over all tokens, but they are divided by the number of unmasked
+    ones like everything else, so they weigh more in conversations. A held-out sequence is computed in `heldout_parts`
+    consecutive parts of its length.
     """
 
     rows: int

@@ -256,7 +256,8 @@ def small_heads(measured: Measured) -> Advice | None:
         return None
     heads = model.num_heads * size // 128
     groups = max(1, math.gcd(heads, model.num_kv_heads * size // 128 or 1))
-    share = sum(row["share"] for row in measured.profile["by_file"] if row["file"] == "layers/attention.py") / 2
+    rows = [row for row in measured.profile["by_file"] if row["file"] == "layers/attention/attention.py"]
+    share = sum(row["share"] for row in rows) / 2
     keys = {"model.num_heads": heads, "model.num_kv_heads": groups, "model.head_dim": 128}
     evidence = f"heads of {size} fill {size / 128:.0%} of the 128 columns of a matrix unit"
     return Advice("small heads", evidence, keys, gain=share, changes_training=True)

@@ -19,7 +19,7 @@ from inference.engine import Engine
 from input_pipeline.errors import DataError
 from input_pipeline.packing import IGNORED, empty_rows, put_sequence
 from input_pipeline.tokenization import open_tokenizer
-from layers.decode_kernels import TILE
+from layers.attention.decode_kernels import TILE
 from reasoning.answers import Lines, Turns, answers_of, registered
 
 MOST_ROWS = 128  # of the cache; more answers wait

@@ -20,7 +20,7 @@ FREE = {
 PRODUCTS = re.compile("matmul|gemm|conv|dot", re.IGNORECASE)  # custom calls whose FLOPs must be counted
 VIEWS = {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding"}  # custom calls that move nothing
 KERNEL = "tpu_custom_call"
-DECODE_KERNEL = "decode_kernel"  # the name of layers/decode_kernels.py
+DECODE_KERNEL = "decode_kernel"  # the name of layers/attention/decode_kernels.py
 
 
 def is_free(instruction: Instruction) -> bool:
@@ -67,7 +67,7 @@ def kernel_flops(module: Module, instruction: Instruction) -> float:
 
 
 def decode_bytes(instruction: Instruction) -> float:
-    """Return the bytes that the kernel of layers/decode_kernels.py reads at most, 0 if it is another instruction.
+    """Return the bytes that layers/attention/decode_kernels.py reads at most; 0 for any other instruction.
 
     Its operands are the caches, and so are its results, in the same memory: their sizes would count the cache twice.
     """

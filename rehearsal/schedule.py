@@ -17,7 +17,7 @@ from rehearsal.assumptions import Assumptions
 from rehearsal.hlo import HOST, Instruction, Module, collective_kind, groups
 
 SAME_SECONDS = 1e-10  # two iterations of a loop that differ by less have settled
-SELDOM = "seldom"  # the name of branches that are seldom taken, see layers/dispatch.py
+SELDOM = "seldom"  # the name of branches that are seldom taken, see layers/experts/dispatch.py
 SHORT_LOOP = 8  # a loop of at most this many iterations is replayed whole and shown in the surrounding timeline
 SCATTERING = "AllReduceScatterFusion"  # the compiler's name for an all-reduce that is fused with a slice
 COPIES = ("copy-start", "slice-start", "async-start")

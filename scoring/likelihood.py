@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 from configs.base import BATCH_AXES
 from configs.errors import ConfigError
 from input_pipeline.tokenization import AnyTokenizer
-from layers.attention import soft_cap
+from layers.attention.attention import soft_cap
 from layers.cross_entropy import chunks
 from layers.products import einsum_f32
 from parallelism import axis_rules

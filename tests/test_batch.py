@@ -12,7 +12,8 @@ import pytest
 
 import train
 from configs.base import MESH_AXES
-from core import assembly, job, stages
+from core import assembly, job
+from core.between_steps import stages
 from input_pipeline import batches as pipeline
 from input_pipeline import ledger
 from settings.validation import validate

@@ -19,7 +19,7 @@ from checkpointing.checkpoints import Checkpoints, SaveFailed
 from cluster.hub import RunError
 from cluster.interruption import Interrupted
 from core import assembly, inspection, job
-from core.faults import parse_faults
+from core.between_steps.faults import parse_faults
 from input_pipeline import ledger
 from parallelism.mesh import mesh_context
 from reporting.clock import OF_STEPS

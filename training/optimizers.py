@@ -100,7 +100,7 @@ def signs_of_rows(schedule: optax.Schedule, config) -> optax.GradientTransformat
 def signs(step: float) -> optax.GradientTransformation:
     """Return the optimizer of a router's bias: step * sign(mean load - load) (arXiv:2408.15664, algorithm 1).
 
-    Its gradient is load - mean load, see layers/experts.py. The step size is constant.
+    Its gradient is load - mean load, see layers/experts/experts.py. The step size is constant.
     """
     return optax.stateless(lambda updates, _: jax.tree.map(lambda violation: -step * jnp.sign(violation), updates))
 

@@ -6,7 +6,8 @@ import pytest
 from configs.base import KEYS, get_config, keys_of
 from configs.key import EXECUTION, MACHINE, PER_HOST, RESUME, TRANSFER, Key, Section
 from input_pipeline.puzzles import arc
-from layers import block, experts, mlp, products
+from layers import block, mlp, products
+from layers.experts import experts
 from objectives import recursive
 from settings import ramp, ranges
 from settings.keys import flat

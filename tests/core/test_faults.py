@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs.errors import ConfigError
-from core import faults
+from core.between_steps import faults
 from reporting.clock import Clock
 from training.state import TrainState
 

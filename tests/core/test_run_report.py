@@ -10,7 +10,7 @@ import pytest
 
 from cluster.interruption import Interrupted
 from configs import base
-from core import run_report
+from core.between_steps import run_report
 from files.atomic import write_atomically
 from reporting.clock import Clock
 

@@ -9,7 +9,7 @@ import pytest
 
 import train
 from configs import base
-from core import slow_data
+from core.between_steps import slow_data
 from tests.test_train import in_process, own_batches
 
 

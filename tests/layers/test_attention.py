@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from layers.attention import Attention, attend, attention_mask, extend, soft_cap, through_cache
-from layers.rotary import rotary_angles, rotary_frequencies
+from layers.attention.attention import Attention, attend, attention_mask, extend, soft_cap, through_cache
+from layers.attention.rotary import rotary_angles, rotary_frequencies
 from tests.layers import references
 from tests.support import assert_close
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from layers.attention import Attention, attend, through_cache
+from layers.attention.attention import Attention, attend, through_cache
+from layers.attention.rotary import rotary_angles, rotary_frequencies
 from layers.block import REMAT, Block, Stack, unstack
 from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm
-from layers.rotary import rotary_angles, rotary_frequencies
 from tests.layers import references
 from tests.support import assert_close, random_weights, relative_error
 

@@ -9,8 +9,8 @@ import pytest
 
 from configs import base
 from core import assembly
-from layers import cpu_attention
-from layers.attention import attend, attention_mask
+from layers.attention import cpu_attention
+from layers.attention.attention import attend, attention_mask
 from parallelism.mesh import mesh_context
 from tests.layers.test_kernels import inputs, mesh
 from tests.support import assert_close

@@ -17,8 +17,8 @@ from configs import base
 from inference.batching import Batch, Request
 from inference.choice import Sampling
 from inference.engine import Engine
-from layers import decode_kernels
-from layers.attention import attend, attention_mask, through_cache, write_rows
+from layers.attention import decode_kernels
+from layers.attention.attention import attend, attention_mask, through_cache, write_rows
 from models import decoder_lm
 from parallelism.mesh import make_mesh, mesh_context
 from tests.support import TOLERANCE, make_model, model_config, relative_error

@@ -11,7 +11,8 @@ import pytest
 from flax import nnx
 
 from configs.base import MESH_AXES
-from layers import experts, taps
+from layers import taps
+from layers.experts import experts
 from parallelism.mesh import make_mesh, mesh_context
 from tests.support import ROOT, assert_close, random_weights
 

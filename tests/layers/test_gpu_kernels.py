@@ -15,8 +15,8 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from configs import base
 from core import assembly
-from layers import gpu_kernels
-from layers.attention import attend, attention_mask
+from layers.attention import gpu_kernels
+from layers.attention.attention import attend, attention_mask
 from models import decoder_lm
 from objectives import language_modeling
 from parallelism.mesh import mesh_context

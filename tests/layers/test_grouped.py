@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from layers import grouped
+from layers.experts import grouped
 from tests.support import assert_close
 
 D, F, E = 12, 20, 4

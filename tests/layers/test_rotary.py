@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from layers import rotary
-from layers.rotary import rotary_angles, rotary_frequencies, rotate
+from layers.attention import rotary
+from layers.attention.rotary import rotary_angles, rotary_frequencies, rotate
 from tests.layers import references
 from tests.support import assert_close
 

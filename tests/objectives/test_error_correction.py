@@ -13,7 +13,7 @@ from flax import nnx
 
 from core import assembly
 from inference.revision import revise
-from layers.attention import soft_cap
+from layers.attention.attention import soft_cap
 from layers.error_corrector import Findings, Sizes, points_of
 from models import decoder_lm
 from objectives.error_correction import BINS, MIXTURE_WEIGHT, ErrorCorrection, corrupt

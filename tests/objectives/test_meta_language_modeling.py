@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from core import assembly
-from layers import cpu_attention, kernels
+from layers.attention import cpu_attention, kernels
 from layers.inner_loop import InnerLoop
 from objectives.language_modeling import LanguageModeling
 from objectives.meta_language_modeling import MetaLanguageModeling, halves

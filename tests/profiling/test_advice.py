@@ -18,7 +18,7 @@ HEALTHY = {
     "device_peak_gib": {"least": 22.1, "most": 22.4},
     "by_file": [
         {"file": "layers/mlp.py", "part": "forward", "share": 0.6},
-        {"file": "layers/attention.py", "part": "backward", "share": 0.38},
+        {"file": "layers/attention/attention.py", "part": "backward", "share": 0.38},
         {"file": "layers/mlp.py", "part": "recomputed", "share": 0.02},
     ],
 }  # fmt: skip

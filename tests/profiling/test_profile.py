@@ -173,7 +173,7 @@ def test_a_real_trace_has_every_device_and_all_of_the_step(profiled):
     assert first["step_seconds"]["mean"] > 0 and 0 <= first["idle_share"] < 1
     assert sum(row["share"] for row in first["by_file"]) == pytest.approx(1)
     files = {row["file"] for row in first["by_file"]}
-    assert {"layers/attention.py", "layers/mlp.py"} <= files, "instructions have their lines"
+    assert {"layers/attention/attention.py", "layers/mlp.py"} <= files, "instructions have their lines"
     # Products of the optimizer's norms and of the loss, which model FLOPs leave out, are a few percent of a tiny model.
     assert 0.8 < first["flops"] / first["flops_model"] < 1.5
     assert first["energy"] is None and any("energy" in note for note in first["notes"])

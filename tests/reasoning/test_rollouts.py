@@ -13,7 +13,7 @@ import train
 from cluster.hub import RunError
 from cluster.interruption import Interrupted
 from configs.errors import ConfigError
-from core.faults import parse_faults
+from core.between_steps.faults import parse_faults
 from input_pipeline.errors import DataError
 from input_pipeline.packing import IGNORED
 from input_pipeline.tasks.countdown import CountdownRollouts, is_correct

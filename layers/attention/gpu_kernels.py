@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention as a GPU kernel: JAX's own in Pallas and Triton, which never holds the scores of a whole sequence.
 
-It computes the same as `attend` of layers/attention.py with the mask of packed documents, block by block
-(arXiv:2205.14135, section 3.1). A shard_map states the part of each device, as in layers/kernels.py. Letters: see
-layers/attention.py.
+It computes the same as `attend` of attention.py with the mask of packed documents, block by block
+(arXiv:2205.14135, section 3.1). A shard_map states the part of each device, as in kernels.py. Letters: see
+attention.py.
 """
 
 import jax
@@ -35,7 +35,7 @@ def attend(
     q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, *, segments_BT: jax.Array, sliding_window: int = 0,
     score_cap: float = 0.0,
 ) -> jax.Array:  # fmt: skip
-    """Compute the same as `attend` of layers/kernels.py, without a window and a cap, which `serves` excludes."""
+    """Compute the same as `attend` of kernels.py, without a window and a cap, which `serves` excludes."""
     assert not sliding_window and not score_cap
     if inside_shard_map():
         return _on_device(q_BTNH, k_BTKH, v_BTKH, segments_BT)

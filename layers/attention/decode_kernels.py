@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of one new token a row over a key-value cache, as a TPU kernel that reads the cache once.
 
-The kernel writes the new key and value into the cache and computes the same as `attend` of layers/attention.py for
+The kernel writes the new key and value into the cache and computes the same as `attend` of attention.py for
 T = 1. It goes through the cache in blocks of keys with a running maximum and sum (arXiv:2205.14135, section 3.1). It
 does not read the blocks in front of a row's first visible key, or after its new key. The compiler alone would write the
 rows of a cache one after the other. It cannot shard a kernel, so a shard_map states the part of each device. Letters:
-see layers/attention.py.
+see attention.py.
 """
 
 import functools
@@ -17,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.lax import div, rem
 from jax.sharding import PartitionSpec
 
-from layers.attention import MASKED, soft_cap
+from layers.attention.attention import MASKED, soft_cap
 from layers.axes import inside_shard_map, mesh_axes, num_shards
 
 LANES = 128  # heads, and blocks of keys, are multiples of it
@@ -40,7 +40,7 @@ def extend_and_attend(
     A row sees its new key, whatever the mask says; that of a row without a token means nothing.
 
     Args:
-      cache: of a layer, without scales; see `extend` of layers/attention.py.
+      cache: of a layer, without scales; see `extend` of attention.py.
       mask_B1S: bool, the keys that each row sees.
     """
     start_B = jnp.minimum(cache["start"], mask_B1S.shape[2] - 1)
@@ -56,7 +56,7 @@ def extend_and_attend(
 
 
 def write_rows(rows_BS: jax.Array, new_B1: jax.Array, start_B: jax.Array) -> jax.Array:
-    """Return the same as `write_rows` of layers/attention.py for one new entry a row, without a loop over rows."""
+    """Return the same as `write_rows` of attention.py for one new entry a row, without a loop over rows."""
     S = rows_BS.shape[1]
     return jnp.where(jnp.arange(S) == jnp.minimum(start_B, S - 1)[:, None], new_B1, rows_BS)
 

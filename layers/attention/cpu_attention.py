@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention on one CPU device, in parts of the length: a part of the queries meets no key after it.
 
-It computes the same as `attend` of layers/attention.py with the mask of packed documents. Two things make it faster
+It computes the same as `attend` of attention.py with the mask of packed documents. Two things make it faster
 (benchmarks/cpu_step.py): with PARTS parts, 5 of 8 scores are computed, and a head's queries lie next to each other, as
-XLA's products on a CPU read them. Letters: see layers/attention.py.
+XLA's products on a CPU read them. Letters: see attention.py.
 """
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from layers.attention import MASKED, attention_mask, soft_cap
+from layers.attention.attention import MASKED, attention_mask, soft_cap
 from layers.products import einsum_f32, on_one_cpu
 
 PARTS = 4  # of the length; more would save little, and each is compiled
@@ -26,7 +26,7 @@ def attend(
     q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, *, segments_BT: jax.Array, sliding_window: int = 0,
     score_cap: float = 0.0,
 ) -> jax.Array:  # fmt: skip
-    """Compute the same as `attend` of layers/kernels.py."""
+    """Compute the same as `attend` of kernels.py."""
     B, T, N, H = q_BTNH.shape
     K = k_BSKH.shape[2]
     q_BKGTH = jnp.moveaxis(q_BTNH.reshape(B, T, K, N // K, H), 1, 3)

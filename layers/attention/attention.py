@@ -14,10 +14,10 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from layers.adapters import Projections
+from layers.attention.rotary import rotate
 from layers.axes import constrain, weight, zeros
 from layers.normalization import RMSNorm
 from layers.products import LARGEST, add_bias, einsum, einsum_f32
-from layers.rotary import rotate
 from layers.sequence_parallel import all_gather_sequence, reduce_scatter_sequence
 from layers.taps import tap
 
@@ -47,7 +47,7 @@ def attend(
 ) -> jax.Array:
     """Return attention [B, T, N, H] in the type of `v`, named "attended"; without a mask all positions see all.
 
-    Scores and softmax are in float32. This is the reference: layers/kernels.py computes the same on a TPU without the
+    Scores and softmax are in float32. This is the reference. kernels.py computes the same on a TPU without the
     scores in memory.
     """
     B, T, N, H = q_BTNH.shape
@@ -100,7 +100,7 @@ class Attention(Projections):
         """Return ([B, T, D], cache); queries see the keys and values of the cache and the new ones.
 
         Args:
-          angles: of layers/rotary.py; None: no position encoding.
+          angles: of layers/attention/rotary.py; None: no position encoding.
           attend: queries [B, T, N, H], new keys and values [B, T, K, H], cache to ([B, T, N, H], cache), such as
             `through_cache`. It applies the mask, and names the arrays that its backward pass needs "attended".
         """

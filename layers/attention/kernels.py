@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention as a TPU kernel: JAX's splash attention, which never holds the scores of a whole sequence.
 
-The kernel computes the same as `attend` of layers/attention.py with the mask of packed documents. It works block by
+The kernel computes the same as `attend` of attention.py with the mask of packed documents. It works block by
 block in a chip's own memory (arXiv:2205.14135, section 3.1) and skips blocks that are fully masked. The compiler cannot
-shard a kernel, so a shard_map states the part of each device. Letters: see layers/attention.py.
+shard a kernel, so a shard_map states the part of each device. Letters: see attention.py.
 """
 
 import math
@@ -23,7 +23,7 @@ DQ_PARTS = 4  # the fused backward kernel writes dq once for every block of keys
 def serves(shape: tuple[int, int], **_) -> bool:
     """Return whether the kernel supports [batch, length]: each device's part of the length must be full blocks.
 
-    Head dim, type, window and cap are not restricted; layers/gpu_kernels.py restricts them.
+    Head dim, type, window and cap are not restricted; gpu_kernels.py restricts them.
     """
     (batch, length), (rows, columns) = shape, map(num_shards, mesh_axes(("batch", "length")))
     return batch % rows == 0 and length % (LANES * columns) == 0

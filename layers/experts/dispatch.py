@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from layers import grouped, taps
+from layers import taps
 from layers.axes import as_axis_tuple, mesh_axes, num_shards
+from layers.experts import grouped
 from layers.products import einsum
 
 ROUND = 1.5  # slots of one exchange, relative to the slots that a perfectly balanced router needs

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from layers import dispatch, taps
+from layers import taps
 from layers.axes import as_axis_tuple, inside_shard_map, mesh_axes, num_shards, weight, zeros
+from layers.experts import dispatch
 from layers.mlp import SILU_PRODUCT_SQUARE, SwiGLU
 
 BALANCE = "balance"  # names the dimension of a router's bias, which has its own rule in training/optimizers.py
@@ -32,7 +33,7 @@ class Experts(nnx.Module):
       capacity: slots of an expert over its mean load, for each device's tokens; tokens beyond are dropped; 0: no limit.
       router: key of LOG_SCORES: softmax as in Mixtral (arXiv:2401.04088), sigmoid as in DeepSeek-V3 (2412.19437).
       gate_scale: sum of a token's gates. With one expert a token, its gate is its score, as in arXiv:2101.03961.
-      out_scale: as in layers/attention.py.
+      out_scale: as in layers/attention/attention.py.
     """
 
     def __init__(
