@@ -57,12 +57,6 @@ def probability(logits: jax.Array, tokens_PK: jax.Array) -> jax.Array:
     return _chosen(jax.nn.softmax(logits), tokens_PK[:, 0])
 
 
-def is_likeliest(logits: jax.Array, tokens_PK: jax.Array) -> jax.Array:
-    """Return 1 where the first token is the likeliest of the tokens of its row, else 0."""
-    of_tokens = jnp.take_along_axis(logits, jnp.broadcast_to(tokens_PK, (*logits.shape[:-1], tokens_PK.shape[1])), -1)
-    return (of_tokens[..., 0] > of_tokens[..., 1:].max(-1)).astype(jnp.float32)
-
-
 def run(graph: nnx.GraphDef, params: dict, tokens_BT: jax.Array) -> jax.Array:
     """Return float32 logits [B, V] of the token after each row; each row is one document.
 

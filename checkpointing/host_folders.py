@@ -7,7 +7,6 @@ to restore them. A part of the only process of a run is a complete checkpoint.
 """
 
 import contextlib
-import hashlib
 import json
 import pathlib
 import shutil
@@ -69,7 +68,7 @@ class HostFolders(FolderStore):
         landing = self._landing(step)
         names = sorted(str(path.relative_to(landing)) for path in landing.rglob("*") if path.is_file())
         self.files = manifest.digests(landing, names)
-        return {"name": processes.name(processes.index()), "digest": _digest(self.files)}
+        return {"name": processes.name(processes.index()), "digest": manifest.digest_of(self.files)}
 
     def join(self, step: int, parts: list[dict]) -> None:
         """Write which part this is; the parts stay apart. OSError if files of its arrays are missing."""
@@ -78,7 +77,8 @@ class HostFolders(FolderStore):
             raise OSError(f"{missing[0]} is missing; it was deleted meanwhile")
         if len(parts) > 1:
             holders = [part["name"] for part in parts]
-            part = Part(save=_digest([part["digest"] for part in parts]), process=processes.index(), holders=holders)
+            save = manifest.digest_of([part["digest"] for part in parts])
+            part = Part(save=save, process=processes.index(), holders=holders)
             (landing / host_parts.PART).write_text(json.dumps(part))
             self.files |= manifest.digests(landing, [host_parts.PART])
         manifest.write(landing, step, self.files)
@@ -151,7 +151,3 @@ def _missing(folder: pathlib.Path, files: Files, arrays: dict) -> list[str]:
 
 def _hashable(index: tuple[slice, ...]) -> tuple:
     return tuple((part.start, part.stop) for part in index)
-
-
-def _digest(content) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

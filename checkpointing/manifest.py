@@ -41,7 +41,7 @@ def write(folder, step: int, files: dict[str, list]) -> None:
     """Write the manifest of a checkpoint, with a digest of itself."""
     content = {"format": FORMAT, "step": step, "files": files}
     with (folder / NAME).open("w") as file:
-        json.dump(content | {"sha256": _of_content(content)}, file, indent=1)
+        json.dump(content | {"sha256": digest_of(content)}, file, indent=1)
 
 
 def read(folder) -> dict:
@@ -50,7 +50,7 @@ def read(folder) -> dict:
         content = dict(parse_json((folder / NAME).read_bytes(), Manifest, "it", max_bytes=MAX_BYTES))
     except JsonError as error:
         raise ValueError(str(error)) from None
-    if content.pop("sha256") != _of_content(content):
+    if content.pop("sha256") != digest_of(content):
         raise ValueError("has other content than when it was written")
     if content["format"] != FORMAT or not all(map(INSIDE.fullmatch, content["files"])):
         raise ValueError(f"is none of format {FORMAT} with files inside the folder")
@@ -100,5 +100,6 @@ def _digest(path: pathlib.Path) -> list:
         return [file.tell(), digest]
 
 
-def _of_content(content: dict) -> str:
+def digest_of(content) -> str:
+    """Return the SHA-256 of a JSON value."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -119,13 +119,16 @@ class HeldOut(Evaluator):
 
     def report(self, log, step, figures):
         """Write and show the metrics."""
-        figures = dict(figures)
-        log.evaluation(step, figures, figures.pop("tokens"))
+        log.evaluation(step, *_split(figures))
 
     def lines(self, context, figures):
         """Return the metrics in words."""
-        figures = dict(figures)
-        return heldout_lines(context.run, figures, figures.pop("tokens"), context.corpus)
+        return heldout_lines(context.run, *_split(figures), context.corpus)
+
+
+def _split(figures: dict) -> tuple[dict, int]:
+    """Return the figures of `HeldOut` without `tokens`, and `tokens`."""
+    return {name: figure for name, figure in figures.items() if name != "tokens"}, figures["tokens"]
 
 
 class Votes(Evaluator):
@@ -134,7 +137,7 @@ class Votes(Evaluator):
     name = "votes"
 
     def __init__(self, every: int = 0):
-        """Vote every so many steps; 0: only at the end."""
+        """Vote every `every` steps; 0: only at the end."""
         self.every = every
 
     def evaluate(self, context):
@@ -186,7 +189,7 @@ class Tasks(Evaluator):
     name = "tasks"
 
     def __init__(self, every: int, items: list[questions.Item]):
-        """Score these items every so many steps."""
+        """Score these items every `every` steps."""
         self.every, self.items = every, items
 
     def evaluate(self, context):

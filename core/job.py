@@ -311,7 +311,7 @@ class Job:
 
     def close(self, state) -> list[str]:
         """Evaluate all held-out documents, draw a sample, print the summary and return it."""
-        lines, corpus, workdir, step = [""], self.corpus, self.checkpoints.address, self.config.train.steps
+        lines, corpus, address, step = [""], self.corpus, self.checkpoints.address, self.config.train.steps
         if corpus:
             self.log.display.phase("evaluating all that is held out")
         for evaluator in self.evaluators:
@@ -322,14 +322,14 @@ class Job:
         speed = self.log.average_tokens_per_second()
         lines.append(f"speed: {speed:,.0f} tokens/s over {self.log.total_tokens:,} tokens")
         lines.append(self.log.goodput.line())
-        lines.append(f"checkpoint: {workdir}/checkpoints/{step}")
+        lines.append(f"checkpoint: {address}/checkpoints/{step}")
         if corpus and corpus.tokenizer and self.config.evaluation.sample_tokens:
             asked = "--message=Hello"
             if not corpus.is_of_conversations:
                 asked = f"--prompt={shlex.quote(opening(corpus))}"
                 with self.clock.within("evaluation"):
                     lines += sample_lines(self.run, self.eval_params(state), corpus)
-            place = shlex.quote(f"--workdir={workdir}")
+            place = shlex.quote(f"--workdir={address}")
             lines.append(f"next: .venv/bin/python generate.py {place} {asked} --max_tokens=64")
         self.log.display.lines(lines)
         return lines
@@ -356,11 +356,10 @@ class Job:
                 record = self._restore_record()
             else:
                 self.suspect = record["step"]
-        if record:  # the checkpoint may be one of the skipped steps
-            first = max(first, record["examples"])
+        step, examples, _ = position_of(record)
+        first = max(first, examples)  # the checkpoint may be one of the skipped steps
         self.corpus = dataclasses.replace(self.corpus, train=self.corpus.train.skip(first, last))
         self.log.goodput.lost_since(record["goodput"]["parts"]["training"] if record else 0.0)
-        step = record["step"] if record else 0
         self.log.event(
             f"{trouble}; back to step {step}, leaving out {last - first} examples up to step "
             f"{trouble.last_step}'s", "roll_back", step,

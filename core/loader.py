@@ -70,7 +70,7 @@ class LoaderLoss(Evaluator):
     ranks_checkpoints = True
 
     def __init__(self, every: int, loader: Iterable[Mapping]):
-        """Evaluate every so many steps, and at the end."""
+        """Evaluate every `every` steps, and at the end."""
         self.every, self.loader = every, loader
 
     def evaluate(self, context):

@@ -78,10 +78,6 @@ class Engine:
         params |= _separated({path: leaf for path, leaf in params.items() if names[path][1][0] == "layers"})
         return dataclasses.replace(self, graph=nnx.graphdef(model), params=unflatten_dict(params))
 
-    def with_params(self, params: dict) -> "Engine":
-        """Return this engine with other parameters, such as those of a later training step."""
-        return dataclasses.replace(self, params=params)
-
     @jax.jit
     def prefill(self, tokens_BT: jax.Array) -> tuple[jax.Array, Cache]:
         """Start rows with a prompt each; return (float32 logits [B, V] of the next token, cache).

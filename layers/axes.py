@@ -13,6 +13,8 @@ import jax
 from flax import nnx
 from flax.core import spmd
 
+TRUNCATED = 0.87962566103423978  # the standard deviation of a unit normal distribution truncated at 2
+
 
 def weight(rngs: nnx.Rngs, shape: tuple, axes: tuple, stddev: float) -> nnx.Param:
     """Declare a float32 weight, normally distributed around 0, its dimensions named by `axes`."""
@@ -21,9 +23,8 @@ def weight(rngs: nnx.Rngs, shape: tuple, axes: tuple, stddev: float) -> nnx.Para
 
 def truncated_weight(rngs: nnx.Rngs, shape: tuple, axes: tuple, stddev: float) -> nnx.Param:
     """Declare a float32 weight from a normal distribution truncated at 2 deviations, rescaled to `stddev`."""
-    truncated = 0.87962566103423978  # the standard deviation of a unit normal truncated at 2
     draws = jax.random.truncated_normal(rngs.params(), -2, 2, shape)
-    return nnx.Param(stddev / truncated * draws, out_sharding=axes, stddev=stddev)
+    return nnx.Param(stddev / TRUNCATED * draws, out_sharding=axes, stddev=stddev)
 
 
 def scale(size: int, axes: tuple) -> nnx.Param:

@@ -19,14 +19,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.traverse_util import unflatten_dict
 
 from layers.attention.attention import MASKED, Attention, attend, soft_cap, through_cache
 from layers.attention.rotary import rotary_angles, rotary_frequencies
-from layers.axes import declared_axes, weight, zeros
+from layers.axes import weight, zeros
 from layers.block import Block, Stack
 from layers.cross_entropy import chunks
-from layers.fsdp import all_gather_params
+from layers.fsdp import all_gather_params, all_gather_state
 from layers.mixture_density import Mixture, MixtureDensity
 from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm, normalized
@@ -40,7 +39,7 @@ POINTS_KEY = 94  # of the projection of tokens to points, which is the same in e
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes of the module: those of the model's blocks, but for the number of layers."""
+    """Sizes of the module: those of the model's blocks, except for the number of layers."""
 
     num_layers: int
     embed_dim: int
@@ -146,7 +145,8 @@ class ErrorCorrector(nnx.Module):
         h_BTD = self._product("BTD,DE->BTE", next_BTD, "from_right")
         h_BTD, *_ = self.stack(h_BTD, [(angles, attends, segments_BT > 0)])
         h_BTD += self._product("BTD,DE->BTE", x_BTD, "from_states")
-        joined_mlp = _gathered(self.joined_mlp, x_BTD.dtype)
+        graph, state = nnx.split(self.joined_mlp)
+        joined_mlp = nnx.merge(graph, all_gather_state(state, x_BTD.dtype))
         return self.norm(h_BTD + joined_mlp(self.joined_norm(h_BTD)))
 
     def revisions(
@@ -226,13 +226,6 @@ def _merged(parts: jax.Array) -> jax.Array:
     """Return chunks [num_chunks, B, T / num_chunks, ...] as [B, T, ...], see `chunks` of layers/cross_entropy.py."""
     parts = jnp.moveaxis(parts, 0, 2)
     return parts.reshape(parts.shape[0], -1, *parts.shape[3:])
-
-
-def _gathered(module: nnx.Module, dtype) -> nnx.Module:
-    """Return a module with all-gathered weights."""
-    graph, state = nnx.split(module)
-    axes = unflatten_dict({path: names for path, (_, names) in declared_axes(state).items()})
-    return nnx.merge(graph, all_gather_params(nnx.to_pure_dict(state), axes, dtype))
 
 
 def _block(sizes: Sizes, rngs: nnx.Rngs) -> Block:

@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.core import spmd
+from flax.traverse_util import unflatten_dict
 from jax.ad_checkpoint import checkpoint_name
 
-from layers.axes import as_axis_tuple, inside_shard_map, mesh_axes
+from layers.axes import as_axis_tuple, declared_axes, inside_shard_map, mesh_axes
 
 WHOLE_TORUS = 64  # from so many devices on, an axis communicates in two steps, see `steps_of`
 GATHERED_PARAM = "gathered_param"  # checkpoint_name of a gathered weight: rematerialisation gathers it again
@@ -45,6 +46,12 @@ def all_gather_params(weights, axes, dtype):
     if not inside_shard_map():
         return weights
     return jax.tree.map(lambda weight, names: _all_gather_param(weight, names, dtype), weights, axes)
+
+
+def all_gather_state(state: nnx.State, dtype) -> dict:
+    """Return the parameters of a state as `all_gather_params` does, by the names that their declarations give."""
+    axes = unflatten_dict({path: names for path, (_, names) in declared_axes(state).items()})
+    return all_gather_params(nnx.to_pure_dict(state), axes, dtype)
 
 
 def all_gather_params_ordered(weights: dict, axes: dict, dtype, order: tuple[str, ...]) -> dict:

@@ -22,8 +22,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from layers.axes import declared_axes
-from layers.fsdp import all_gather_params
+from layers.fsdp import all_gather_state
 
 RATES = "inner_rates"  # attribute of a model with the learned step sizes
 MAML, FIRST_ORDER, REPTILE = "maml", "first_order_maml", "reptile"
@@ -117,7 +116,7 @@ def split(model: nnx.Module) -> tuple[Callable[[dict], nnx.Module], dict, dict]:
     float32: a gradient of one task must not be reduced over the tasks of other devices.
     """
     graph, learned, params = nnx.split(model, nnx.PathContains(RATES), ...)
-    learned, params = _gathered(learned), _gathered(params)
+    learned, params = (all_gather_state(state, jnp.float32) for state in (learned, params))
     scales = jax.tree.map(lambda _: 1.0, params)
     if learned:
         of_path = flatten_dict(learned[RATES])
@@ -139,8 +138,3 @@ def with_float32_gradients(model: nnx.Module) -> nnx.Module:
     """Return the model for rows that are no tasks: layers reduce gradients in the compute type, tasks in float32."""
     graph, params = nnx.split(model)
     return nnx.merge(graph, _float32_gradients(params))
-
-
-def _gathered(state: nnx.State) -> dict:
-    axes = unflatten_dict({path: names for path, (_, names) in declared_axes(state).items()})
-    return all_gather_params(nnx.to_pure_dict(state), axes, jnp.float32)

@@ -10,7 +10,7 @@ import functools
 
 import jax
 
-TRUNCATED = 0.87962566103423978  # the standard deviation of a unit normal distribution truncated at 2
+from layers.axes import TRUNCATED
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["draws"], meta_fields=["deviation", "rate"])

@@ -5,15 +5,16 @@ The first trajectory has no noise: it is the answer of the model alone. Trajecto
 so that one program computes them all, and they are sharded as rows are.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from layers import latents
-from objectives.recursive import OF_START, Recursive
+from objectives.recursive import OF_START, Recursive, where_rows
 
-OF_NOISE = 3  # purpose of random draws, beside those of objectives/recursive.py
+OF_NOISE = 3  # purpose of random draws; objectives/recursive.py has the others
 
 
 class Breadth(NamedTuple):
@@ -94,7 +95,7 @@ def _begun(plain: Recursive, model, keys: jax.Array, is_noisy: jax.Array, breadt
     others = model.start(len(keys))
     if deviation:
         others = latents.random_states(latents.folded(keys, OF_START), states, deviation)
-    return jax.tree.map(lambda new, old: _where(is_noisy, new, old), others, states)
+    return jax.tree.map(functools.partial(where_rows, is_noisy), others, states)
 
 
 def _with_noise(keys: jax.Array, states, is_noisy: jax.Array, deviation: float):
@@ -103,9 +104,5 @@ def _with_noise(keys: jax.Array, states, is_noisy: jax.Array, deviation: float):
     noised = []
     for leaf in leaves:
         keys, noise = latents.normal(keys, leaf)
-        noised.append(_where(is_noisy, leaf + deviation * noise, leaf))
+        noised.append(where_rows(is_noisy, leaf + deviation * noise, leaf))
     return keys, jax.tree.unflatten(structure, noised)
-
-
-def _where(of_rows: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
-    return jnp.where(of_rows.reshape(-1, *[1] * (new.ndim - 1)), new, old)

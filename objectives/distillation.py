@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Distillation from a frozen teacher: cross-entropy, divergence from its logits, distance of both streams.
 
-The teacher is a model with the same vocabulary. The reported and evaluated
-`loss` is the student's cross-entropy. Logits: arXiv:1503.02531. Streams: arXiv:1909.10351, equation 8, here for the
-normalised last streams, each scaled to a mean square of 1.
+The teacher is a model with the same vocabulary. The reported and evaluated `loss` is the student's cross-entropy.
+Logits: arXiv:1503.02531. Streams: arXiv:1909.10351, equation 8, here for the normalised last streams, each scaled to a
+mean square of 1.
 """
 
 import dataclasses

@@ -7,6 +7,7 @@ puzzle; the rows of other slots are discarded.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -148,10 +149,7 @@ class Recursive(Objective):
         With K `parallel` latents, logits are [B, K, cells, V] and halt logits [B, K].
         """
         halted = carry["halted"]
-
-        def fresh(new: jax.Array, old: jax.Array) -> jax.Array:
-            return jnp.where(halted.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-
+        fresh = functools.partial(where_rows, halted)
         states = jax.tree.map(fresh, self._grouped(self.start(model, carry["draws"])), carry["states"])
         example = {name: fresh(batch[name], carry[name]) for name in self.batch()}
         states, logits, halt = self._called(model, states, example, carry["draws"])
@@ -245,6 +243,11 @@ class Recursive(Objective):
             "halt_accuracy": ((halt_logits >= 0) == exact).astype(jnp.float32),
             "steps": carry["steps"].astype(jnp.float32),
         }
+
+
+def where_rows(of_rows: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
+    """Return the rows of `new` where bool [B] is true, and those of `old` elsewhere."""
+    return jnp.where(of_rows.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
 
 def _counted(of_slots: dict[str, jax.Array], counts: jax.Array) -> dict[str, tuple]:

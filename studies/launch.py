@@ -114,9 +114,8 @@ def _judge(queue: trials.Queue, digests: set[str], statuses: list[int], limits: 
     print(f"{queue.name}: {done} done, {len(failed)} failed{also}, {len(left)} left", flush=True)
     if left:
         still_left = display.left(len(left), "trial")
-        died = [
-            status for status in statuses if status not in (0, -signal.SIGTERM)
-        ]  # one that only began is asked to end
+        ended = (0, -signal.SIGTERM)  # SIGTERM ends a worker that has only begun
+        died = [status for status in statuses if status not in ended]
         if not died and (reason := budget.reason_to_end(queue, digests, limits)):
             raise OutOfBudget(f"{still_left}: {reason}")
         why = f"{counted(len(died), 'worker')} died (status {died[0]})" if died else "interrupted"

@@ -33,7 +33,7 @@ class CausalAnalysis(Evaluator):
     name = KIND
 
     def __init__(self, every: int, prompts: tuple[np.ndarray, np.ndarray]):
-        """Explain these two prompts, int32 [T], every so many steps."""
+        """Explain these two prompts, int32 [T], every `every` steps."""
         self.every, self.prompts = every, prompts
 
     def evaluate(self, context):

@@ -32,7 +32,7 @@ class EffectiveRank(Evaluator):
     name = KIND
 
     def __init__(self, every: int):
-        """Measure every so many steps."""
+        """Measure every `every` steps."""
         self.every = every
 
     def evaluate(self, context):

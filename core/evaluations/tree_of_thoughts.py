@@ -27,7 +27,7 @@ class TreeOfThoughts(Evaluator):
     name = KIND
 
     def __init__(self, every: int, task, problems: list[str]):
-        """Solve these problems every so many steps."""
+        """Solve these problems every `every` steps."""
         self.every, self.task, self.problems = every, task, problems
 
     def evaluate(self, context):

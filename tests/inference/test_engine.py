@@ -99,7 +99,7 @@ def test_other_tokens_lengths_and_parameters_compile_nothing():
 
     one = engine()
     compiled = check(one, PROMPTS, ENDINGS, FORKS)
-    later = one.with_params(jax.tree.map(lambda leaf: 1.5 * leaf, one.params))
+    later = dataclasses.replace(one, params=jax.tree.map(lambda leaf: 1.5 * leaf, one.params))
     others = [[1, 2], [3] * 7, [4]], [[8], [9] * 4, [1], [], [2]], FORKS[::-1].copy()
     assert check(later, *others) == compiled and len(traced) == 1
 
@@ -132,7 +132,7 @@ def test_weights_may_be_an_array_for_each_layer():
     one = engine(scan=False)
     params = dict(one.params)
     params["stack"] = jax.tree.map(tuple, params["stack"])
-    actual, expected = (each.prefill(pad_rows(PROMPTS))[0] for each in (one.with_params(params), one))
+    actual, expected = (each.prefill(pad_rows(PROMPTS))[0] for each in (dataclasses.replace(one, params=params), one))
     np.testing.assert_array_equal(actual, expected)
 
 
