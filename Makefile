@@ -2,18 +2,18 @@ CONFIG ?= configs/tiny.py
 python := .venv/bin/python
 uv := $(shell command -v uv 2>/dev/null)
 
-# A GPU shows as /dev/nvidia0 (under WSL only nvidia-smi knows it), a TPU as /dev/accel0 or, the newer
-# ones, as a vfio device on a machine with PCI devices of Google's.
+# A GPU has /dev/nvidia0 (under WSL only nvidia-smi finds it). A TPU has /dev/accel0; newer ones have a vfio device, and
+# the machine has PCI devices of Google.
 detected := $(shell exec 2>/dev/null; \
     if [ -e /dev/nvidia0 ] || nvidia-smi -L >/dev/null; then echo gpu; \
     elif [ -e /dev/accel0 ] || { ls /dev/vfio/[0-9]* && grep 0x1ae0 /sys/bus/pci/devices/*/vendor; } >/dev/null; then echo tpu; \
     else echo cpu; fi)
-# What .venv was made for holds until another is named, so a finished .venv never needs the network.
+# Without ACCELERATOR, the one that .venv was made for is used, so that a finished .venv needs no network.
 installed := $(patsubst .venv/installed-%.lock,%,$(wildcard .venv/installed-*.lock))
 ACCELERATOR ?= $(or $(installed),$(detected))
 EXTRAS ?= $(patsubst .venv/extra-%,%,$(wildcard .venv/extra-*))
 
-# A name that nothing reads is a mistake, as TOPOLGY=v4-32, which would train without it.
+# A variable that is not read is an error: TOPOLGY=v4-32 would otherwise train without a topology.
 variables := ACCELERATOR ARGS CONFIG EXTRAS OSV PORT PYTHON STORAGE TOPOLOGY WORKDIR
 typed := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(if $(filter-out $(variables),$(typed)),$(error \
@@ -25,9 +25,9 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 locks = $(strip requirements.lock $(patsubst %,requirements-%.lock,$(filter-out cpu,$(ACCELERATOR)) $(EXTRAS)))
-# A copy of the lock files, not a time: neither a checkout nor a touched file installs anything anew.
+# The stamp is a copy of the lock files. So a checkout, which changes only times, installs nothing again.
 stamp = .venv/installed-$(ACCELERATOR).lock
-# While this file is there an install was cut short, and .venv is made again from nothing.
+# If this file exists, an install was interrupted, and .venv is made again from the start.
 unfinished := .venv/unfinished
 
 suitable := -c 'import sys$(if $(uv),,, ensurepip); sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null
@@ -53,7 +53,7 @@ torch := $(shell sed -n 's/^interop = \[\("torch==[^]]*\)\].*/\1/p' pyproject.to
 sources_of_lm-eval := rouge-score,sqlitedict,word2number
 sources_of_reasoning := cellpylib,pycosat,zss
 
-# The locks name every package, so nothing is resolved: pip cannot take an extra of a locked package by its hash.
+# The lock files have every package, so --no-deps: pip cannot check an extra of a locked package by its hash.
 define install
 echo "setup: installing $(locks) into .venv, $$($(python) --version); it takes a minute or more"; \
 touch $(unfinished); \
@@ -63,7 +63,7 @@ then rm -f .venv/installed-*.lock && cat $(locks) >$(stamp) && rm $(unfinished) 
 else rm $(unfinished); echo "setup: $(locks) could not be installed; the cause is above" >&2; exit 1; fi
 endef
 
-# A .venv made for another accelerator is no start; flock (where there is one) lets one set-up run at a time.
+# A .venv for another accelerator is made again. flock, if it is installed, lets only one set-up run at a time.
 setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS="bench causality huggingface interop lm-eval reasoning serve studies wandb"] [PYTHON=python3.12]
 	$(if $(filter cpu gpu tpu,$(ACCELERATOR)),,$(error ACCELERATOR=$(ACCELERATOR) is unknown: it is cpu, gpu or tpu))
 	$(if $(filter-out bench causality huggingface interop lm-eval reasoning serve studies wandb,$(EXTRAS)),$(error EXTRAS=$(EXTRAS) is unknown: it is bench, causality, huggingface, interop, lm-eval, reasoning, serve, studies, wandb))
@@ -81,7 +81,7 @@ runs: setup ## list the runs with state, step, losses and command [ARGS=FOLDER]
 report: setup ## write report.html about runs [ARGS="runs/mine runs/other --html=FILE"]
 	$(python) report.py $(or $(ARGS),$(error report needs the folders of runs: make report ARGS=runs/mine))
 
-rehearse: setup ## compile the step for a slice without having it TOPOLOGY=v4-32 [CONFIG=...] [ARGS="--search"]
+rehearse: setup ## compile the step for a slice that is not there TOPOLOGY=v4-32 [CONFIG=...] [ARGS="--search"]
 	$(python) rehearse.py --config=$(CONFIG) $(if $(TOPOLOGY),--topology=$(TOPOLOGY)) $(ARGS)
 
 reasoning: setup ## train on arithmetic countdown; compare searches, then reinforcement learning [ARGS=--quick]
@@ -96,8 +96,8 @@ dashboard: setup ## show the studies in a browser, after make setup EXTRAS=studi
 	.venv/bin/optuna-dashboard $(or $(STORAGE),sqlite:///studies.db)
 
 # One process more than there are cores, of up to 1.5 GiB each, since some tests wait for programs that they started.
-# These would each compile the workspace's Python where the environment asks for no bytecode. One file needs no second
-# process: .venv/bin/python -m pytest tests/...
+# PYTHONDONTWRITEBYTECODE is emptied; otherwise each of these programs would compile the workspace's Python again.
+# A single file runs faster without other processes: .venv/bin/python -m pytest tests/...
 test: setup ## run the whole suite on all cores [ARGS="tests/layers -x"]
 	PYTHONDONTWRITEBYTECODE= $(python) -m pytest --numprocesses=$$(($$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses=8 --dist=worksteal $(ARGS)
 
@@ -110,8 +110,8 @@ style: setup
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
 
-# By OSV: a mirror of the package index has the packages, not what is known of them. Whatever answers is in reach;
-# where nothing does, `make lint` goes on without, and who asked for the audit alone has a failure.
+# The vulnerabilities are those of OSV, because a mirror of the package index has packages only. If OSV cannot be
+# reached, `make lint` continues without the audit, and `make audit` fails.
 OSV ?= https://api.osv.dev/v1/query
 audit: setup
 	@if $(python) -c 'import requests; requests.head("$(OSV)", timeout=10)' 2>/dev/null; \
@@ -120,12 +120,12 @@ audit: setup
 	else echo "audit: $(OSV) is out of reach; the locked packages were not looked up" >&2; \
 	    $(if $(filter audit,$(MAKECMDGOALS)),exit 1,true); fi
 
-format: setup ## mend what can be mended of it
+format: setup ## format the code, and fix what ruff can fix
 	$(python) -m ruff check --fix .
 	$(python) -m ruff format .
 
 compile = $(or $(uv),.venv/bin/uv) pip compile --quiet --universal --generate-hashes --custom-compile-command "make lock" $(1) -o $(2) $(ARGS)
-lock: ## resolve pyproject.toml anew into the lock files [ARGS=--upgrade]; needs uv
+lock: ## resolve pyproject.toml again and write the lock files [ARGS=--upgrade]; needs uv
 	$(call compile,pyproject.toml --group dev,requirements.lock)
 	$(call compile,--group gpu -c requirements.lock,requirements-gpu.lock)
 	$(call compile,--group tpu -c requirements.lock,requirements-tpu.lock)

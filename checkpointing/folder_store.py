@@ -77,7 +77,7 @@ class FolderStore(CheckpointFolder):
     def arrays(self, step: int) -> dict[str, Files]:
         found = {}
         for file, facts in self._files(step).items():
-            if file.startswith(f"{STATE}/") and file.count("/") > 1:  # Orbax has files of its own beside the arrays
+            if file.startswith(f"{STATE}/") and file.count("/") > 1:  # Orbax has files of its own next to the arrays
                 found.setdefault(file.split("/")[1], {})[file] = facts
         return found
 

@@ -47,7 +47,7 @@ def eval_part(names: Iterable[str]) -> str:
 
 
 def differences(found: Iterable[str], wanted: Iterable[str]) -> list[str]:
-    """Return phrases about the arrays that a checkpoint lacks, and those that it has and nobody wants.
+    """Return phrases about the arrays that a checkpoint lacks, and those that it has and that are not needed.
 
     A part that differs completely is named by its first word.
     """

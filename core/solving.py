@@ -26,7 +26,7 @@ def task_of(config) -> Task:
 
 
 def check(config, problems: Iterable[str], what: str) -> None:
-    """Raise ConfigError for a problem that is none of the model's task; `what` begins the message."""
+    """Raise ConfigError for a problem that is not one of the model's task; `what` begins the message."""
     task = task_of(config)
     for problem in problems:
         try:

@@ -94,7 +94,7 @@ def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tup
     """Convert tokens or epochs to `train.steps` and `train.eval_every` in place; return (steps done, last step).
 
     Tokens are rounded up to complete steps, and epochs down. During a ramp, each step counts with its own batch size.
-    A run that reads the default corpus too often is told so.
+    A line is printed if a run reads the default corpus too often.
     """
     train, evaluation = config.train, config.evaluation
     start, done, increases = position_of(record)

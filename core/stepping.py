@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of a run in a loop of one's own; see docs/python.md."""
+"""The steps of a run, for a caller's own loop; see docs/python.md."""
 
 import dataclasses
 

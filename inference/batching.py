@@ -154,7 +154,7 @@ class Batch:
     def step(self) -> list[Continuation]:
         """Give rows to waiting requests, compute a part of some prompts, and decode a token of every other row.
 
-        While more rows wait for their prompts than have them, most of the work of decoding would be for nobody. Then
+        While more rows wait for their prompts than have them, most of the work of decoding would be wasted. Then
         only one step of DECODE_EVERY decodes. Return the continuations that have a new token or that ended.
         """
         self._admit()

@@ -20,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from layers.axes import as_axis_tuple, declared_axes, inside_shard_map, mesh_axes
 
-WHOLE_TORUS = 64  # from so many devices on, an axis communicates in two steps, see `steps_of`
+WHOLE_TORUS = 64  # an axis of at least this many devices communicates in two steps, see `steps_of`
 GATHERED_PARAM = "gathered_param"  # checkpoint_name of a gathered weight: rematerialisation gathers it again
 _reduce_dtype = contextvars.ContextVar("reduce_dtype", default=None)
 

@@ -54,7 +54,7 @@ def mixer_dim(length: int) -> int:
 
 
 def num_gradient_cycles(config) -> int:
-    """Return the number of last cycles with a gradient: all, if a curriculum has not reached so many cycles yet."""
+    """Return the number of last cycles with a gradient: all, if a curriculum has not reached that many cycles yet."""
     return min(config.gradient_cycles, config.high_cycles)
 
 

@@ -76,7 +76,7 @@ class Distillation(LanguageModeling):
         self, student_BTV: jax.Array, teacher_BTV: jax.Array, targets_BT: jax.Array, mask_BT: jax.Array,
         streams: tuple[jax.Array, jax.Array] | None = None,
     ) -> jax.Array:  # fmt: skip
-        """Return the mean loss of the tokens of a mask, float32, for a loop of one's own that has all logits.
+        """Return the mean loss of the tokens of a mask, float32, for a caller's own loop, which has all logits.
 
         No gradient reaches the teacher's arrays.
 

@@ -86,7 +86,7 @@ class ErrorCorrection(LanguageModeling):
       sizes: of the module.
       use_mixture, saves_memory: see `ErrorCorrector`.
       rate: share of the targets that are replaced.
-      joint_weight: weight of this loss beside the model's own; 0: the model is frozen.
+      joint_weight: weight of this loss relative to the model's own; 0: the model is frozen.
       threshold: confidence from which evaluation revises a token.
     """
 

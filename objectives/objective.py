@@ -27,7 +27,7 @@ class FrozenModel(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """A batch that an objective sampled, and what rollouts.jsonl tells of it.
+    """A batch that an objective sampled, and its records for rollouts.jsonl.
 
     Attributes:
       batch: with the names and shapes of `Objective.batch`; a batch of the data may have fewer arrays.

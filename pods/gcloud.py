@@ -138,7 +138,7 @@ class Gcloud:
         return slowest | {"networkEndpoints": endpoints, "workers": len(endpoints)}
 
     def exists(self) -> bool:
-        """Return whether there is a pod or a queued resource of this name, in whatever state."""
+        """Return whether there is a pod or a queued resource of this name, in any state."""
         try:
             return self.describe() is not None or bool(self.settings.queued and self._request_state())
         except _Missing:

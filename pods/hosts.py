@@ -27,7 +27,7 @@ OURS = (  # files that git ignores on a host
     "logs/", "run.*", "studies.db*", ENV_FILE, ".venv", "optimization_deployment_report.json",
     "configs/optimization_config.json",
 )  # fmt: skip
-# For what runs on a host beside a training: it uses no device, and yields the processors.
+# For programs that run on a host during a training: they use no device, and have low priority.
 IN_BACKGROUND = ("env", "JAX_PLATFORMS=cpu", "nice", "-n", "19")
 WORKER_NUMBER = "$W"  # a variable with this value gets the number of each worker
 # An ssh shell on a TPU VM has no TPU_WORKER_ID.
@@ -35,7 +35,7 @@ WORKER = (
     f"W=${{POD_WORKER:-$(curl -sf --max-time 10 -H 'Metadata-Flavor: Google' {METADATA} | head -c 9)}}; "
     'case "$W" in ""|*[!0-9]*) echo "the metadata server did not return the number of this worker" >&2; exit 1;; esac'
 )
-# kill -0 would count a zombie that nobody reaps as alive.
+# kill -0 would count a zombie as alive.
 ALIVE = (
     "boot() { cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo unknown; }; "
     'alive() { [ -s run.pid ] && [ "$(cat run.boot 2>/dev/null)" = "$(boot)" ] && ps -A -o pgid=,stat= | '

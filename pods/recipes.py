@@ -29,7 +29,7 @@ def resolved_switches(settings: Settings) -> switches.Resolved:
     Those that the configuration cannot have are left out.
 
     Raises:
-      PodError: the configuration cannot run, whatever the switches are (status 2).
+      PodError: the configuration cannot run with any switches (status 2).
     """
     values = {name: getattr(settings, name.lower()) for name in (switches.ALL, *switches.SWITCHES)}
     typed = {name: value for name, value in values.items() if settings.given(name.lower())}

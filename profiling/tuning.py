@@ -24,7 +24,7 @@ from settings import validation
 
 WARM_UP, WINDOWS, TRACED = 3, 8, 3  # steps before; windows that are timed; traced steps
 WINDOW_SECONDS, FEWEST_STEPS, MOST_STEPS = 0.4, 2, 100  # of a window
-NOISES = 2.0  # a change is kept if it saves more than so many standard errors
+NOISES = 2.0  # a change is kept if it saves more than this many standard errors
 
 
 class Timing(NamedTuple):
@@ -104,7 +104,7 @@ def measure(train: Callable, config, folder: pathlib.Path, **arguments) -> Trial
 
 
 def tune(train: Callable, config, workdir: pathlib.Path, say: Callable[[str], None], **arguments) -> dict:
-    """Try the advice, one change after the other; return the keys to set, and say what each brought.
+    """Try the advice, one change after the other; return the keys to set, and say what each saved.
 
     Args:
       workdir: gets a folder for the trials, which is removed.

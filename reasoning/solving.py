@@ -42,7 +42,7 @@ class Solver:
     """Searches with a model; needs a mesh in context.
 
     Attributes:
-      batch: its rows are what a search remembers: an answer whose row was given to another one is computed anew.
+      batch: its rows are what a search remembers: an answer whose row was given to another one is computed again.
     """
 
     def __init__(self, batch: Batch, tokenizer: AnyTokenizer, task: Task, value, seed: int = 0):

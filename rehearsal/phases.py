@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run does besides its steps, and what memory each takes beside the training state: one verdict of them all.
+"""The phases of a run besides its steps, the memory that each needs with the training state, and one verdict on all.
 
 The programs of an evaluation and of a sample of text are compiled. A checkpoint is copied from all chips of a host to
 its memory before it is written; when it is read, the host has at most as much. A host's own needs are HOST_GIB.

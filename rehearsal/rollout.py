@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rehearsal of a rollout: the answers that an objective draws before each step, beside the state of the training.
+"""The rehearsal of a rollout: the answers that an objective draws before each step.
 
 A rollout decodes with a copy of the weights, see core/sampling.py. It is rehearsed as a server is. Its time is an upper
 bound: all prompts and all answers have the most tokens that fit in a row.

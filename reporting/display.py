@@ -105,5 +105,5 @@ def counted(number: int, noun: str) -> str:
 
 
 def left(number: int, noun: str) -> str:
-    """Return the clause that so many are left, such as "1 trial is left"."""
+    """Return a clause such as "1 trial is left"."""
     return f"{counted(number, noun)} {'is' if number == 1 else 'are'} left"

@@ -41,7 +41,7 @@ class LanguageModel:
       graph, params: the model, with the interface of models/decoder_lm.py.
       prefix: tokens before each text that the model was trained on; () for none.
       max_length: the longest input, in tokens.
-      tokens_per_batch: about so many tokens go through the model at once, over all devices.
+      tokens_per_batch: about how many tokens go through the model at once, over all devices.
       on_batch: called before each batch with (what is computed, batches done, their number). It may raise an exception
         to stop.
     """

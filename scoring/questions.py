@@ -44,7 +44,7 @@ class Plain(Object):
     text: Text
 
 
-KINDS = {"choices": Choice, "exact": Exact, "text": Plain}  # by the key that tells the kind
+KINDS = {"choices": Choice, "exact": Exact, "text": Plain}  # by the key that determines the kind
 
 
 class Item(NamedTuple):
@@ -95,7 +95,7 @@ def _items(path: pathlib.Path, lines: Iterable[bytes]) -> Iterable[Item]:
 
 
 def item_of(line: bytes, source: str) -> tuple[str, dict]:
-    """Return the kind and the content of a line; JsonError if it is none of the kinds."""
+    """Return the kind and the content of a line; JsonError if it is of no known kind."""
     keys = parse_json(line, Object, source)
     kind = next((kind for kind in KINDS if kind in keys), None)
     if kind is None:

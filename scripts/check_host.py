@@ -115,7 +115,7 @@ def ahead() -> dict:
 
 
 def rehearsed() -> dict | None:
-    """Return the figures of the step on the slice of --topology, or {"error": text}; None if it is none of TPUs."""
+    """Return the figures of the step on the slice of --topology, or {"error": text}; None without a TPU slice."""
     topology = LOADED.topology
     if topology is None or topology.accelerator != "tpu":
         return None

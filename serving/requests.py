@@ -84,7 +84,7 @@ class Decoding(pydantic.BaseModel):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def sampling(self) -> Sampling:
-        """Return how the first answer is drawn; without a seed, by one that nobody knows."""
+        """Return how the first answer is drawn; without a seed, by a random one."""
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logit_bias")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         return Sampling(**given, seed=secrets.randbits(31) if self.seed is None else self.seed)

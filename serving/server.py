@@ -94,6 +94,6 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, and finish running requests."""
-        with contextlib.suppress(OSError):  # nobody may read it any more
+        with contextlib.suppress(OSError):  # its reader may have gone
             print(f"stopping: running requests have {self._grace_seconds} s to finish", flush=True)
         await super().shutdown(sockets)

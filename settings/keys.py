@@ -104,7 +104,7 @@ def similar_keys(name: str, keys) -> list[str]:
 
 
 def one_of(key: str, value: str, choices) -> None:
-    """Raise ConfigError if the value of a key is none of the choices."""
+    """Raise ConfigError if the value of a key is not one of the choices."""
     if value not in choices:
         near = did_you_mean(similar(shown(value), choices))
         raise ConfigError(f"{key}={shown(value)} is unknown{near} (all: {', '.join(map(str, choices))})")

@@ -19,7 +19,7 @@ MAKE = re.compile(r"^(def )?make\b", re.MULTILINE)  # in a module that a configu
 
 
 def check(values: dict[str, object]) -> None:
-    """Raise ConfigError for the first dotted key whose value is none of its choices or out of range."""
+    """Raise ConfigError for the first dotted key whose value is not one of its choices, or out of range."""
     if values["model.dtype"] == "float16":
         raise ConfigError(FLOAT16)
     for name, value in values.items():

@@ -58,7 +58,7 @@ def run(
       program: the command of a trial, before its flags.
       limits: of chip-hours and of disk; None: no limits.
       root: folder that `study.json` is written to; "": nowhere.
-      start: runs so many workers of a task until they end, and returns their exit statuses.
+      start: runs a number of workers of a task until they end, and returns their exit statuses.
 
     Raises:
       Unfinished: the command was interrupted, or its workers died.

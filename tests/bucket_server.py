@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gcp-storage-emulator, a server with the API of Google's storage, and what it lacks of that API."""
+"""gcp-storage-emulator, a server with the API of Google's storage, and the parts of the API that it lacks."""
 
 import contextlib
 import logging
@@ -13,13 +13,13 @@ from gcp_storage_emulator.handlers import objects
 
 
 def download(request, response, storage, *rest, **more):
-    """Answer as the emulator does, with the number of the content, which Google sends and TensorStore wants."""
+    """Answer as the emulator does, and add the generation of the object, which Google sends and TensorStore needs."""
     response["x-goog-generation"] = generation(request, storage)
     return objects_download(request, response, storage, *rest, **more)
 
 
 def generation(request, storage) -> str:
-    """Return the number of the content that a request is about; 0 where there is none."""
+    """Return the generation of the object that a request is about; 0 if there is no such object."""
     name = request.params.get("object_id") or request.query.get("name", [None])[0] or request.data["meta"]["name"]
     with contextlib.suppress(NotFound):
         return storage.get_file_obj(request.params["bucket_name"], name)["generation"]
@@ -27,7 +27,7 @@ def generation(request, storage) -> str:
 
 
 def checked(usual, parameter: str, status: HTTPStatus):
-    """Refuse, as Google does and the emulator does not, where a request names another content than is there."""
+    """Refuse a request for another generation than the object has, as Google does and the emulator does not."""
 
     def answer(request, response, storage, *rest, **more):
         (wanted,) = request.query.get(parameter, [None])
@@ -50,14 +50,14 @@ REPLACED = {
 
 @contextlib.contextmanager
 def empty_bucket():
-    """Serve the bucket gs://runs to this process and its children until the end of the block; gives a file system."""
+    """Serve the bucket gs://runs to this process and its children during the block; yield a file system."""
     with served_bucket() as (files, _):
         yield files
 
 
 @contextlib.contextmanager
 def served_bucket():
-    """Serve it and give the file system and the server's own record: what it knows of each object, by name."""
+    """Serve it; yield the file system, and the server's own record of each object by its name."""
     logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(emulator.server.HTTPServer, "handle_error", lambda *unused: None)  # clients that hang up

@@ -14,7 +14,7 @@ QUICK_COMPILATION = (
     "--xla_llvm_disable_expensive_passes=true",
     "--xla_cpu_parallel_codegen_split_count=1",
 )
-if metadata.version("jaxlib").startswith("0.10."):  # newer ones do not know it, and take twice as long to compile
+if metadata.version("jaxlib").startswith("0.10."):  # newer ones lack it, and compile for twice as long
     QUICK_COMPILATION += ("--xla_cpu_use_fusion_emitters=false",)
 CACHE = cache_path("")
 # A job in a shell's background ignores Ctrl-C, and so would every program that tests start and interrupt.
@@ -22,8 +22,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before jax is imported. The cache outlives the run; its keys hold the program, the flags, jaxlib and the processor.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "tests" / "compiled")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-# Tests compile much and run little: without what makes programs fast they end in a third of the time.
-given = os.environ.get("XLA_FLAGS", "").split()  # has them already in a worker of pytest-xdist
+# Tests compile many programs and run each briefly. Without optimizations they take a third of the time.
+given = os.environ.get("XLA_FLAGS", "").split()  # a worker of pytest-xdist inherits them
 os.environ["XLA_FLAGS"] = " ".join([*given, *(flag for flag in QUICK_COMPILATION if flag not in given)])
 startup.choose_platform(None, "cpu", CACHE)
 startup.simulate(8)
@@ -45,13 +45,13 @@ hypothesis.settings.load_profile("any machine")
 
 
 def pytest_configure(config):
-    """Pass over what is no error: a torn cache entry, compiled again, and writes that JAX gave up with a save."""
+    """Ignore two harmless warnings: a cache entry that was cut short, and the writes of a save that was given up."""
     config.addinivalue_line("filterwarnings", "ignore:Error reading persistent compilation cache entry")
     config.addinivalue_line("filterwarnings", "ignore:coroutine 'async_serialize_from_host")
 
 
 def pytest_collection_finish():
-    """Look for garbage in nothing that was imported."""
+    """Exclude everything that was imported from garbage collection, which is then faster."""
     gc.collect()
     gc.freeze()
 
@@ -65,7 +65,7 @@ def one_device():
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_start():
-    """Programs start quickly; what that takes begins with the first of them."""
+    """Start programs from a template, which the first program of a test starts."""
     warm.allow()
     yield
     warm.end()

@@ -15,7 +15,7 @@ _started: list[subprocess.Popen] = []
 
 
 def free_ports() -> int:
-    """Return a free port, of those that no connection gets; the one after it, which is the hub's, is free too."""
+    """Return a free port that the system gives to no connection; the next one, the hub's, is free too."""
     return local.free_port()
 
 
@@ -57,7 +57,7 @@ def start(
 
 
 def start_alone(arguments: list[str], *, cache: pathlib.Path) -> subprocess.Popen:
-    """Start a Python program that is of no group, with one device."""
+    """Start a Python program that is in no group, with one device."""
     process = warm.start(arguments, simulated(1, cache))
     _started.append(process)
     return process
@@ -70,7 +70,7 @@ def finish(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
 
 
 def end_all() -> None:
-    """Leave no process and no pipe of what was started, whatever became of it."""
+    """Kill all processes that were started here, and close their pipes."""
     while _started:
         process = _started.pop()
         process.kill()
@@ -93,7 +93,7 @@ def simulated(devices: int, cache: pathlib.Path) -> dict[str, str]:
 
 
 def placed(port: int, index: int, count: int) -> dict[str, str]:
-    """Return the variables that place a process; of another family for 2 processes."""
+    """Return the variables that place a process; those of torchrun for 2 processes, to test them too."""
     if count == 2:
         return {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "RANK": str(index), "WORLD_SIZE": "2"}
     address = f"localhost:{port}"

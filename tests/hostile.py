@@ -52,7 +52,7 @@ def trickle(connection: socket.socket) -> None:
 
 
 def guess(connection: socket.socket) -> None:
-    """Answer the greeting with a proof that is none, and go on as if it were one."""
+    """Answer the greeting with a wrong proof, and continue as if it were right."""
     connection.recv(GREETING_BYTES)
     connection.sendall(secrets.token_bytes(ANSWER_BYTES))
     says(joins(1, 2), {"kind": "failed", "line": "all is lost", "status": 2})(connection)
@@ -65,7 +65,7 @@ def mirror(connection: socket.socket) -> None:
 
 
 def reset(connection: socket.socket) -> None:
-    """Break off without a goodbye."""
+    """Reset the connection."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
@@ -92,7 +92,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 def strike(port: int, attack: Attack) -> None:
-    """Make one attack; that the hub hangs up ends it."""
+    """Make one attack; it ends when the hub closes the connection."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=CONNECT_SECONDS)
     with connection, contextlib.suppress(ConnectionError, TimeoutError):
         attack(connection)
@@ -112,7 +112,7 @@ def strike_all(port: int, chosen: Iterable[Attack]) -> int:
 
 
 class Siege(threading.Thread):
-    """Makes so many attacks on the hub at a port, from when it listens on."""
+    """Makes `number` attacks on the hub at a port, as soon as the hub listens."""
 
     def __init__(self, port: int, number: int, seed: int = 0):
         """Begin."""
@@ -124,7 +124,7 @@ class Siege(threading.Thread):
 
     def run(self) -> None:
         deadline = time.monotonic() + groups.SECONDS
-        while not self.addresses and time.monotonic() < deadline:  # before, one might be connected to oneself
+        while not self.addresses and time.monotonic() < deadline:  # before this, a connection could be to itself
             time.sleep(0.01)
             self.addresses = groups.listening(self.port)
         began = time.monotonic()

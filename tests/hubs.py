@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hubs and lines of tests, whose processes are threads; they know one secret."""
+"""Hubs and lines for tests, with threads in place of processes; all know the same secret."""
 
 import concurrent.futures
 import threading
@@ -27,7 +27,7 @@ def make_line(
 
 
 class Member:
-    """A line and what its end was told."""
+    """A line, and the messages that it got about the end of the run."""
 
     def __init__(self, port: int, index: int, count: int, join_seconds: float = 5.0):
         self.ended, self.end = threading.Event(), None

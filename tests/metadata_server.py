@@ -51,7 +51,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
                 )
             value = server.values[key]
         self.send_response(200)
-        self.send_header("ETag", value)  # which is told by the value itself
+        self.send_header("ETag", value)  # here the ETag is the value itself
         self.send_header("Content-Length", str(len(value)))
         self.end_headers()
         self.wfile.write(value.encode())

@@ -17,7 +17,7 @@ BATCH, LENGTH, VOCAB = 16, 24, 68
 
 
 def small_config(**mesh):
-    """Return a run whose sizes many meshes of 8 divide, and which differ wherever that leaves a choice."""
+    """Return a run whose sizes many meshes of 8 divide, and and which differ from each other where possible."""
     config = base.get_config()
     config.model.update(
         num_layers=2, embed_dim=40, num_heads=8, num_kv_heads=4, head_dim=6, mlp_dim=56, vocab_size=VOCAB,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every function of the checked rooms looks at its locals as it ends: a suffix such as _BTD is a claim.
+"""Check the shape suffixes of local variables, such as _BTD, at the end of each function of the checked rooms.
 
-The check is compiled into these modules as tests import them. A tracer (`sys.settrace`) would see the same, and slow
-every line of Python down, most of all that of jax as it traces a model.
+The check is compiled into these modules when tests import them. A tracer (`sys.settrace`) would see the same, but it
+would slow down every line of Python, and most of all the tracing of a model by jax.
 """
 
 import ast
@@ -53,7 +53,7 @@ def compiled(source: str | bytes, path: str):
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    def get_code(self, fullname):  # never from __pycache__ nor into it, which is for runs
+    def get_code(self, fullname):  # neither from nor into __pycache__, whose files runs use
         return compiled(self.get_data(self.path), self.path)
 
     def exec_module(self, module):

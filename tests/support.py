@@ -79,7 +79,7 @@ def model_config(**changes):
 def make_model(config, *, dtype=jnp.float32, scan: bool = True):
     """Return (graph, params) of a decoder, with random weights large enough for every part to matter.
 
-    From numpy, and scanned, because nothing has to be compiled for the one and less for the other.
+    The weights are from numpy, which compiles nothing, and the layers are scanned, which compiles less.
     """
     model = nnx.eval_shape(lambda: decoder_lm.make(config, dtype=dtype, scan=scan, rngs=nnx.Rngs(0)))
     graph, state = nnx.split(model)
@@ -138,13 +138,13 @@ def compilations() -> Iterator[list[float]]:
         if is_open and event == "/jax/core/compile/backend_compile_duration":
             found.append(seconds)
 
-    jax.monitoring.register_event_duration_secs_listener(listen)  # which stays for ever
+    jax.monitoring.register_event_duration_secs_listener(listen)  # a listener cannot be removed
     yield found
     is_open = False
 
 
 def write_sums(folder, count: int) -> None:
-    """Make a folder of so many documents, each a text of sums of its own."""
+    """Make a folder of `count` documents with different texts."""
     folder.mkdir()
     for index in range(count):
         words = " ".join(f"{number * (index + 3)} is {number} times {index + 3};" for number in range(60))
@@ -152,7 +152,7 @@ def write_sums(folder, count: int) -> None:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
+    """Return a port of this machine on which no program listens."""
     with socket.socket() as listener:
         listener.bind(("localhost", 0))
         return listener.getsockname()[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may import whom, and the other rules of the house that a program can check."""
+"""Which room may import which, and other rules for the code that a program can check."""
 
 import ast
 import functools
@@ -66,7 +66,7 @@ LIBRARIES = {  # where only these of others' may be imported
 
 
 def room(path) -> str:
-    """Return the folder that a file stands in, or its own name at the top."""
+    """Return the folder of a file, or its own name at the top level."""
     return path.parts[0].removesuffix(".py")
 
 
@@ -85,7 +85,7 @@ def tree(path) -> ast.Module:
 
 
 def imports(path, top_level_only: bool = False) -> set[str]:
-    """Return the first names of the modules that a file imports, inside functions too unless told."""
+    """Return the first names of the modules that a file imports, also inside functions by default."""
     nodes = tree(path).body if top_level_only else ast.walk(tree(path))
     found = [[alias.name for alias in node.names] for node in nodes if isinstance(node, ast.Import)]
     nodes = tree(path).body if top_level_only else ast.walk(tree(path))
@@ -111,7 +111,7 @@ def reached(path) -> set:
 
 
 def test_no_import_goes_round_in_a_circle():
-    """Neither by way of an import inside a function; the CycleError names the files."""
+    """Imports inside functions count too; the CycleError names the files."""
     graphlib.TopologicalSorter({path: imported_files(path) for path in FILES}).prepare()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make runs` lists each run with its state, whatever stands in its folder."""
+"""`make runs` lists each run with its state, for any content of its folder."""
 
 import fcntl
 import json

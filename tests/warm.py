@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts Python programs in processes that have imported what they will, which takes seconds.
+"""Starts Python programs without the seconds that their imports take.
 
-A template, one for each worker of pytest, imports TensorFlow, JAX, their like and this workspace, and waits; each
-program runs in a fork of it, with the command line, environment, signals and end that it would have anyway. Where
-nobody asked for a template, as in most benchmarks, and in tests of starting itself, programs are started in the
-ordinary way.
+Each worker of pytest has one template, a process that imports TensorFlow, JAX, other libraries and this workspace, and
+then waits. A program runs in a fork of the template. It has the same command line, environment, signals and exit status
+as a process that is started in the usual way. Programs are started in the usual way if `allow` was not called, as in
+most benchmarks, and in tests of the start itself.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ import types
 from collections.abc import Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-BEFORE_JAX = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")  # read as it is imported
+BEFORE_JAX = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")  # jax reads them at import
 LIBRARIES = ("tensorflow", "jax", "flax.nnx", "optax", "orbax.checkpoint", "ml_collections", "sentencepiece")
-WORKSPACE = (  # what commands import, but for command_line, which notes when its process began
+WORKSPACE = (  # what commands import; not command_line, which records the start of its process
     "core.assembly", "core.evaluation", "core.inspection", "core.job", "input_pipeline.corpus",
     "migration.hugging_face", "migration.logits", "migration.peft", "migration.trm_reference", "puzzles.pictures",
     "inference.sampling", "puzzles.solving", "rehearsal.layouts.advice", "rehearsal.layouts.compare",
@@ -38,30 +38,30 @@ _allowed = False
 
 
 class Process:
-    """A forked program; what subprocess.Popen of two pipes and text is to its user."""
+    """A forked program, with the interface of a subprocess.Popen with pipes for stdout and stderr, in text mode."""
 
     def __init__(self, pid: int, pipes: list[int], end: int):
-        """Take over its number, what it prints to, and what its status will come by."""
+        """Take over its process id, its two output pipes, and the pipe that will bring its exit status."""
         self.pid, self.returncode, self.end = pid, None, end
         self.stdout, self.stderr = (open(pipe) for pipe in pipes)  # noqa: SIM115
 
     def __del__(self):
-        """Close what nobody reads any more, or some other test is warned of it."""
+        """Close the pipes; otherwise Python would warn about them in some other test."""
         self.stdout.close()
         self.stderr.close()
 
     def poll(self) -> int | None:
-        """Return its status, None while it runs."""
+        """Return its exit status; None while it runs."""
         return self._status(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return its status when it has ended."""
+        """Return its exit status when it has ended."""
         if self._status(timeout) is None:
             raise subprocess.TimeoutExpired("a forked program", timeout)
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Return what it has printed since, when it has ended."""
+        """Return what it printed after the last read, when it has ended."""
         said = {}
         streams = {"out": self.stdout, "err": self.stderr}
         readers = [
@@ -78,9 +78,9 @@ class Process:
         return said.get("out", ""), said.get("err", "")
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, if it has not ended."""
+        """Send a signal if it has not ended."""
         if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # its status is on the way
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
@@ -98,7 +98,7 @@ class Template:
     """A process that forks on demand."""
 
     def __init__(self, process: subprocess.Popen, channel: socket.socket):
-        """Take over the process, and what it is asked by."""
+        """Take over the process, and the socket for requests to it."""
         self.process, self.socket = process, channel
 
     def fork(self, arguments: list[str], environment: dict[str, str]) -> Process:
@@ -112,19 +112,19 @@ class Template:
         return Process(int(self.socket.recv(MESSAGE_BYTES)), [out, err], end)
 
     def close(self) -> None:
-        """End it; what it forked goes on."""
+        """End it; its forks continue."""
         self.socket.close()
         self.process.wait()
 
 
 def allow() -> None:
-    """Have programs started by a template from now on; on Linux, by whose means it works."""
+    """Start programs from a template from now on. This needs Linux; elsewhere it changes nothing."""
     global _allowed
     _allowed = sys.platform == "linux"
 
 
 def end() -> None:
-    """Start programs in the ordinary way again."""
+    """Start programs in the usual way again."""
     global _allowed
     _allowed = False
     if template.cache_info().currsize:
@@ -134,7 +134,7 @@ def end() -> None:
 
 @functools.cache
 def template(root: pathlib.Path = ROOT, workspace: Sequence[str] = WORKSPACE) -> Template:
-    """Return the template of this process for the workspace at `root`, started now; it ends with it."""
+    """Start and return the template of this process for the workspace at `root`; it ends with this process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
     with theirs:
@@ -146,7 +146,7 @@ def template(root: pathlib.Path = ROOT, workspace: Sequence[str] = WORKSPACE) ->
 
 
 def start(arguments: list[str], environment: dict[str, str], *, ordinary: bool = False) -> subprocess.Popen | Process:
-    """Start Python with these arguments in the root of the workspace, its output piped."""
+    """Start Python with these arguments in the root of the workspace, with pipes for its output."""
     if _allowed and not ordinary and all(environment.get(name) == os.environ.get(name) for name in BEFORE_JAX):
         return template().fork([*map(str, arguments)], environment)
     return subprocess.Popen(
@@ -156,7 +156,7 @@ def start(arguments: list[str], environment: dict[str, str], *, ordinary: bool =
 
 
 def stand_by(channel: socket.socket, modules: Sequence[str]) -> None:
-    """Import these, and then be whatever program is asked for."""
+    """Import modules, wait for requests, and run the requested program in each fork."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the forks
     for module in modules:
         importlib.import_module(module)
@@ -166,8 +166,8 @@ def stand_by(channel: socket.socket, modules: Sequence[str]) -> None:
 
 
 def serve(requests: socket.socket) -> list[str]:
-    """Fork for each request until there are no more; returns in the forks, with the arguments of the program."""
-    ends, poller = {}, select.poll()  # by a descriptor that tells its end: a process and where its status goes
+    """Fork for each request, and end after the last; return only in the forks, with the program's arguments."""
+    ends, poller = {}, select.poll()  # {descriptor that reports its end: (process, pipe for its status)}
     poller.register(requests, select.POLLIN)
     while True:
         for ready, _ in poller.poll():
@@ -192,7 +192,7 @@ def serve(requests: socket.socket) -> list[str]:
 
 
 def report(pid: int, end: int) -> None:
-    """Tell the status of a process that has ended, if anybody still waits for it."""
+    """Send the exit status of a process that has ended, if its starter still waits for it."""
     _, status = os.waitpid(pid, 0)
     with contextlib.suppress(BrokenPipeError):
         os.write(end, str(os.waitstatus_to_exitcode(status)).encode())
@@ -200,7 +200,7 @@ def report(pid: int, end: int) -> None:
 
 
 def become(environment: dict[str, str], pipes: list[int], others: list[int]) -> None:
-    """Be a process as its starter wants it: nothing of the template's is left but what was imported."""
+    """Take the output, environment and signals that the starter wants; only the imports of the template remain."""
     os.dup2(pipes[0], 1)
     os.dup2(pipes[1], 2)
     for descriptor in [*pipes, *others]:

@@ -18,7 +18,7 @@ class RunReport(Callback):
     """Write report.html when the run has finished or failed, by process 0, if `logging.report` asks for it.
 
     report.py does so in a process of its own, so that neither its memory nor its failure is one of the run. An
-    interrupted run goes on later, and leaves its machine at once.
+    interrupted run continues later, and must leave its machine soon.
     """
 
     def on_end(self, job, *, has_failed):

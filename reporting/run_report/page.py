@@ -249,7 +249,7 @@ def _profiles(runs: Sequence[RunRecord]) -> str:
 
 
 def _rehearsals(runs: Sequence[RunRecord]) -> str:
-    """Return what `rehearse.py` expected beside what each run measured."""
+    """Return what `rehearse.py` expected, next to what each run measured."""
     rows = []
     for run in runs:
         if run.rehearsal:

@@ -207,5 +207,5 @@ def timeline_height(run: RunRecord) -> float:
 
 
 def shortened(name: str, most: int = 18) -> str:
-    """Return a name that fits beside a plot."""
+    """Return a name that fits next to a plot."""
     return name if len(name) <= most else f"{name[: most - 1]}…"

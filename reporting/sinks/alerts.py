@@ -55,7 +55,7 @@ def address_of(config) -> str:
 
 
 def make(config, workdir: pathlib.Path, process: int) -> Sink | None:
-    """Return the sink of process 0, and of process 1, which only tells if process 0 is lost."""
+    """Return the sink of process 0, and of process 1, which sends only if process 0 is lost."""
     address = address_of(config)
     return Alerts(address, workdir.name, process) if address and process < 2 else None
 
@@ -122,7 +122,7 @@ class Alerts(Sink):
         self.is_ending.set()
         try:
             self.waiting.put_nowait(None)
-        except queue.Full:  # the thread is told by `is_ending` that nothing follows
+        except queue.Full:  # `is_ending` informs the thread that nothing follows
             LOG.error(f"{MOST_WAITING} alerts wait at the end of the run; some are lost")
         self.thread.join(seconds)
         if self.thread.is_alive():

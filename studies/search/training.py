@@ -57,7 +57,7 @@ def train(search: Search, workers: int, start: Start) -> None:
     """Train what the method chooses until all trials have ended; print the best, and write its keys to BEST.
 
     Args:
-      start: runs so many workers until they end.
+      start: runs a number of workers until they end.
 
     Raises:
       Unfinished: the command was interrupted, or its workers died.

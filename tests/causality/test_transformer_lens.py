@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Beside TransformerLens, on the same tiny published model from a local folder: the same tables of patching.
+"""Comparison with TransformerLens on the same tiny published model from a local folder: equal tables of patching.
 
 It needs torch, transformers and transformer-lens 4, and is skipped without them: pip install transformer-lens
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What saving does while the disk is full, read-only or gone, or the process is killed: told, tried again, not lost."""
+"""Saves while the disk is full, read-only or gone, or the process is killed: reported, tried again, nothing lost."""
 
 import contextlib
 import errno
@@ -42,7 +42,7 @@ def save(checkpoints: Checkpoints, step: int) -> str | None:
 
 
 def assert_good(checkpoints: Checkpoints, step: int) -> None:
-    """The newest is of this step, is what was saved, and stands beside nothing half-written."""
+    """The newest checkpoint is of this step and has what was saved, and there is no half-written one."""
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state_of(step))
     assert checkpoints.newest() == step and checkpoints.record(step)["step"] == step
     jax.tree.map(np.testing.assert_array_equal, checkpoints.restore(step, abstract), state_of(step))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint's record and files are checked as they are read: what is wrong, or went meanwhile, is told in a line."""
+"""A checkpoint's record and files are checked when they are read; an error is one line that names what is wrong."""
 
 import json
 import shutil

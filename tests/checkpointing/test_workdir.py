@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run a workdir, and the second one is told of the first."""
+"""A workdir has one run at a time; the error of a second run names the first."""
 
 import json
 import pathlib

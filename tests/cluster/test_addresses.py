@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process 0 listens on the address that the others use, where it can be told, and on no other."""
+"""Process 0 listens only on the address that the others use, if this address can be found."""
 
 import socket
 

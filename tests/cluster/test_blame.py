@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is to blame is read off the beats of the processes, whatever the clocks of their machines say."""
+"""The process that blocks a run is found from heartbeats alone, without the clocks of the machines."""
 
 import pytest
 

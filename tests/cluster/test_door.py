@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Only who knows the secret of a run is heard by its hub; strangers cost it nothing and end nothing."""
+"""The hub reads messages only from peers that know the secret of the run; others do no harm."""
 
 import contextlib
 import pathlib

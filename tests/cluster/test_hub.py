@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hub tells every process who is late, who died and what the others say; here its lines are threads."""
+"""The hub informs every process who is late, who died and what the others send; here the processes are threads."""
 
 import concurrent.futures
 import contextlib

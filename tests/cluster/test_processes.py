@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who a process is among others is read from the environment, in one way or not at all."""
+"""The number of a process and its group are read from the environment; contradictions are errors."""
 
 import os
 import subprocess

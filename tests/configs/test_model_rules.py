@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the model that do not go together are told in one line, those that do are taken."""
+"""Options of the model that do not go together are refused in one line; the others are accepted."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accuracy by depth and breadth is that of the answers, the same on one device and on eight, and is told as a table."""
+"""Accuracy by depth and breadth is that of the answers, the same on one and on eight devices, and is printed."""
 
 import jax
 import numpy as np

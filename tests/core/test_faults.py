@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How faults are written, and that each strikes once, when its time has come."""
+"""How faults are written, and that each is injected once, at its step."""
 
 import time
 

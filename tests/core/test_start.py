@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said before the first step about data that does not suffice for the run."""
+"""The message before the first step about data that is too small for the run."""
 
 import types
 

@@ -156,13 +156,13 @@ MUTATIONS = (_flip, _cut, _delete, _repeat, _insert, _change_number, _change_jso
 
 
 def _problem(target: Reader, content: bytes, folder: pathlib.Path) -> str | None:
-    """Return None where the content is accepted, "" where it is refused in one line, else what went wrong."""
+    """Return None if the content is accepted, "" if it is refused in one line, else what went wrong."""
     folder.mkdir()
     usual = signal.signal(signal.SIGALRM, _too_long)
     signal.setitimer(signal.ITIMER_REAL, CASE_SECONDS)
     try:
         target.read(content, folder)
-    except BaseException as error:  # whatever a reader raises is what is looked for
+    except BaseException as error:  # any exception of a reader is a finding
         if isinstance(error, KeyboardInterrupt):
             raise
         message = str(error)
@@ -176,7 +176,7 @@ def _problem(target: Reader, content: bytes, folder: pathlib.Path) -> str | None
 
 
 class TooLong(BaseException):
-    """A case took longer than CASE_SECONDS; not an Exception, so that no reader takes it for a mistake in its data."""
+    """A case took longer than CASE_SECONDS; it is not an Exception, so that no reader handles it."""
 
 
 def _too_long(*unused) -> None:
@@ -184,7 +184,7 @@ def _too_long(*unused) -> None:
 
 
 def _reset_peak() -> float:
-    """Begin to measure the peak of memory anew; return the resident GiB now."""
+    """Reset the peak of memory; return the resident GiB now."""
     pathlib.Path("/proc/self/clear_refs").write_text("5")
     return _memory("VmRSS")
 

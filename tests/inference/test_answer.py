@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A text goes on as documents do; a message is asked as in conversations, and its answer ends where a turn does."""
+"""A text is continued like a document; a message is a turn of a conversation, and its answer ends with the turn."""
 
 import types
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routed experts compute what a loop over all of them does, wherever they lie."""
+"""Routed experts compute the same as a loop over all of them, on any devices."""
 
 import functools
 import math

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objective beside a teacher is what its keys say, each with its own weight."""
+"""The objective with a teacher has the parts and the weights that its keys name."""
 
 import jax
 import jax.numpy as jnp

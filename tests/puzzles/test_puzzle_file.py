@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puzzles as people type them, and what they are told of their mistakes."""
+"""Puzzles as people type them, and the messages about their mistakes."""
 
 import numpy as np
 import pytest

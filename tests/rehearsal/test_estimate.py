@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report says of memory, and beside its figures."""
+"""What a report says about memory, and the notes to its figures."""
 
 import gzip
 import pathlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every second of a run is in one part of its account, whatever processes it took."""
+"""Every second of a run is in one part of its account, for any number of processes and restarts."""
 
 import json
 

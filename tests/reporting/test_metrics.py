@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""metrics.jsonl: one clean history, whatever happened to the processes that wrote it."""
+"""metrics.jsonl has one consistent history, even if the processes that wrote it were killed."""
 
 import json
 import resource

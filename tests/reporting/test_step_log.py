@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of a step."""
+"""The lines of the log about a step."""
 
 import json
 import types

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does not go together, or is typed and cannot matter, is told; what a recipe leaves behind is not."""
+"""Keys that do not go together, or are typed and have no effect, are refused; such keys of a recipe are not."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of studies share: tiny trials, a storage on disk, and programs that end as they are told."""
+"""What the tests of studies share: tiny trials, a storage on disk, and programs with a planned exit status."""
 
 import importlib.util
 import os

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program with the contract of train.py on several hosts that needs no jax: the processes have a real hub.
 
-A step adds to a number what all processes say of it, and takes 30 ms; every fourth step is saved. A process that died
-ends the others, and SIGTERM to any of them makes all save at the same step. The process FAILS, of the environment, ends
-at step 3 with status 2, as one with a mistake in its configuration. While a file `hold` is in the root of the study,
-step 6 waits for a stop.
+In a step, which takes 30 ms, all processes exchange a number and add the values. Every fourth step is saved. If a
+process dies, the others end. SIGTERM to any of them makes all save at the same step. The process whose number is in the
+variable FAILS ends at step 3 with status 2, as after a mistake in its configuration. While the root of the study has a
+file `hold`, step 6 waits for a stop.
 """
 
 import json

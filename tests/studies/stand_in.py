@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program with the contract of train.py that needs no jax: exit statuses, checkpoints, metrics, the folder's lock.
 
-Arguments are those of a trial. A file `plan` in the folder above the study's folders has the exit status of each
-attempt, one a line; when there are no more lines it finishes. A step takes 10 ms.
+Its arguments are those of a trial. A file `plan` in the folder above the study's folders has one line for each attempt,
+the exit status. After the last line an attempt finishes. A step takes 10 ms.
 """
 
 import fcntl

@@ -5,7 +5,7 @@ from configs.group import Group
 
 
 def depth(layers: int, cycles: int) -> dict:
-    """Return the keys of a network of so many layers, applied so often in a cycle."""
+    """Return the keys of a network with a number of layers and of applications in a cycle."""
     return {"model.num_layers": layers, "model.low_cycles": cycles}
 
 

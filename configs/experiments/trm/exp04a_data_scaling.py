@@ -7,7 +7,7 @@ EPOCHS, BETWEEN = 50_000.0, 5_000.0  # of 1,000 puzzles, and from one evaluation
 
 
 def puzzles(count: int) -> dict:
-    """Return the keys of so many training puzzles, with the updates and evaluations of 1,000."""
+    """Return the keys of a number of training puzzles, with the updates and evaluations of 1,000."""
     return {
         "data.puzzle_count": count, "train.epochs": EPOCHS * 1000 / count,
         "evaluation.every_epochs": BETWEEN * 1000 / count,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epochs of puzzles: every group once, one puzzle of it with all examples, whatever the processes and the stops."""
+"""Epochs of puzzles: each group once, by one of its puzzles with all examples, for any processes and stops."""
 
 import json
 import shutil
