@@ -44,6 +44,7 @@ def main() -> None:
                   f"{name}_exposed_seconds": round(found["exposed_communication_seconds"], 3)}  # fmt: skip
         before = json.loads(path.read_text()) if path.exists() else {"figures": {}, "versions": {}}
         lines = record.changes(before["figures"], now)
+        lines += record.other_versions(before, versions()) if lines else []
         changed += bool(lines)
         print("\n  ".join([f"{name}: {'changed' if lines else 'as recorded'}", *lines]), flush=True)
         if given.renew and (now != before["figures"] or "not_compared" not in before):

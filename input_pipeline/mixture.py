@@ -243,11 +243,6 @@ class Mixture:
         return [[first, list(map(str, weights))] for first, weights in self.history]
 
 
-def mixture_of_one(windows) -> Mixture:
-    """Return the mixture that takes every example from one window source."""
-    return Mixture((windows,), ((0, (Fraction(1),)),))
-
-
 def _stored_weight(text: str) -> Fraction:
     if not re.fullmatch(r"\d{1,6}(/[1-9]\d{0,5})?", text):
         raise DataError(f"the stored mixture has the weight {text!r:.80}, which is not a fraction")

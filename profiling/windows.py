@@ -21,7 +21,7 @@ class Window(NamedTuple):
 
 
 def parse(text: str) -> Window:
-    """Return the window of --profile; ConfigError if the text is none."""
+    """Return the window of --profile; ConfigError if the text is not a window."""
     found = re.fullmatch(r"(\d{1,12}):(\d{1,12})", text)
     if not found:
         raise ConfigError(
@@ -38,7 +38,7 @@ def parse(text: str) -> Window:
 def requested(workdir: pathlib.Path, step: int) -> Window | None:
     """Return the window that the file asks for, and remove the file; None if there is none.
 
-    The file has a number of steps; what is no number counts as USUAL_STEPS.
+    The file has a number of steps; any other content means USUAL_STEPS.
     """
     path = workdir / REQUEST
     try:

@@ -48,7 +48,7 @@ def question(numbers: State, target: int) -> str:
 
 
 def parse(text: str) -> tuple[State, int]:
-    """Return the numbers and the target of a problem's text; ValueError if it is none."""
+    """Return the numbers and the target of a problem's text; ValueError if the text is not a problem."""
     if not (found := PROBLEM.fullmatch(text)):
         raise ValueError(f"{text!r} is not a countdown problem; write one as '3 4 8 12=27:'")
     return tuple(sorted(map(int, found[1].split()))), int(found[2])

@@ -12,9 +12,9 @@ import pytest
 
 from input_pipeline.batches import evaluation_batches, training_batches
 from input_pipeline.errors import DataError
-from input_pipeline.mixture import mixture_of_one
 from input_pipeline.packing import KEYS
 from input_pipeline.synthetic import MarkovWindows
+from tests.input_pipeline.memory import mixture_of_one
 
 LENGTH = 32
 
@@ -190,8 +190,8 @@ def test_an_unfinished_iterator_can_be_closed_and_does_not_keep_the_process():
     script = """
 import numpy as np
 from input_pipeline.batches import training_batches
-from input_pipeline.mixture import mixture_of_one
 from input_pipeline.synthetic import MarkovWindows
+from tests.input_pipeline.memory import mixture_of_one
 arguments = dict(seed=0, sequence_length=64, global_batch=4, rows=np.arange(4), first_example=0, num_steps=10**12)
 closed, kept = (training_batches(mixture_of_one(MarkovWindows(16, 0, 10**6, "train")), **arguments) for _ in range(2))
 next(closed), next(kept)

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from input_pipeline.errors import DataError
-from input_pipeline.mixture import Mixture, Schedule, mixture_of_one, parse, parse_stream
+from input_pipeline.mixture import Mixture, Schedule, parse, parse_stream
 from input_pipeline.synthetic import MarkovWindows
 from input_pipeline.windows import Windows
+from tests.input_pipeline.memory import mixture_of_one
 
 WEIGHTS = st.lists(st.integers(0, 40), min_size=1, max_size=7).filter(any).map(
     lambda shares: tuple(Fraction(share, sum(shares)) for share in shares)

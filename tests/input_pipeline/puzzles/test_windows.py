@@ -9,10 +9,10 @@ import pytest
 
 from input_pipeline.batches import evaluation_batches, training_batches
 from input_pipeline.errors import DataError
-from input_pipeline.mixture import mixture_of_one
 from input_pipeline.puzzles import dataset
 from input_pipeline.puzzles.dataset import Plan, Split, open_split
 from input_pipeline.puzzles.windows import PuzzleEpochs, PuzzleWindows
+from tests.input_pipeline.memory import mixture_of_one
 
 SIZES = ([1, 1, 1], [3, 3], [2], [4, 4, 4, 4], [1])  # examples of each puzzle, of each group
 EPOCH = 1 + 3 + 2 + 4 + 1
