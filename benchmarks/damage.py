@@ -93,7 +93,7 @@ def damage(kind: str, path: pathlib.Path, other: pathlib.Path, rng) -> None:
             path.with_name("between").rename(other)
         case _:
             content = CHANGES[kind](path.read_bytes(), rng, other.read_bytes())
-            path.unlink()  # it is a link to what nobody damages
+            path.unlink()  # it is a link; the original stays undamaged
             path.write_bytes(content)
 
 
@@ -215,7 +215,7 @@ def outcomes(saved: Saved, number: int, seed: int = 0) -> dict[str, collections.
 
 def wrong_by_orbax_alone(saved: Saved, number: int, seed: int = 1) -> int:
     """Return how many of these flips in array files Orbax restores as other numbers without an error."""
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # of each array that cannot be read it tells once more
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it reports each unreadable array again
     rng, wrong = np.random.default_rng(seed), 0
     arrays = [name for name in saved.files(STEPS) if part_of(name) == "array"]
     with tempfile.TemporaryDirectory() as parent:

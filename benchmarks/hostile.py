@@ -26,7 +26,7 @@ from tests.hostile import Siege
 
 STRANGERS = 400 if support.QUICK else 10_000
 PROCESSES, FEWEST_STEPS, SAVED = 4, 20, 75
-COUNTED = 0.99  # of the strangers, at least: one that hangs up at once may be gone before anybody has seen it
+COUNTED = 0.99  # of the strangers, at least: one that hangs up at once may not be seen
 ENDLESS = {"train__steps": 100_000, "train__save_every": 100, "train__hang_seconds": 0}
 
 

@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 
 def long_run(folder: pathlib.Path, steps: int, every: int) -> dict:
-    """Train for so many steps in a folder; return the figures of the run and of its readers."""
+    """Train for some steps in a folder; return the figures of the run and of its readers."""
     keys = KEYS | TEXT_KEYS | {"data.path": write_texts(folder), "logging.tensorboard": True, "logging.report": True}
     often = {"train.eval_every": every, "train.save_every": every}
     watched = Watched(folder, [], keys | often | {"train.steps": steps})

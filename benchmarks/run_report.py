@@ -32,7 +32,7 @@ PARTS = {"training": 0.9, "compile": 0.015, "data": 0.01, "evaluation": 0.03, "c
 
 
 def write_run(folder: pathlib.Path, steps: int, seed: int = 0) -> None:
-    """Write a folder such as a run of so many steps leaves."""
+    """Write a folder like that of a run with this many steps."""
     config = flat(base.get_config()) | {"train.steps": steps, "train.seed": seed}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))

@@ -40,7 +40,7 @@ from tests.migration.record_hugging_face import CASES, V, make
 
 
 def text(rng: np.random.Generator, count: int) -> str:
-    """Return so many random words."""
+    """Return some random words."""
     return " ".join(rng.choice(WORDS, count))
 
 

@@ -121,7 +121,7 @@ def outcome(client: openai.OpenAI, ask: Ask, text: str) -> Outcome:
 def load(
     url: str, given: Sequence[Ask], texts: Sequence[str], clients: int, done: Callable[[int], None] = lambda count: None
 ) -> list[Outcome]:
-    """Send all requests by so many clients at once; `done` gets the number of answered ones."""
+    """Send all requests by some concurrent clients; `done` gets the number of answered requests."""
     found = []
     with contextlib.ExitStack() as stack, concurrent.futures.ThreadPoolExecutor(clients) as pool:
         connected = [

@@ -23,7 +23,7 @@ STEPS = 1500 if support.QUICK else 5000
 SETTLED = 500  # steps after which nothing may grow; a half of them shows what is usual, with a save and an evaluation
 INTERVAL_SECONDS = 0.02
 LIMIT_MB = 20.0
-POOL = "ts_pool_worker"  # threads of TensorStore's, as many as it ever had files to write at once
+POOL = "ts_pool_worker"  # threads of TensorStore; it keeps as many as it once wrote files at the same time
 TEXTS = 40
 KEYS = {
     "model.num_layers": 1, "model.embed_dim": 32, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 48,

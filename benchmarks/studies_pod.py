@@ -48,7 +48,7 @@ class Pod:
 
 
 def run(folder: pathlib.Path, longest: float) -> tuple[float, int]:
-    """Run the study; with `longest` > 0, strike a host so many seconds or fewer after each start.
+    """Run the study; with `longest` > 0, strike a host at most that many seconds after each start.
 
     Returns the seconds that it took, and the number of blows.
     """

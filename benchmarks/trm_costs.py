@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What do the recipes after the paper cost on TPUs that nobody here has? Hours and chip-hours of each whole run.
+"""What do the recipes after the paper cost on TPUs? Hours and chip-hours of each whole run.
 
 Each step is compiled by the TPU compiler and its schedule is replayed: an estimate, not a run. Evaluating the 422,786
 held-out boards of Sudoku-Extreme at a breadth and depth is estimated from its FLOPs, at the fraction of the peak that

@@ -67,7 +67,7 @@ def effects(group: answers.Answer) -> dict[str, float]:
 
 
 def look(groups: int) -> None:
-    """Write the report, and open it in headless Chromium, wide and light, narrow and dark; the pictures lie beside."""
+    """Write the report, and photograph it in headless Chromium, wide and narrow, light and dark."""
     sweep("report", STUDY, f"--seeds={SEEDS}", f"--html={FOLDER}/report.html")
     browser = Browser(FOLDER / "browser")
     try:

@@ -23,7 +23,7 @@ from reporting.throughput import has_native_bfloat16
 from updates import updating
 
 ROUNDS, BATCH = (1, 4) if support.QUICK else (5, 64)
-FORMS = {"attention": "rope", "mlp": "none"}  # what mixes positions, and how they are told
+FORMS = {"attention": "rope", "mlp": "none"}  # what mixes positions, and how it knows them
 
 
 def ours(mixer: str, dtype: str) -> Callable[[int], None]:

@@ -308,7 +308,7 @@ class DecoderLM(Freezable):
         )
 
     def shorten_cache(self, cache: dict, num_tokens_B: jax.Array) -> dict:
-        """Return a cache of which each row has its first tokens alone; the entries after them are free."""
+        """Return the cache with only the first tokens of each row; the entries after them are free."""
         kept_BS = jnp.arange(cache["segments"].shape[1]) < num_tokens_B[:, None]
         return cache | {"segments": jnp.where(kept_BS, cache["segments"], 0), "start": num_tokens_B}
 

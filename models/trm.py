@@ -28,6 +28,7 @@ from layers.normalization import normalized
 from layers.products import einsum
 from layers.puzzles import PuzzleTable
 from layers.units import Units
+from models.decoder_lm import head_dim
 
 CONSTANT = "constant"  # names the dimension of constants, which are drawn once and never trained
 EPSILON = 1e-5
@@ -36,11 +37,6 @@ STRAIGHT = Path()  # without noise
 NUM_HALT = 2  # halt, and continue, which arXiv:2506.21734 trains and the published recipes do not
 
 States = tuple[jax.Array, tuple[jax.Array, ...]]  # high [B, T, D], low latents of the same shape
-
-
-def head_dim(config) -> int:
-    """Return the width of a head."""
-    return config.head_dim or config.embed_dim // config.num_heads
 
 
 def prefix_length(config) -> int:

@@ -139,9 +139,8 @@ def builds(settings: Settings, worker: Worker) -> bool:
 
 def hangs(settings: Settings, worker: Worker) -> str:
     """Return a line if a worker trains and its last step is too long ago, else ""."""
-    if not (worker.alive and worker.age is not None and worker.heartbeat["phase"] == "training"):
-        return ""
-    if worker.age <= settings.hang_seconds:
+    trains = worker.alive and worker.age is not None and worker.heartbeat["phase"] == "training"
+    if not trains or worker.age <= settings.hang_seconds:
         return ""
     return f"worker {worker.number} hangs: step {worker.step} was {worker.age:.0f} s ago"
 

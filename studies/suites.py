@@ -81,7 +81,7 @@ def suite_names() -> list[str]:
 
 
 def find(asked: str, base: str = "") -> tuple[Study, list[str]]:
-    """Return the study that is asked for and the names of its groups that are.
+    """Return the requested study and the names of its requested groups.
 
     Args:
       asked: a suite (trm), a suite with a base (trm-mini), a group (exp08-ema), or the folder or file of one.
@@ -115,7 +115,7 @@ def is_known(name: str) -> bool:
 
 
 def recipe_of(path: str) -> str:
-    """Return a recipe as trials on any machine use it: relative to the workspace, or absolute if it is not there."""
+    """Return the path of a recipe for trials on any machine: relative to the workspace, or absolute if not in it."""
     here = pathlib.Path(path).expanduser().absolute()
     return str(here) if here.exists() and here != loading.ROOT / path else path
 
@@ -235,5 +235,5 @@ def folders(root: str, members: Iterable[Member]) -> dict[str, str]:
 
 
 def runs_of(root: str) -> str:
-    """Return the root of a study's folders as workers on any machine use it: absolute, unless it is a bucket."""
+    """Return the root of a study's folders for workers in any folder: an absolute path, or the address of a bucket."""
     return root if "://" in root else str(pathlib.Path(root).expanduser().absolute())

@@ -214,7 +214,7 @@ class Queue:
         return len(failed)
 
     def running(self) -> set[int]:
-        """Return the numbers of trials that a worker holds which is not known to have ended."""
+        """Return the numbers of claimed trials whose worker is not known to have ended."""
         prefix, holders = f"{self.name}: trial ", self.claims.holders()
         return {
             int(name.removeprefix(prefix)) for name, holder in holders.items()

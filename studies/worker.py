@@ -184,7 +184,7 @@ class Worker:
         self.queue.give_back(trial, failure)
 
     def _beat(self, trial: FrozenTrial, beaten: float) -> str:
-        """Return the `reason_to_end`. A database out of reach is asked again."""
+        """Return the `reason_to_end`; if the database cannot be reached, try again."""
         while True:
             try:
                 return self.reason_to_end(trial)
@@ -250,9 +250,9 @@ class Worker:
 
 @contextlib.contextmanager
 def output_of(workdir: str):
-    """Open a file for what a trial prints, at its end: OUTPUT in its folder, or a copy if the folder is in a bucket.
+    """Open the file to which a trial's output is appended: OUTPUT in its folder, or a copy if that is in a bucket.
 
-    A copy goes back to the bucket when the file is closed. A bucket out of reach does not end the trial.
+    The copy is written to the bucket when the file is closed. If the bucket cannot be reached, the trial still runs.
     """
     if "://" in workdir:
         stored = path_of(f"{workdir}/{OUTPUT}")

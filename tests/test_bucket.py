@@ -58,7 +58,7 @@ def test_a_run_in_a_bucket_goes_on_on_another_host_and_is_sampled_from(bucket, t
 
 
 def test_steps_are_trained_while_a_checkpoint_is_copied_to_the_bucket(bucket, single_device, tmp_path, monkeypatch):
-    """Step 6 waits for the copy of step 4 to begin, and this copy for step 7: each ends only beside the other."""
+    """Step 6 waits until the copy of step 4 begins, and the copy waits for step 7, so they must run together."""
     begun, reached, during = threading.Event(), threading.Event(), []
     copy_files = SharedFolder.join
 

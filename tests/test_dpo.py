@@ -69,7 +69,7 @@ def test_microbatches_on_a_mesh_have_the_gradients_of_the_whole_batch(tmp_path, 
 
 
 def test_adapters_begin_as_their_reference(tmp_path):
-    """The weights that they are beside are the reference, and what they add is nothing at first."""
+    """The weights to which they are added are the reference, and at first they add nothing."""
     config = preferred(tmp_path)
     config.lora.rank = 2
     validate(config, 1)

@@ -191,7 +191,7 @@ def test_adapters_learn_beside_weights_that_stay_and_alone_are_kept(base, whole,
 
 
 def test_what_is_given_out_is_the_base_and_the_adapters_of_peft(base, tuned, tmp_path):
-    """By an independent sum in numpy; at once in the format of their own, and merged in that of whole models."""
+    """Compare with an independent sum in numpy: adapters in their own format, and merged in that of whole models."""
     export = {}
     for name, workdir in (("base", base), ("tuned", tuned)):
         config = stored_config.load_to_read(workdir, {}).config

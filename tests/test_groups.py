@@ -167,7 +167,7 @@ def test_a_killed_process_ends_the_others_who_name_it(place, of_four):
             assert err.strip().splitlines()[-1] == f"error: process {KILLED} of 4 ({socket.gethostname()}) died"
             log = (place / "four" / "logs" / f"train_worker_{number}.out").read_text()
             assert "the stacks of this process:" in log
-            # In the loop, or at the end that a collective brought which failed before this process was told.
+            # In the loop, or at the end if a collective failed before this process got the message.
             assert "train.py" in log or "in _end_with_one_line" in log
 
 
@@ -186,7 +186,7 @@ def test_strangers_at_the_hub_change_nothing_and_are_counted(place, of_two):
     """The losses, too, are those of processes that none disturbed, as the test above has it."""
     log = (place / "two" / "logs" / "train_worker_0.out").read_text()
     [number] = re.findall(r"WARNING - closed (\d+) connections that did not know the secret of the run", log)
-    assert 0.95 * NUM_STRANGERS < int(number) <= NUM_STRANGERS  # some hang up before anybody has seen them
+    assert 0.95 * NUM_STRANGERS < int(number) <= NUM_STRANGERS  # some hang up before they are seen
     assert [err.count("warning") for _, _, err in of_two] == [0, 0] and not (place / "two" / "run_secret").exists()
 
 
@@ -240,7 +240,7 @@ def of_other_meshes(place, of_four) -> tuple[int, str]:
 
 
 def test_a_checkpoint_of_four_processes_goes_on_on_other_meshes(place, of_other_meshes):
-    """With the same examples, so that the losses are the same but for rounding."""
+    """With the same examples, so that the losses differ only by rounding."""
     ended = groups.finish(start(place, go_on(place, "alone", 4), 1, {"mesh.data": 1, "mesh.fsdp": 1}, devices=1))
     assert [status for status, _, _ in ended] == [0], ended
     four = [loss for loss, _ in losses(place, "four", after=4)["trained"].values()]

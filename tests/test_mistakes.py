@@ -252,12 +252,12 @@ def test_a_mistake_is_one_line_and_leaves_nothing(here, typed, files, says):
     there = sorted(here.rglob("*"))
     status, err = answered(typed.replace("HERE", str(here)), here / "cache")
     assert status == 2 and says.replace("HERE", str(here)) in err.splitlines()[-1], err
-    assert len(err.splitlines()) == 1 or "examples/" in typed, err  # which tells its usage first
+    assert len(err.splitlines()) == 1 or "examples/" in typed, err  # which prints its usage first
     assert [path for path in sorted(here.rglob("*")) if here / "cache" not in (path, *path.parents)] == there
 
 
 def answered(typed: str, cache: pathlib.Path) -> tuple[int, str]:
-    """Return the status and what stands on stderr of a command line on a machine of one CPU device."""
+    """Return the status and stderr of a command line on a machine with one CPU device."""
     words = shlex.split(typed)
     flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
     kept = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "MAKEFLAGS")}

@@ -106,7 +106,7 @@ def test_the_earlier_aliases_launch_the_optimized_run(gcloud, alias):
     assert done.stdout == gcloud.run("launch_optimized", "--dry-run", **common).stdout
 
 
-GUIDE = {"NAME": "aura-v4-32", "VERSION": "tpu-ubuntu2204-base"}  # all that its lines set beside PROJECT and ZONE
+GUIDE = {"NAME": "aura-v4-32", "VERSION": "tpu-ubuntu2204-base"}  # all that its lines set, except PROJECT and ZONE
 ORIGIN = {"REPO_URL": "https://example.com/x"}  # in place of the origin that the clone of a user has
 MIGRATION = [  # FEATURES.md A6, A28 and A30, as they are typed
     (OPTIMIZED, "create setup validate launch_optimized status metrics"),

@@ -134,7 +134,7 @@ def test_the_second_time_comes_from_the_cache(rehearse, rehearsed, tmp_path):
     before = sorted(rehearse.cache.rglob("facts.json"))
     start = time.monotonic()
     status, out, _ = rehearse(*SMALL, "--topology=v4-8", "--advice_seconds=0", "--price=1", f"--json={tmp_path}/r.json")
-    assert time.monotonic() - start < 3 * 3  # alone it takes under a second; here other tests may run beside it
+    assert time.monotonic() - start < 3 * 3  # alone it takes under a second; other tests may run at the same time
     assert status == 0 and out.startswith("tiny on v4-8") and "as given by --price" in out
     assert sorted(rehearse.cache.rglob("facts.json")) == before
 
@@ -185,7 +185,7 @@ def collectives(text: str) -> dict[str, float]:
     ids=["v4-8", "v5e-8"],
 )
 def test_no_collective_is_overlooked(rehearse, rehearsed, tmp_path, topology, changes):
-    """Whatever the compiler makes of them: alone, asynchronous, in a fusion, or in a chain of fusions."""
+    """In each form that the compiler gives them: alone, asynchronous, in a fusion, or in a chain of fusions."""
     files = [f"--{name}={tmp_path}/r.{name}" for name in ("json", "hlo")]
     status, _, err = rehearse(*SMALL, *changes, f"--topology={topology}", "--advice_seconds=0", *files)
     assert status == 0, err

@@ -57,7 +57,7 @@ def finish(process: subprocess.Popen) -> tuple[int, str, str]:
 
 
 def lines_of(workdir: pathlib.Path, kind: str) -> dict[int, dict]:
-    """Return the last line of each step, as readers of metrics.jsonl are told to."""
+    """Return the last line of each step, which is the one that counts in metrics.jsonl."""
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     return {line["step"]: line for line in lines if line["kind"] == kind}
 
@@ -188,7 +188,7 @@ def test_another_recipe_is_refused_and_an_edited_one_does_not_change_the_run(pla
 
 
 def test_a_workdir_is_data_and_runs_no_code(place, whole):
-    """An earlier version executed recipe.py of the folder; a folder with a run may have been made by anybody."""
+    """An earlier version executed recipe.py of the folder; but the folder of a run may come from anyone."""
     folder = place / "foreign"
     shutil.copytree(place / "whole", folder)
     (folder / "recipe.py").write_text(f"open({str(place / 'ran')!r}, 'w')")

@@ -32,7 +32,7 @@ def recorded(name: str) -> dict[str, np.ndarray]:
 
 
 def of_settings(settings: dict):
-    """Return the `model` section that the recorded settings of the public code stand for."""
+    """Return the `model` section for the recorded settings of the public code."""
     width, heads = int(settings["hidden_size"]), int(settings["num_heads"])
     config = base.get_config().model
     config.update(

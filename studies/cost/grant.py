@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from configs import topologies
 from reporting.display import aligned, counted
 from studies.cost.planning import Estimate, steps_of
-from studies.suites import Member
+from studies.suites import Member, owners
 
 HOURS_OF_DAY, DAYS_OF_MONTH, GB = 24, 30, 1e9
 NAMED = 6  # trials that a line names
@@ -80,10 +80,7 @@ def lines(
       sizes: bytes of a checkpoint by digest; None where it is not known.
     """
     share = share_out(grant, found)
-    first = {}  # the member of each trial that names it
-    for member in members:
-        if not member.refusal:
-            first.setdefault(member.digest, member)
+    first = owners(members)
     used = sum(found[digest].hours for digest in share.fits) * grant.chips
     titles = {digest: member.title for digest, member in first.items()}
     per_hour = "a price that is not known" if grant.price is None else f"${grant.price:,.2f} a chip-hour"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `sweep.py run` is allowed to use, as its workers get it: chip-hours, and disk for checkpoints."""
+"""The limits of `sweep.py run`, which its workers get: chip-hours, and disk for checkpoints."""
 
 import dataclasses
 

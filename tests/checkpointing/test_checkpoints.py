@@ -141,7 +141,7 @@ def test_a_record_that_grows_during_the_save_is_kept_as_it_was(tmp_path):
 
 
 def test_the_names_on_disk_are_those_of_earlier_versions_and_a_part_that_is_off_has_none(tmp_path):
-    """Checkpoints of earlier versions are restored by these names, whatever the fields of the state are called."""
+    """Checkpoints of earlier versions are restored by these names, even if the fields of the state are renamed."""
     for ema_decay, parts in ((0.0, set()), (0.9, {"average"})):
         run = run_on(ema_decay=ema_decay, fsdp=8)
         with mesh_context(run.mesh), Checkpoints(tmp_path / str(ema_decay), TWO) as checkpoints:

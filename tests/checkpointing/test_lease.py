@@ -19,7 +19,7 @@ from tests.bucket_server import served_bucket
 from tests.support import ROOT
 
 URL, PATH = "gs://runs/mine", "runs/mine/lock.json"
-# Another process that holds the lease until it is told to end, on a machine whose clock is off by so many seconds.
+# Another process that holds the lease until it is told to end, on a machine whose clock is wrong by some seconds.
 HOLDER = f"""
 import sys, time
 right = time.time
@@ -105,13 +105,13 @@ def test_a_process_that_died_on_this_machine_is_not_waited_for(bucket, holder):
 
 @pytest.mark.parametrize("holder", [-LEASE_SECONDS - 60, YEAR], indirect=True)
 def test_a_clock_that_is_wrong_neither_loses_a_lease_nor_keeps_one(bucket, holder, served):
-    """While its holder is there nobody takes it over, and when it is gone it falls as others do."""
+    """Nobody takes the lease over while its holder lives; after the holder's end it expires like any other."""
     run = there(bucket)
     with pytest.raises(RunError, match="has been training in gs:"):
         Lease(URL).claim()
     holder.kill()
     holder.wait()
-    bucket.pipe(PATH, json.dumps(run | {"host": "elsewhere"}).encode())  # of which nobody here knows that it is gone
+    bucket.pipe(PATH, json.dumps(run | {"host": "elsewhere"}).encode())  # whether it lives is unknown here
     with pytest.raises(RunError, match="has been training in gs:"):
         Lease(URL).claim()
     served[1]["mine/lock.json"]["timeCreated"] = "2026-01-01T00:00:00.000000Z"

@@ -107,7 +107,7 @@ def test_what_was_saved_by_a_run_is_read_back(workdir):
 
 
 def test_a_checkpoint_of_another_model_is_refused_though_its_arrays_would_fit(workdir):
-    """As where the checkpoints of one run were put beside the config.json of another."""
+    """For example if the checkpoints of one run were copied to the folder of another."""
     config = base.get_config()
     with Checkpoints(workdir) as checkpoints:
         config.model.update(dtype="float32", remat="full", max_length=4096)  # how it is used may differ

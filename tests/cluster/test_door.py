@@ -194,7 +194,7 @@ def test_a_stranger_on_the_port_of_the_hub_ends_no_process(monkeypatch):
     ],
 )
 def test_processes_with_different_secrets_are_told_where_they_are_from(secret, why):
-    """And process 0 tells that there was somebody."""
+    """Process 0 reports that someone tried to connect."""
     hub = make_hub(port := free_ports(), 2, 0.2)
     member = make_line(port, 0, 2)
     with pytest.raises(RunError) as error:

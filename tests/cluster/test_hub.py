@@ -125,7 +125,7 @@ def test_all_stop_at_the_same_boundary_however_far_apart_they_are(seed):
 
 @pytest.mark.parametrize("lead", [0, 1])
 def test_who_asks_for_a_stop_and_holds_goes_no_further_than_it_is_promised(lead):
-    """Whatever the others have passed: as in a run, one more than who is last, since a step waits for all."""
+    """No process is more than `lead` steps ahead of the slowest: in a run that is one, since a step waits for all."""
     group, asked_at = members(3), 30
     passed, changed = [0, 0, 0], threading.Condition()
 

@@ -27,7 +27,7 @@ def machine(monkeypatch):
 
 @pytest.fixture
 def elsewhere(monkeypatch, tmp_path):
-    """A machine that is none of Compute Engine's."""
+    """A machine outside Compute Engine."""
     monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
     monkeypatch.setattr(metadata, "PRODUCT", tmp_path / "none")
 

@@ -76,7 +76,7 @@ def test_without_topology_the_environment_says_how_many_devices(machine, name, v
     machine.setenv(name, value)
     assert startup.simulate(0) == devices
     assert os.environ["XLA_FLAGS"].count("device_count") == 1 and f"device_count={devices}" in os.environ["XLA_FLAGS"]
-    assert "JAX_NUM_CPU_DEVICES" not in os.environ  # jax refuses it beside the flag
+    assert "JAX_NUM_CPU_DEVICES" not in os.environ  # jax refuses it together with the flag
 
 
 def test_what_the_user_set_is_kept_and_the_rest_is_patient(machine):

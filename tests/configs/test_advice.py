@@ -10,13 +10,13 @@ from configs import base
 from settings.keys import flat
 
 ROOT = Path(__file__).parents[2]
-OTHERS = "tests", "benchmarks"  # whose strings nobody reads as advice
+OTHERS = "tests", "benchmarks"  # their strings are not advice for users
 KEYS = "|".join(re.escape(key) for key in flat(base.get_config()))
 BARE = re.compile(rf"\b(?:use|try|set) (?:{KEYS})=")
 
 
 def texts_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line, text) for each string of a file that is no docstring, "{}" for what is put into it."""
+    """Yield (line, text) for each string of a file except docstrings, with "{}" in place of inserted values."""
     tree = ast.parse(path.read_text())
     parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}

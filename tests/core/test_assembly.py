@@ -61,7 +61,7 @@ def batches(config, steps):
 
 
 def test_a_second_task_comes_without_touching_the_loop(tmp_path, monkeypatch):
-    """Nor is its state told how a batch is cut, or that the run was stopped."""
+    """Its state does not depend on how a batch is divided, or on whether the run was stopped."""
     monkeypatch.setitem(sys.modules, "objectives.counting", counting_objective())
     config = small_config(objective="counting", global_batch=16)
     train.train(config, tmp_path, batches(config, 4))
@@ -95,7 +95,7 @@ def test_logits_are_cut_into_chunks_only_where_they_are_large():
 
 
 def test_devices_that_share_heads_split_the_vocabulary_of_logits_or_their_length():
-    """Either way as many logits a device; a chunk of so many tokens is cut from what a device has of the length."""
+    """Each device has the same number of logits either way; chunks divide the part of the length that a device has."""
     config = small_config(sequence_length=1024, global_batch=8)
     config.model.vocab_size = 1 << 17
     config.mesh.update(fsdp=1, context=1, model=4)

@@ -35,7 +35,7 @@ def runs():
 
 
 def batch_of(run) -> dict:
-    """Return puzzles labelled with the first trajectory's answers, but for the last two rows: wrong, and padding."""
+    """Return puzzles labelled with the first trajectory's answers; of the last two rows one is wrong, one padding."""
     rng = np.random.default_rng(0)
     inputs = rng.integers(1, 6, (ROWS, 16)).astype(np.int32)
     blank = {"inputs": inputs, "labels": inputs, "puzzle_identifiers": np.zeros(ROWS, np.int32)}
@@ -64,7 +64,7 @@ def test_solved_puzzles_are_counted_for_each_depth_and_breadth(runs):
 
 
 def test_eight_devices_find_what_one_finds(runs):
-    """But for a puzzle whose choice rounding may turn."""
+    """A puzzle is an exception: rounding may change its chosen answer."""
     with mesh_context(runs[0].mesh):
         batch = jax.device_get(batch_of(runs[0]))
     found = [_counts(run, batch) for run in runs]

@@ -26,6 +26,6 @@ def read_all(path, **changes) -> list[str]:
 
 
 def read_either_way(path, **changes) -> None:
-    """Read a path leaving out bad documents, and then with them as errors; the one has no more than the other."""
+    """Read a path without bad documents, and then with them as errors; both must give the same documents."""
     some = read_all(path, bad_documents="skip", **changes)
     assert read_all(path, bad_documents="error", **changes) == some

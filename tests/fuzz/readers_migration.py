@@ -73,7 +73,7 @@ def read_config(content: bytes, folder: pathlib.Path) -> None:
 
 @reader("Hugging Face folder", lambda: [(SMALL[1] / "config.json").read_bytes()], divisor=20)
 def read_folder(content: bytes, folder: pathlib.Path) -> None:
-    """A configuration beside weights; what is accepted has a tensor for each of the model's."""
+    """A configuration in the folder of weights; if it is accepted, each tensor of the model is there."""
     for file in SMALL[1].iterdir():
         shutil.copyfile(file, folder / file.name)
     (folder / "config.json").write_bytes(content)
@@ -83,7 +83,7 @@ def read_folder(content: bytes, folder: pathlib.Path) -> None:
 
 @reader("safetensors index", lambda: [(SMALL[0] / safetensors_files.INDEX).read_bytes()])
 def read_index(content: bytes, folder: pathlib.Path) -> None:
-    """What is accepted names each tensor once, in a file beside it."""
+    """An accepted index names each tensor once, in a file of its folder."""
     for file in SMALL[0].glob("*.safetensors"):
         (folder / file.name).symlink_to(file)
     (folder / safetensors_files.INDEX).write_bytes(content)

@@ -140,7 +140,7 @@ def read_configuration(content: bytes, folder: pathlib.Path) -> None:
     "run.json of a run", lambda: [json.dumps({"recipe": "tiny", "recipe_config": CONFIG, "command": ["a"]}).encode()]
 )
 def read_origin(content: bytes, folder: pathlib.Path) -> None:
-    """What a run was started with, beside a configuration that is as it was."""
+    """The record of how a run was started, with an unchanged configuration."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "run.json").write_bytes(content)
     assert stored_config.load_to_continue(folder, 3, ("tiny", base.get_config()), "", {}, {}).notes is not None

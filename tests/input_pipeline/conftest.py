@@ -33,7 +33,7 @@ def texts(tmp_path):
 
 @pytest.fixture
 def section(tmp_path, texts):
-    """Make a `data` section: byte tokens of the small corpus unless told otherwise."""
+    """Make a `data` section, by default with byte tokens of the small corpus."""
 
     def make(**changes):
         defaults = {"source": "text", "path": str(texts), "tokenizer": "byte", "cache_dir": str(tmp_path / "cache")}

@@ -105,7 +105,7 @@ def test_the_room_imports_no_other_and_no_jax():
 
 
 def test_what_is_held_out_is_trained_on_nowhere(corpus, tmp_path):
-    """Neither beside a validation set that lies in the training data, nor in another part of a mixture."""
+    """Neither if the validation set is part of the training data, nor if another part of a mixture contains it."""
     folder = tmp_path / "parts"
     folder.mkdir()
     for number in range(12):

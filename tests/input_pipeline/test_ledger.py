@@ -50,12 +50,12 @@ class Run:
         self.step, self.taken = step, self.taken_at[step]
 
     def restart(self, fresh) -> None:
-        """Go on with a corpus prepared anew."""
+        """Go on with a newly prepared corpus."""
         record = {"examples": self.taken, "mixture": self.corpus.train.record(), "skips": self.corpus.train.skips}
         self.corpus = fresh.resume(json.loads(json.dumps(record)))
 
     def leave_out(self, step: int, kept: int = 0) -> None:
-        """Roll back to after a step, and leave out what came since, but for the first `kept` examples of it."""
+        """Roll back to the end of a step, and leave out all later examples except the first `kept`."""
         last = self.taken
         self.back_to(step)
         self.corpus = replace(self.corpus, train=self.corpus.train.skip(self.taken + kept, last))

@@ -81,7 +81,7 @@ def test_a_document_over_the_limit_is_named_or_left_out_and_counted(read, tmp_pa
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv.gz"])
 @pytest.mark.parametrize("bad_documents", ["error", "skip"])
 def test_a_row_of_csv_over_the_limit_ends_the_file_and_so_the_run(read, tmp_path, name, bad_documents):
-    """Nothing tells where it ends: it may be a quote that is never closed."""
+    """Its end is unknown: it may be a quote that is never closed."""
     for number, text in enumerate((LARGE, "many lines\n" * 150_000)):
         (tmp_path / str(number)).mkdir()
         path = write(tmp_path / str(number), name, ["before", text, "after"])
@@ -98,7 +98,7 @@ def test_a_text_file_over_the_limit_is_read_since_it_is_read_in_pieces(read, tmp
 
 
 def _bomb(path, mebibytes: int) -> None:
-    """Write a file of one line of so many MiB, compressed as its suffix says."""
+    """Write a file of one line of this many MiB, compressed as its suffix says."""
     with gzip.open(path, "wb", 1) if path.suffix == ".gz" else pa.CompressedOutputStream(str(path), "zstd") as file:
         file.write(b'{"text": "')
         for _ in range(mebibytes):

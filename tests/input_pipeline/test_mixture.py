@@ -181,7 +181,7 @@ def test_taking_up_again_and_from_an_older_checkpoint():
     once = after.resume(at_ten, 10)
     assert once.history == ((0, old), (10, new))
     assert after.resume(once.record(), 10) == once and after.resume(once.record(), 25) == once
-    assert after.resume(at_ten, 10) == once  # the checkpoint at ten again, whatever came after it
+    assert after.resume(at_ten, 10) == once  # the checkpoint at ten again, without what came after it
     assert before.resume(once.record(), 10).history == ((0, old),)  # changed back before a step was made
     assert before.resume(once.record(), 25).history == ((0, old), (10, new), (25, old))
     assert windows_of(after.resume(at_ten, 10), range(10)) == windows_of(before, range(10))

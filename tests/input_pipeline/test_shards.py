@@ -63,7 +63,7 @@ def read_all(windows, length=50):
 
 
 def test_the_stored_tokens_are_the_documents(corpus, store, texts):
-    """Shards hold the documents in the order of the source, whatever cuts them."""
+    """Shards hold the documents in the order of the source, wherever they are divided."""
     ready = corpus(vocab_size=300, tokenizer="sentencepiece")
     assert len(store("train-*.bin")) > 3
     contents = {path.read_text() for path in texts.rglob("*.txt")} - {""}
@@ -326,7 +326,7 @@ def test_a_manifest_that_names_a_file_elsewhere_is_written_anew(corpus, tmp_path
     ],
 )
 def test_a_manifest_that_is_not_that_of_the_documents_is_written_anew(corpus, store, tmp_path, change):
-    """Whatever of it was damaged: a shard that is named twice would be trained on twice."""
+    """Any damage counts: a shard that is named twice would be trained on twice."""
     wanted = read_all(corpus().train)
     (path,) = (tmp_path / "cache" / "shards").glob("*/manifest.json")
     manifest = json.loads(path.read_text())

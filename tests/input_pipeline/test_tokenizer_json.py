@@ -65,7 +65,7 @@ def test_the_last_token_of_a_prompt_may_become_one_that_begins_with_it(tmp_path)
 
 
 def test_a_byte_is_no_token_that_begins_with_the_last_one_of_a_prompt(tmp_path):
-    """It is written as text in the file: <0x0A> begins with "<", and stands for a line's end."""
+    """The file writes it as text: <0x0A> begins with "<", but means the end of a line."""
     write(tmp_path)
     pieces = ["<unk>", END, *(f"<0x{byte:02X}>" for byte in range(256)), "a", "<", "/", "</"]
     vocabulary = {piece: number for number, piece in enumerate(pieces)}

@@ -28,7 +28,7 @@ ROPE = references.rotary_frequencies(H, THETA)
 
 
 def attends(mask):
-    """Return what a block is told about its attention."""
+    """Return the arguments of a block that describe its attention."""
     return functools.partial(through_cache, attend, mask_BTS=mask, score_cap=4.0)
 
 

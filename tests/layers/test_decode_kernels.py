@@ -25,7 +25,7 @@ from tests.support import TOLERANCE, make_model, model_config, relative_error
 
 B, K, H = 4, 2, 128
 EIGHT = {"data": 2, "fsdp": 2, "model": 2}
-ENDS = (0, 5, 299, 303)  # entries that rows have: none, some, all but a few
+ENDS = (0, 5, 299, 303)  # numbers of entries in the rows: none, some, almost all
 
 
 @pytest.fixture(autouse=True)

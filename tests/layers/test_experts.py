@@ -17,7 +17,7 @@ from parallelism.mesh import make_mesh, mesh_context
 from tests.support import ROOT, assert_close, random_weights
 
 B, T, D, F, E, K = 8, 6, 12, 20, 8, 3
-ROOMY = 3.0  # places over the mean load, so many that none is dropped: E / K would hold all pairs of a device
+ROOMY = 3.0  # places over the mean load, enough that none is dropped: E / K would hold all pairs of a device
 MESHES = [
     ({"expert": 8}, 0.0), ({"expert": 2, "fsdp": 2, "model": 2}, 0.0), ({"fsdp": 2, "expert": 4}, ROOMY),
     ({"data": 4, "expert": 2}, ROOMY),
@@ -75,7 +75,7 @@ def mixed(weights, x_BTD, gates_BTE):
 
 
 def observed(function, weights, x):
-    """Return a weighted sum of what a function of both returns, its gradients by both, and what it tells beside."""
+    """Return a weighted sum of the function's first result, the gradients by both inputs, and the other results."""
     toward = np.random.default_rng(2).standard_normal(x.shape).astype(np.float32)
 
     def summed(*inputs):
@@ -109,7 +109,7 @@ def by_layer(axes, bias=None, **changes):
 
 
 def assert_same(axes, *, router: str = "softmax", gate_scale: float = 1.0, capacity: float = 0.0):
-    """But for the bias, whose gradient is no slope."""
+    """The bias is an exception: its gradient is not a derivative."""
     how = dict(router=router, gate_scale=gate_scale)
     (x, counted), weights = tokens(), made()[1]
     value, gradients, _ = by_layer(axes, capacity=capacity, **how)

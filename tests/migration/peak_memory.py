@@ -24,7 +24,7 @@ REST = {
 
 
 def make(folder: pathlib.Path, layers: int) -> int:
-    """Write a model of so many layers; return its bytes in float32."""
+    """Write a model with this number of layers; return its bytes in float32."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(SIZES | REST | {"num_hidden_layers": layers}))
     D, F, V = (SIZES[name] for name in ("hidden_size", "intermediate_size", "vocab_size"))

@@ -161,7 +161,7 @@ def test_layer_by_layer_is_the_model(runs):
     ("model", "kind"),
     [
         ({}, "llama"),  # the embedding, which a Llama does not scale, leaves multiplied
-        ({"tie_embeddings": True, "mup_base_dim": 6, "sliding_window": 8}, "mistral"),  # and beside a head of its own
+        ({"tie_embeddings": True, "mup_base_dim": 6, "sliding_window": 8}, "mistral"),  # and with a separate head
         ({"qk_norm": True, "head_dim": 8}, "qwen3"),
         ({"num_experts": 4, "experts_per_token": 3}, "mixtral"),
     ],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Beside transformers itself, on random models made now: what it writes is read, and what is written it reads."""
+"""With transformers itself and new random models: each reads what the other writes."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def test_transformers_computes_the_same_before_and_after(tmp_path, case):
     assert np.abs(cases.logits_of(config, tmp_path / "run", tokens) - wanted).max() < TOLERANCE
     cases.export(config, tmp_path / "run", tmp_path / "ours")
     assert np.abs(by_transformers(tmp_path / "ours", tokens) - wanted).max() < TOLERANCE
-    config.model.max_length = 64  # another than it came with, so its config.json is written anew
+    config.model.max_length = 64  # differs from the original, so a new config.json is written
     cases.export(config, tmp_path / "run", tmp_path / "anew")
     assert np.abs(by_transformers(tmp_path / "anew", tokens) - wanted).max() < TOLERANCE
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with files in Hugging Face's format, or with what was asked of them, is told in a line."""
+"""Mistakes in files of Hugging Face's format, and in what a user asks of them, are each reported in one line."""
 
 import json
 import pathlib

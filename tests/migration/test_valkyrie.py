@@ -269,12 +269,12 @@ def test_the_snippets_of_the_guide_place_the_7b_model_on_its_mesh(tmp_path, size
     data, model, fsdp = map(int, sizes.split(","))
     assert found["mesh"] == {"data": data, "model": model, "fsdp": fsdp} and found["devices"] == devices
     assert found["parameters"] == 6_738_415_616
-    assert found["bytes_of_a_device"] == pytest.approx(4 * 6_738_415_616 / (model * fsdp), rel=1e-3)  # all but norms
+    assert found["bytes_of_a_device"] == pytest.approx(4 * 6_738_415_616 / (model * fsdp), rel=1e-3)  # not norms
     assert "JAX_PLATFORMS=tpu, but this machine has no TPU; its devices are simulated" in err
 
 
 def test_the_command_of_the_guide_trains_from_any_python(tmp_path):
-    """A Python without packages, the line as it stands in the guide, and what keeps a simulation short."""
+    """A Python without packages, the line of the guide, and flags that keep a simulation short."""
     talks = [json.dumps({"text": f"{number} and {number + 1} are {2 * number + 1}. " * 4}) for number in range(40)]
     (tmp_path / "sums.jsonl").write_text("\n".join(talks))
     short = (

@@ -42,7 +42,7 @@ VARIANTS = {
         "rope_factor": 8.0,
     },
 }  # fmt: skip
-TOGETHER = {  # as many of them at once as can be
+TOGETHER = {  # as many of them together as possible
     "tie_embeddings": True, "qk_norm": True, "biases": "all", "sliding_window": 3, "global_every": 2,
     "attention_soft_cap": 0.5, "logit_soft_cap": 2.0, "mup_base_dim": 5, "dropout": 0.5, **VARIANTS["rope_yarn"],
 }  # fmt: skip
@@ -115,13 +115,13 @@ def test_every_option_changes_the_output(name):
     """Also from the option that it goes with: global layers from the window alone, all biases from some."""
     other = {"global_every": "sliding_window", "biases_all": "biases_qkv", "mup_tied": "tied"}.get(name, "plain")
     (other_graph, others), (graph, params) = variant(other), variant(name)
-    # The same weights wherever both have them: only the option differs.
+    # Weights that both have are equal: only the option differs.
     params, batch = merged(params, others), one_document()
     assert relative_error(forward(graph, params, batch), forward(other_graph, others, batch)) > 0.05
 
 
 def merged(weights: dict, others: dict) -> dict:
-    """Return `weights`, those that `others` has too taken from there."""
+    """Return `weights`, with the values of `others` for those that both have."""
     shared = weights.keys() & others.keys()
     take = {key: merged(weights[key], others[key]) if isinstance(weights[key], dict) else others[key] for key in shared}
     return weights | take

@@ -50,7 +50,7 @@ def layout(run, step) -> proof.Layout:
 
 @functools.cache
 def after(steps: int):
-    """Return (state, scalars, gradients) of one device after so many steps on one batch, from random weights."""
+    """Return (state, scalars, gradients) of one device after some steps on one batch, from random weights."""
     run, step = assembled(1)
     if not steps:
         state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), run.abstract_state)

@@ -93,7 +93,7 @@ def exponents(mup: bool, tied: bool, optimizer_name: str) -> dict[str, float]:
 
 @pytest.mark.parametrize(("optimizer_name", "tied"), [("adamw", True), ("muon", False), ("adafactor", False)])
 def test_with_mup_activations_move_as_far_at_any_width(optimizer_name, tied):
-    """0 but for terms of width^-1/2, which narrow logits still show; what is missed in a learning rate is 1/2 or 1."""
+    """Exponents are 0, except for terms of width^-1/2 at small widths; a wrong learning rate would give 1/2 or 1."""
     found = exponents(True, tied, optimizer_name)
     assert all(abs(exponent) < 0.15 for exponent in found.values()), found
     assert max(abs(found["embedding"]), abs(found["stream"])) < 0.05, found

@@ -133,7 +133,7 @@ def test_each_gradient_is_that_recorded(name):
 
 @pytest.mark.parametrize("name", [name for name in names_of("grads") if "puzzle_emb_ids" in recorded(f"{name}_grads")])
 def test_a_step_of_the_puzzle_table_is_that_recorded(name):
-    """But for entries whose gradient is so near 0 that rounding may turn its sign."""
+    """Except for entries whose gradient is so near 0 that rounding may change its sign."""
     of_case = case(name)
     found = calls(name)[int(of_case.grads["grad_step"])]
     config = base.get_config().optimizer
@@ -180,7 +180,7 @@ def test_logits_of_every_call_of_an_evaluation_are_those_recorded(name):
         carry = found["carry"] | {"halted": jnp.zeros(of_case.objective.rows, bool)}
 
 
-PUBLISHED = {  # parameters beside the puzzle table and the initial states: cells, tokens, of either mixer
+PUBLISHED = {  # parameters without the puzzle table and the initial states: cells, tokens, of either mixer
     "sudoku": (81, 11, {"attention": 6_828_034, "mlp": 5_028_866}),
     "maze": (900, 6, {"attention": 6_822_914, "mlp": 18_795_522}),
     "arc": (900, 12, {"attention": 6_829_058, "mlp": 18_801_666}),
@@ -202,7 +202,7 @@ def test_published_sizes_have_as_many_parameters_as_published(task, mixer):
 
 
 def beginner():
-    """Return a `model` section wide enough for spreads to be told."""
+    """Return a `model` section wide enough to measure standard deviations."""
     return small_model(num_layers=1, embed_dim=64, mlp_dim=96, num_heads=4, num_kv_heads=4, high_cycles=2, low_cycles=3)
 
 
@@ -232,7 +232,7 @@ def empty(config, objective: Recursive, dtype="float32") -> dict:
 
 
 def test_it_begins_with_the_published_spreads():
-    """Deviations of products 1 / sqrt(inputs), nothing beyond 2.28 of them; halting says -5 whatever it sees."""
+    """Weights have deviations 1 / sqrt(inputs) and none is beyond 2.28 of them; the halt logit is -5 for any input."""
     _, params = begun()
     block = params["network"]["blocks"]["0"]
     spreads = {"query": 64, "out": 64}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trajectories: the first is the model alone, each has its own noise, and nothing depends on what is beside it."""
+"""Trajectories: the first is the model alone, each has its own noise, and none depends on other rows."""
 
 import functools
 

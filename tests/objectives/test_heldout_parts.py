@@ -89,9 +89,9 @@ def test_on_a_mesh_it_is_the_loss_of_one_device(mesh, num_experts):
 
 
 def test_memory_falls_with_the_part():
-    """By XLA's count of what the compiled evaluation step needs beside its arguments."""
+    """XLA counts the memory that the compiled evaluation step needs in addition to its arguments."""
     whole, parts = (heldout_step(n, 2048, 1)[1].memory_analysis().temp_size_in_bytes for n in (0, 128))
-    assert whole > 16 * parts  # as many times as there are fewer scores
+    assert whole > 16 * parts  # in proportion to the number of scores
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ ROWS = 4
 
 
 class Told:
-    """A model whose states count its calls, and which halts and answers as it was told.
+    """A model whose states count its calls, with prepared halt logits and answers.
 
     Args:
       halts: halt logits, one a slot.
@@ -36,7 +36,7 @@ class Told:
 
 
 def batch(number: int, rows: int = ROWS) -> dict:
-    """A batch whose every number tells which it is."""
+    """A batch in which every number identifies its place."""
     cells = np.full((rows, CELLS), number, np.int32)
     return {"inputs": cells, "labels": cells, "puzzle_identifiers": np.full(rows, number, np.int32)}
 
@@ -67,7 +67,7 @@ def test_a_slot_keeps_its_puzzle_until_it_halts_and_then_takes_the_next():
         calls = [1, (number - 1) % 3 + 1, (number - 1) % 3 + 1, 1]
         np.testing.assert_array_equal(carry["steps"], calls)
         np.testing.assert_array_equal(carry["halted"], [True, number == 3, number == 3, True])
-        high, (low,) = carry["states"]  # begun anew with the puzzle, both
+        high, (low,) = carry["states"]  # both begin again with the puzzle
         np.testing.assert_array_equal(high[:, 0], [10 + count for count in calls])
         np.testing.assert_array_equal(low[:, 0], [20 + count for count in calls])
 

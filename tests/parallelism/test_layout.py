@@ -36,7 +36,7 @@ def test_loss_and_every_gradient_are_those_of_one_device(mesh):
 
 @pytest.mark.parametrize("mesh", [{"fsdp": 8}, {"fsdp": 2, "context": 2, "model": 2}], ids=["in shards", "compiled"])
 def test_quantised_gradients_are_those_of_one_device(mesh):
-    """But for operands that another order of sums rounds to the next of 255 steps, a few of a thousand of them."""
+    """Except for a few operands in a thousand, which another order of sums rounds to the next of 255 steps."""
     (actual, _), (expected, _) = gradients_and_scalars(of_model=INT8, **mesh), gradients_and_scalars(of_model=INT8)
     plain, _ = gradients_and_scalars()
     near = jax.tree.leaves(jax.tree.map(relative_error, actual, expected))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chips stand in the mesh so that a ring over them is one of single hops."""
+"""Chips are ordered in the mesh so that neighbours in a ring are one hop apart."""
 
 import itertools
 from types import SimpleNamespace
@@ -74,7 +74,7 @@ def test_slices_of_devices_without_coordinates_are_contiguous_and_slowest():
 
 
 def chips_of(num_slices: int, box=(2, 2, 2)) -> list:
-    """Return what stands for the TPU chips of so many slices, in any order."""
+    """Return stand-ins for the TPU chips of some slices, in any order."""
     places = list(itertools.product(*map(range, box)))
     chips = [
         SimpleNamespace(platform="tpu", slice_index=n, coords=place) for n in range(num_slices) for place in places

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays that move between meshes: every bit of them, the old ones gone, and no more sent than is missing."""
+"""Arrays move between meshes: no bit changes, the old arrays are deleted, and only missing parts are sent."""
 
 import jax
 import jax.numpy as jnp
@@ -109,7 +109,7 @@ def test_what_a_device_misses_is_counted(start, spec, end, new, most, total):
 
 
 def test_a_layer_at_a_time_takes_less_memory_by_the_compilers_count():
-    """From all devices on one dimension to two dimensions, and back, the compiler gathers whatever it is given."""
+    """From all devices on one dimension to two dimensions, and back, the compiler gathers the whole array."""
     shape, one, two = (32, 64, 32), P(None, "fsdp"), P(None, "fsdp", "model")
     for (before, old), (after, new) in (((FSDP, one), (MIXED, two)), ((MIXED, two), (FSDP, one))):
         array, to = (NamedSharding(make_mesh(mesh), spec) for mesh, spec in ((before, old), (after, new)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pod.py beside a fake gcloud that records what it is asked: tests/pods/fake_gcloud."""
+"""pod.py with a fake gcloud that records its calls: tests/pods/fake_gcloud."""
 
 import contextlib
 import dataclasses

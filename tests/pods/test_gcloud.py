@@ -134,7 +134,7 @@ def test_every_subcommand_asks_exactly_this(gcloud, num_hosts):
 
 @pytest.mark.parametrize("entry", [BASE, OPTIMIZED])
 def test_both_script_names_ask_the_same(gcloud, entry):
-    # They pass on whatever is typed: a word, flags, what follows --, paths; all subcommands are dry-run in test_pod.py.
+    # They pass on every argument: a word, flags, the words after --, paths; all subcommands are dry-run in test_pod.py.
     run_all(gcloud, entry, 4, {"describe", "options", "ssh words", "backup"})
 
 
@@ -416,13 +416,13 @@ def test_output_is_displayed_as_it_comes_and_ctrl_c_is_one_line(gcloud):
         assert process.stdout.readline() == "first\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 130
-        said = process.stderr.readlines()  # of what ssh says no more is waited for
+        said = process.stderr.readlines()  # the rest of the output of ssh is not awaited
         assert said[-1] == "interrupted; launched programs keep running\n" and len(said) <= 2
 
 
 @pytest.mark.parametrize("path", ["~/a$(touch x)", "~/a`touch x`", "/a;touch x", "/a'b", "/a\nb"])
 def test_a_path_that_scp_would_pass_to_a_shell_is_refused(gcloud, path):
-    """An old scp has a shell on the host expand it."""
+    """With an old scp a shell on the host expands it."""
     done = gcloud.run("copy", "LICENSE", f"torus:{path}")
     assert done.status == 2 and "scp may pass this path to a shell on the host" in done.last_line
     assert not any("scp" in argv for argv in done.argvs)

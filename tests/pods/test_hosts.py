@@ -102,7 +102,7 @@ def host(tmp_path):
 
 @pytest.mark.parametrize("shell", ["bash", "sh"])
 def test_of_two_that_launch_at_once_one_does(host, shell):
-    """The user's `restart` beside that of `supervise`; `stop` knows of one process group."""
+    """The user and `supervise` may both restart; `stop` knows only one process group."""
     command = hosts.launch(host.settings, ["bash", "-c", SAVES])
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         first, second = sorted(threads.map(lambda _: host.run(command, shell).stdout.split(",")[0], range(2)))

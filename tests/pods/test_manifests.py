@@ -69,7 +69,7 @@ def manifest(capsys):
     ["caf\u00e9 \U0001f30d", "\x7f\x85\u2028\ufeff", "'\"\\ : # {x}", "$(HF_TOKEN) $$(HF_TOKEN) $HOME", "a\nb\t"],
 )
 def test_every_character_of_an_argument_arrives_in_the_container(manifest, text):
-    """Whatever it is: kubectl reads the YAML, Kubernetes replaces $(NAME) and $$ in a command, bash the rest."""
+    """kubectl reads the YAML, Kubernetes replaces $(NAME) and $$ in a command, bash expands the rest."""
     [document] = yaml.safe_load_all(
         manifest(
             "--gke --accel=v4-8 --bucket=b --image=i --model_size=tiny --batch_size=64", [f"--config.data.path={text}"]

@@ -22,7 +22,7 @@ BUILDS = BEAT | {"phase": "building"}
 
 
 class Pod:
-    """A transport that says what it was told, and keeps what it was asked."""
+    """A transport with prepared answers, which records the requests."""
 
     num_workers = 2
 

@@ -117,7 +117,7 @@ def test_what_is_wrong_is_told_and_what_is_not_is_not(pod, workers, expected):
 
 
 def test_a_worker_that_knows_nothing_of_the_launch_is_a_problem():
-    """As of a pod that was made again beside us, and only set up."""
+    """For example if someone else created the pod again, and only set it up."""
     asked, idle = settings.read([], {})[0], [Worker(0), Worker(1, status=0, launched=True)]
     assert watch.problems(asked, {"state": "READY"}, idle) == []
     assert watch.problems(asked, {"state": "READY"}, idle, launched=True) == [
@@ -241,7 +241,7 @@ def test_without_a_pod_there_is_no_table(tmp_path):
 def test_metrics_of_the_run_as_text_and_json(running):
     done = running.run("metrics")
     assert done.status == 0 and "seconds_left       00:03:00" in done.stdout
-    assert "cost_dollars       unknown" in done.stdout  # nobody pays for simulated chips
+    assert "cost_dollars       unknown" in done.stdout  # simulated chips have no price
     priced = running.run("metrics", "--json", "--price=3")
     assert priced.status == 0, priced.stderr
     assert json.loads(priced.stdout)["cost_dollars"] == pytest.approx(16.0), priced.stderr

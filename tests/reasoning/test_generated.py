@@ -48,7 +48,7 @@ def lines_of(file):
 
 @pytest.mark.parametrize("name", ["basic_arithmetic", "letter_counting"])
 def test_a_run_learns_from_the_scores_of_a_generator_and_resumes_bit_for_bit(name, one_device, tmp_path, monkeypatch):
-    """The true scores of so small a model are 0, so that a score of its letters stands in for them."""
+    """The true scores of such a small model are 0, so a score of its letters replaces them."""
     pytest.importorskip("reasoning_gym", reason=REASON)
     scored = []
 

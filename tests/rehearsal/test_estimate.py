@@ -30,7 +30,7 @@ def test_a_quantisation_is_told_what_it_gains(quantization, topology, words):
 
 
 def test_a_program_without_the_compilers_cycles_is_not_timed_by_a_guess(tmp_path):
-    """Else a compiler that wrote them otherwise would be told as "the schedule of the TPU compiler"."""
+    """Else a guess would be reported as "the schedule of the TPU compiler" if a compiler wrote the cycles otherwise."""
     program = "HloModule m\n\nENTRY %main (a: f32[250]) -> f32[250] {\n  %a = f32[250] parameter(0)\n"
     with gzip.open(tmp_path / PROGRAM, "wt") as file:
         file.write(program + "  ROOT %x = f32[250] negate(%a)\n}\n")

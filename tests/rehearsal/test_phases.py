@@ -43,7 +43,7 @@ def row(found: dict, name: str) -> dict:
 
 
 def test_state_that_a_program_does_not_take_lies_beside_it():
-    """4 + 8 GiB of state and 1 of a frozen model, of which the evaluation takes 4: 9 beside its 6."""
+    """The state has 4 + 8 GiB, a frozen model 1. The evaluation takes 4 of them, so 9 more are in memory with its 6."""
     found = rehearsed()
     assert found["fits"] and row(found, "evaluation")["chip_gib"] == pytest.approx(15)
     assert row(rehearsed(on_host_gib=8), "evaluation")["chip_gib"] == pytest.approx(7), "moments in the host's memory"

@@ -55,7 +55,7 @@ def test_what_is_the_same_is_not_a_change():
 
 
 def test_what_a_plan_needs_is_recorded_with_the_figures(tmp_path):
-    """A chip's state wherever it waits, moments on the host included."""
+    """The state of a chip, including moments that are kept on the host."""
     found = {
         "step_seconds": 0.5, "flops_model": 1e12, "flops_hardware": 2e12, "collectives": [], "host_gib": 0.5,
         "hbm_gib": {"total": 5.0, "parameters": 1.0, "optimizer": 2.0}, "exposed_communication_seconds": 0.125,

@@ -207,7 +207,7 @@ def test_a_loop_is_its_body_so_many_times():
 
 
 def test_what_queues_from_one_iteration_to_the_next_is_not_forgotten():
-    """A gather of 3 us is waited for at once, but the ring is still busy with another that is never waited for."""
+    """The program waits for a gather of 3 us at once, but the ring still works on another, for which it never waits."""
     late = GATHER.replace("%s", "%u")
     found = replay(WHILE, LOOP.format(body=GATHER + GATHERED + late, trips=10))
     assert found.seconds * 1e6 == US(3 + 9 * 6)

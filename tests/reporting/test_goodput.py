@@ -10,7 +10,7 @@ from reporting.goodput import Goodput
 
 
 class Time:
-    """Stands still but for `sleep`, so that a busy machine changes nothing."""
+    """Advances only by `sleep`, so that a busy machine changes nothing."""
 
     now, offset = 1000.0, 1e9
 

@@ -75,7 +75,7 @@ def test_the_measured_peak_is_that_of_a_processor():
 
 
 def test_the_peak_of_a_busy_machine_is_that_of_an_idle_one():
-    """Else a run that starts beside other work reports an MFU of over 100 % when that work has ended."""
+    """Else a run that starts during other work reports an MFU of over 100 % after that work has ended."""
     alone = throughput.measured_matmul_peak(size=1024)
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * os.cpu_count())]
     try:

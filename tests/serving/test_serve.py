@@ -255,7 +255,7 @@ def test_a_model_without_conversations_is_not_asked(keyed):
 
 
 def test_what_too_many_ask_is_refused_until_a_row_is_free(completing, keyed):
-    """One row and one that waits: of many at once some are asked to come back, and the client does."""
+    """One request runs and one waits. Some of many others are asked to try again later, and the client does."""
     how = {"model": "completing", "prompt": "1 is", "temperature": 0, "max_tokens": 30}
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
         headers = {"Authorization": f"Bearer {SECRET}"}

@@ -20,7 +20,7 @@ STORED |= {"data.tokenizer": "byte"}
 
 
 def refused(recipe: str = "configs/tiny.py", **typed) -> str:
-    """Return the line by which a command line with these keys is refused, at once."""
+    """Return the line with which a command line with these keys is refused."""
     began = time.monotonic()
     with pytest.raises(ConfigError) as error:
         loaded = loading.load(recipe, "", {key: str(value) for key, value in typed.items()})

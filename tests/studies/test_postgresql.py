@@ -27,9 +27,9 @@ def program(name: str) -> str:
 
 @pytest.fixture
 def url() -> str:
-    """The address of a database on a server of its own; it refuses to run as root, so that root becomes nobody."""
+    """The address of a database on a new server, which refuses to run as root; so root becomes the user nobody."""
     initdb, port, as_user = program("initdb"), free_port(), {}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # nobody cannot enter pytest's
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # tmp_path is closed to nobody
         if os.geteuid() == 0:
             nobody = pwd.getpwnam("nobody")
             os.chown(folder, nobody.pw_uid, nobody.pw_gid)

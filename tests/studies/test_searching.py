@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A search with real workers and a database on disk; the program of a trial stands in for train.py."""
+"""A search with real workers and a database on disk; a stand-in for train.py is the program of a trial."""
 
 import dataclasses
 import json

@@ -80,7 +80,7 @@ def parts_of(config, together: int) -> list[np.ndarray]:
     ids=["copies with experts", "devices of a model", "the compiler with experts"],
 )
 def test_squares_are_those_of_the_parts_gradients(monkeypatch, mesh, whole_bytes, together, of_model):
-    """Whatever devices hold of a gradient: each part's is computed again, alone. Of a router's bias it is no slope."""
+    """Each part's gradient is computed again alone. That of a router's bias is not a derivative, and is left out."""
     monkeypatch.setattr(assembly, "FULL_GRADIENT_BYTES", whole_bytes)
     config = plain_config(of_model, **mesh)
     config.train.update(gradient_accumulation=2)

@@ -181,7 +181,7 @@ def test_redo_replaces_dormant_units_every_so_many_steps():
     assert not new[SECOND][3].any() and (new[FIRST][:, 3] != old[FIRST][:, 3]).all()
     np.testing.assert_array_equal(new[LAST], old[LAST])
     assert not flatten_dict(change.optimizer[0].mu)[SECOND][3].any()
-    assert np.squeeze(flatten_dict(memory["activity"])[SECOND])[3] > 0.1  # it is not dormant again at once
+    assert np.squeeze(flatten_dict(memory["activity"])[SECOND])[3] > 0.1  # it is not dormant again
 
 
 def test_l2_init_adds_the_gradient_of_the_distance_from_the_start():

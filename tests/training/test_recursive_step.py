@@ -56,7 +56,7 @@ TREE = {("puzzles", "table"): ("puzzles", "embed"), ("initial", "high"): ("const
 
 
 def test_rows_of_the_table_move_as_recorded_and_others_stay_to_the_last_bit():
-    """Some come twice and their gradients cancel; beside it are a weight of the usual kind, and a constant."""
+    """Some rows come twice and their gradients cancel; the tree also has an ordinary weight and a constant."""
     of, config = aux("signsgd"), base.get_config().optimizer
     rate, decay = of["lr_wd"].tolist()
     config.update(name="adam_atan2", learning_rate=0.5, table_learning_rate=2 * rate, table_weight_decay=decay)

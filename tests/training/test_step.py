@@ -54,7 +54,7 @@ def line_batch(weight=None) -> dict:
 def line_step(
     num_microbatches=1, optimizer=None, schedule=lambda step: 0.1 / (1 + step), seed=0, ema_decay=0.0, **options
 ):
-    """Return (train_step, first state); plain gradient descent unless told."""
+    """Return (train_step, first state), by default of plain gradient descent."""
     graph, params = nnx.split(Line())
     params, optimizer = nnx.to_pure_dict(params), optimizer or optax.sgd(schedule)
     gradient = make_gradient(Graphs(graph, {}), squared_error, num_microbatches=num_microbatches, **options)

@@ -37,7 +37,7 @@ def write_lines(path, records) -> str:
 
 
 def made_tokenizer(template: str | None, folder, **config) -> str:
-    """Write a byte-level BPE that tells the offsets of white space as Llama 3's does; return its path."""
+    """Write a byte-level BPE that reports the offsets of white space as Llama 3's does; return its path."""
     made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     made.post_processor = processors.ByteLevel(trim_offsets=True)

@@ -20,7 +20,7 @@ LENGTH = 128
 
 @pytest.fixture
 def chat(corpus, tmp_path):
-    """Prepare 60 conversations in two files, one compressed, of bytes unless told otherwise."""
+    """Prepare 60 conversations in two files, one compressed; by default tokens are bytes."""
     folder = tmp_path / "talks"
     folder.mkdir()
     lines = [json.dumps({"messages": conversation(number), "id": number}) + "\n" for number in range(60)]

@@ -17,7 +17,7 @@ def published():
 
 @pytest.fixture
 def section(tmp_path):
-    """Make a `data` section: a few small puzzles unless told otherwise."""
+    """Make a `data` section, by default with a few small puzzles."""
 
     def make(**changes):
         data = get_config().data

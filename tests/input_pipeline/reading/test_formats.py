@@ -61,7 +61,7 @@ def write_tfrecord(path, texts, compression=""):
 
 
 def compress(path, suffix):
-    """Put the compressed content of a file beside it."""
+    """Write the compressed content of a file to the same folder."""
     content, target = path.read_bytes(), path.with_name(path.name + suffix)
     if suffix == ".zst":
         with pa.CompressedOutputStream(str(target), "zstd") as file:
