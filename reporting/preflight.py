@@ -10,7 +10,7 @@ import jax
 from configs.base import batch_shards
 from configs.errors import ConfigError
 from reporting import throughput
-from reporting.display import duration
+from reporting.display import counted, duration
 from settings import layouts
 
 LARGE_INITIAL_PART = 0.1  # of an average of the parameters at the end of a run
@@ -85,7 +85,7 @@ def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
     shards, microbatches, rows = batch_shards(run.config.mesh), run.num_microbatches, run.config.train.global_batch
     lines = [
         f"Batch: {rows} sequences of {run.config.train.sequence_length} tokens = {rows // (shards * microbatches)} a "
-        f"microbatch * {microbatches} accumulated * {shards} devices",
+        f"microbatch * {microbatches} accumulated * {counted(shards, 'shard')}",
         f"Parameters: {models.num_parameters:,}"
         + (f", {active:,} of them for a token" if active < models.num_parameters else "")
         + (f", {models.num_trained:,} of them trained" if models.num_trained < models.num_parameters else ""),

@@ -35,8 +35,8 @@ def check(config: ConfigDict) -> None:
         raise ConfigError(f"model.experts_per_token={model.experts_per_token} must be at most model.num_experts={most}")
     if model.num_layers * model.num_experts > MOST_EXPERTS:
         raise ConfigError(
-            f"model.num_layers={model.num_layers} with model.num_experts={model.num_experts} each have more than "
-            f"{MOST_EXPERTS:,} experts, as many as can be named one by one; use fewer"
+            f"model.num_layers={model.num_layers} with model.num_experts={model.num_experts} have more than "
+            f"{MOST_EXPERTS:,} experts together, the limit for names of single experts; use fewer"
         )
     if model.name == "trm":
         _check_recursion(model, config.train.sequence_length)

@@ -125,5 +125,7 @@ def _origins(recipe: types.ModuleType, path: str) -> dict[str, str]:
     imported = [module for module in vars(recipe).values() if isinstance(module, types.ModuleType)]
     parents = [module for module in imported if "get_config" in vars(module)]
     parent = min(parents, key=lambda module: len(changed(module)), default=base)
-    inherited = {} if parent is base else _origins(parent, f"configs/{pathlib.Path(parent.__file__).name}")
+    file = pathlib.Path(parent.__file__)
+    name = str(file.relative_to(ROOT) if file.is_relative_to(ROOT) else file)
+    inherited = {} if parent is base else _origins(parent, name)
     return inherited | dict.fromkeys(changed(parent), path)

@@ -86,7 +86,7 @@ def whole(place) -> str:
 def test_a_run_says_where_it_is_and_ends_with_what_came_of_it(place, whole):
     for start in ("Local devices: 1", "Global devices: 1", "Process index: 0", "Process count: 1", "Mesh: data=1"):
         assert start in whole
-    assert "Batch: 8 sequences of 32 tokens = 8 a microbatch * 1 accumulated * 1 devices" in whole
+    assert "Batch: 8 sequences of 32 tokens = 8 a microbatch * 1 accumulated * 1 shard" in whole
     summary = whole[whole.rindex("held-out loss:") :]
     for part in (
         "held-out bits per byte: ",
@@ -381,7 +381,7 @@ def test_steps_of_minutes_show_their_microbatches_and_are_each_saved(single_devi
     monkeypatch.setattr(platform_defaults, "CPU_MICROBATCH_FLOPS", flops / 3)
     train.train(config, tmp_path, own_batches(config, 2))
     out = capfd.readouterr().out
-    assert "= 8 a microbatch * 4 accumulated * 1 devices" in out
+    assert "= 8 a microbatch * 4 accumulated * 1 shard" in out
     assert "step 1/2: microbatch 4/4  loss " in out and "step 2/2: microbatch 1/4  loss " in out
     assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == {"1", "2"}
 

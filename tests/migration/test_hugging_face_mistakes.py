@@ -59,7 +59,7 @@ def test_a_model_of_no_family_is_told_with_what_keeps_it_from_the_nearest(tmp_pa
         ({"model_type": "mistral", "sliding_window": None, "layer_types": ["sliding_attention"] * 3}, "sliding_window"),
         (
             {"model_type": "mixtral", "num_hidden_layers": 10_000, "num_local_experts": 10_000},
-            "model.num_layers=10000 with model.num_experts=10000 each have more than 1,000,000 experts",
+            "model.num_layers=10000 with model.num_experts=10000 have more than 1,000,000 experts",
         ),
         ({"model_type": "mixtral", "num_experts_per_tok": 1}, "num_experts_per_tok=1 is not supported for mixtral"),
         ({"model_type": "mixtral", "num_local_experts": None}, "num_local_experts=None is not supported for mixtral"),

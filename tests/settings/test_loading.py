@@ -92,6 +92,7 @@ def test_a_value_is_from_the_recipe_that_set_it_though_another_is_built_on_it():
     assert origins["model.embed_dim"] == "configs/llama2_7b.py"
     assert origins["mesh.fsdp"] == "--topology=v4-64" and origins["train.steps"] == "command line"
     assert "model.norm_epsilon" not in origins
+    assert loading.load("configs/trm/sudoku_mini.py", "", {}).origins["model.name"] == "configs/trm/sudoku.py"
 
 
 def test_a_value_that_a_recipe_sets_back_to_the_default_is_its_own(tmp_path):
