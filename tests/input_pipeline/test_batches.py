@@ -92,7 +92,7 @@ def test_threads_and_prefetch_change_no_batch(train, corpus, readers, prefetch):
 
 
 def test_a_run_at_step_a_million_finds_its_place_at_once(corpus, train):
-    train()  # loads all that is loaded only once
+    train()  # whatever is loaded once
     mixture, arguments = corpus().train, {"sequence_length": LENGTH, "global_batch": 12, "rows": np.arange(12)}
     started = time.monotonic()
     batch = next(training_batches(mixture, first_example=12_000_000, num_steps=10**9, seed=1, **arguments))
