@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Before jax is imported, chooses the platform of a command and the number of simulated devices."""
 
+import ctypes
 import ctypes.util
 import gc
 import glob
@@ -8,6 +9,7 @@ import importlib.util
 import logging
 import os
 import pathlib
+import platform
 import re
 import sys
 from collections.abc import Mapping
@@ -24,6 +26,7 @@ ONE_WAY_TO_BUCKETS = {"EPATH_USE_TF": "false"}  # epath uses gcsfs, as the input
 # Importing and tracing create millions of objects and hardly any cycle. Python's default garbage collection thresholds
 # slow down the start, and sometimes delay a step on one host, for which all others wait.
 RARE_COLLECTIONS = (100_000, 20, 20)
+M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # parameters of mallopt, in glibc's malloc.h
 MOST_SIMULATED = 256  # devices of a process: XLA takes 2 GiB for 256, over 22 GiB for 1,023, and aborts from 2,048 on
 # XLA's CPU collectives abort when a participant is late, which happens with 32 device threads on 2 cores.
 PATIENCE = {
@@ -67,6 +70,7 @@ def choose_platform(topology: Topology | None, accelerator: str, cache: pathlib.
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # a restart needs many small programs
     if accelerator == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
+        keep_freed_memory()
     elif topology and topology.accelerator != accelerator:
         raise ConfigError(
             f"--topology={topology.name} is a {topology.accelerator} slice, but a {accelerator} is attached; "
@@ -74,6 +78,20 @@ def choose_platform(topology: Topology | None, accelerator: str, cache: pathlib.
         )
     elif accelerator == "gpu" and importlib.util.find_spec("jax_cuda12_plugin") and not os.environ.get("JAX_PLATFORMS"):
         os.environ["JAX_PLATFORMS"] = "cuda,cpu"  # otherwise jax first looks for TPUs, since libtpu is installed
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep the memory that is freed; another C library, and threads that have begun, stay as they are.
+
+    On a CPU, XLA allocates the temporaries of a step anew in each step. By default, glibc gets large arrays from the
+    system and gives them back. So in each step the system would clear that memory, page by page.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(M_ARENA_MAX, 1)  # the arena of another thread holds 64 MiB; larger arrays would come from the system
+    mallopt(M_MMAP_MAX, 0)
+    mallopt(M_TRIM_THRESHOLD, -1)  # never
 
 
 def choose_libraries() -> None:
