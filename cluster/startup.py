@@ -70,7 +70,6 @@ def choose_platform(topology: Topology | None, accelerator: str, cache: pathlib.
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # a restart needs many small programs
     if accelerator == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
-        keep_freed_memory()
     elif topology and topology.accelerator != accelerator:
         raise ConfigError(
             f"--topology={topology.name} is a {topology.accelerator} slice, but a {accelerator} is attached; "
@@ -127,6 +126,8 @@ def simulate(num_devices: int, num_processes: int = 1) -> int:
     flags += [f"--{name}={seconds}" for name, seconds in PATIENCE.items() if name not in given]
     os.environ["XLA_FLAGS"] = " ".join([*flags, f"--xla_force_host_platform_device_count={local}"])
     os.environ.pop("JAX_NUM_CPU_DEVICES", None)
+    if local == 1:  # speed matters; several devices show that a mesh changes nothing, and share the memory
+        keep_freed_memory()
     return local * num_processes
 
 
