@@ -35,7 +35,6 @@ import dataclasses
 import functools
 import io
 import pathlib
-import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -223,7 +222,6 @@ def run_training(
         contextlib.ExitStack() as context,
     ):
         clock.enter("compile", step)
-        threading.Thread(target=pipeline.prepare).start()
         frozen, checkpoint_refs = frozen_models.weights(run, record)
         compiled_steps = CompiledSteps(lambda shape: run_of(shape).compile(), shape, frozen)
         peak = preflight.peak_flops(topology, run.mesh.size)

@@ -5,6 +5,7 @@ import atexit
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from weakref import WeakSet
 
@@ -18,6 +19,7 @@ from input_pipeline.windows import Windows
 MOST_AHEAD = 8  # batches, the default's limit
 MOST_READERS = 4  # the default's limit of threads, which compete for Python's lock
 PREFETCHED_BYTES = 256 << 20  # the default; 2 to 8 batches
+BEFORE_IMPORT = 2  # batches; the third is asked for when the first step has been dispatched
 
 Batch = dict[str, np.ndarray]
 OnLost = Callable[[DataError], object]
@@ -138,19 +140,27 @@ def faster_reading(data) -> dict[str, int]:
     return {"data.readers": 2 * readers, "data.prefetch": max(4, 2 * prefetch)}
 
 
-def prepare() -> None:
-    """Import and initialise TensorFlow; it takes seconds, which a program can overlap with other work."""
-    _tensorflow().data.Dataset.range(0)
-
-
 def _read_ahead(
     read: Callable[[int], Batch], keys: tuple[str, ...], num_steps: int, batch_tokens: int, readers: int, prefetch: int
 ) -> Iterator[Batch]:
-    """Return read(0), read(1), ... in order, some of them read before they are asked for."""
-    tf = _tensorflow()
+    """Yield read(0), read(1), ... in order, some of them read before they are asked for once TensorFlow is imported.
+
+    The import takes seconds and begins after the first step has its batch, so that no step waits for it.
+    """
     readers = readers or min(os.cpu_count(), MOST_READERS)
     prefetch = prefetch or min(max(2, PREFETCHED_BYTES // max(1, batch_tokens * 4 * len(keys))), MOST_AHEAD)
+    for step in range(num_steps):
+        if step >= BEFORE_IMPORT and (importing := importing_tensorflow()).done():
+            yield from _by_tf_data(importing.result(), read, keys, range(step, num_steps), readers, prefetch)
+            return
+        batch = read(step)
+        yield {key: batch[key] for key in keys}
 
+
+def _by_tf_data(
+    tf, read: Callable[[int], Batch], keys: tuple[str, ...], steps: range, readers: int, prefetch: int
+) -> Iterator[Batch]:
+    """Return read(step) for each step, read ahead by threads."""
     failed: list[DataError] = []
 
     def arrays(step: np.ndarray) -> list[np.ndarray]:
@@ -161,8 +171,7 @@ def _read_ahead(
             raise
         return [batch[key] for key in keys]
 
-    steps = tf.data.Dataset.range(num_steps)
-    batches = steps.map(
+    batches = tf.data.Dataset.range(steps.start, steps.stop).map(
         lambda step: tf.numpy_function(arrays, [step], [tf.int32] * len(keys), stateful=False),
         num_parallel_calls=readers,
         deterministic=True,
@@ -211,8 +220,17 @@ def _next(batches: Iterator[Batch], on_lost: OnLost) -> Batch | DataError | None
 
 
 @cache
+def importing_tensorflow() -> Future:
+    """Start to import TensorFlow in a thread; return the future of the module."""
+    with_one_thread = ThreadPoolExecutor(1, thread_name_prefix="import")
+    future = with_one_thread.submit(_tensorflow)
+    with_one_thread.shutdown(wait=False)
+    return future
+
+
 def _tensorflow():
     tf = tensorflow()
+    tf.data.Dataset.range(0)  # initialises it
     atexit.register(_close_unfinished)  # registered after TensorFlow's own exit functions, so that it runs before them
     return tf
 

@@ -15,7 +15,6 @@ import re
 
 import jax
 import jax.numpy as jnp
-import qwix
 
 from layers.axes import inside_shard_map, platform
 
@@ -66,13 +65,21 @@ def _quantized(spec: str, dtype, x: jax.Array, weight: jax.Array) -> jax.Array:
     SwitchBack (arXiv:2304.13013): the gradient of the input is computed in 8 bits too. The gradient of the weight sums
     over many tokens, so rounding would matter: it is computed in the type of `x`, and first, as in `_weight_first`.
     """
+    import qwix  # lazily, because its import takes time; so in `_rounded`
+
     left, right, out = re.split(",|->", spec)
     x_rounded, weight_rounded = _rounded(x, dtype, left, out), _rounded(weight, dtype, right, out)
     return qwix.einsum(spec, x_rounded, weight_rounded).astype(x.dtype)
 
 
-def _rounded(x: jax.Array, dtype, names: str, out: str) -> qwix.QArray:
-    """Round `x`, its dimensions called `names`, with a float32 scale for each index of the dimensions in `out`."""
+def _rounded(x: jax.Array, dtype, names: str, out: str):
+    """Return `x` as a qwix.QArray: 8 bits, with a float32 scale for each index of the dimensions in `out`.
+
+    Args:
+      names: of the dimensions of `x`, a letter each.
+    """
+    import qwix
+
     channels = [dim for dim, name in enumerate(names) if name in out]
     return qwix.quantize(x.astype(jnp.float32), dtype, channelwise_axes=channels, calibration_method=LARGEST)
 

@@ -16,6 +16,7 @@ A model is a module with `make`, `flops_per_token` and `hidden_units`, and its b
 """
 
 import functools
+import importlib
 from collections.abc import Callable, Iterator
 from types import ModuleType
 
@@ -26,7 +27,6 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from layers import units
 from layers.adapters import Freezable
-from layers.attention import cpu_attention, decode_kernels, gpu_kernels, kernels
 from layers.attention.attention import Attention, attend, attention_mask, soft_cap, through_cache, write_rows
 from layers.attention.rotary import rotary_angles, rotary_frequencies
 from layers.axes import constrain
@@ -42,8 +42,11 @@ from layers.sequence_parallel import all_gather_sequence
 from layers.taps import tap
 from layers.units import Units
 
-KERNELS = {"tpu": kernels, "gpu": gpu_kernels, "cpu": cpu_attention}
-DECODE_KERNELS = {"tpu": decode_kernels}  # for one token a row with a cache
+# Modules by platform; a run imports only its own, since the compilers of kernels take time to import.
+KERNELS = {
+    "tpu": "layers.attention.kernels", "gpu": "layers.attention.gpu_kernels", "cpu": "layers.attention.cpu_attention",
+}  # fmt: skip
+DECODE_KERNELS = {"tpu": "layers.attention.decode_kernels"}  # for one token a row with a cache
 
 
 def head_dim(config) -> int:
@@ -240,7 +243,7 @@ class DecoderLM(Freezable):
     def _contexts(self, segments_BT, positions_BT, cache: dict | None) -> tuple[list[tuple], tuple]:
         """Return (the other arguments of each kind of layer, segments and positions [B, S] of the keys)."""
         key_segments_BS, key_positions_BS = segments_BT, positions_BT
-        kernel = KERNELS[self.kernel] if self.kernel and cache is None else None
+        kernel = importlib.import_module(KERNELS[self.kernel]) if self.kernel and cache is None else None
         decodes = None if cache is None else self._decode_kernel(segments_BT.shape[1], cache)
         if cache is not None:
             write = decodes.write_rows if decodes else write_rows
@@ -258,10 +261,12 @@ class DecoderLM(Freezable):
 
     def _decode_kernel(self, num_tokens: int, cache: dict) -> ModuleType | None:
         """Return the kernel that extends each row of this cache by `num_tokens`, None if no kernel does."""
-        kernel = DECODE_KERNELS.get(self.kernel)
+        if num_tokens != 1 or self.kernel not in DECODE_KERNELS:
+            return None
+        kernel = importlib.import_module(DECODE_KERNELS[self.kernel])
         (rows, length), layer = cache["segments"].shape, cache["layers"] if self.stack.scan else cache["each_layer"][0]
         how = dict(head_dim=self.head_dim, dtype=layer["key"].dtype)
-        return kernel if kernel and num_tokens == 1 and kernel.serves(rows, length, **how) else None
+        return kernel if kernel.serves(rows, length, **how) else None
 
     def _attend(self, window: int, kernel: ModuleType | None, decodes: ModuleType | None, ids: tuple) -> Callable:
         """Return the attention function of a layer with this window, see layers/attention/attention.py: through_cache.

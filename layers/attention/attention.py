@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import qwix
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
@@ -148,6 +147,8 @@ def _written(cache: dict, name: str, new_BTKH: jax.Array) -> dict:
     new_BKTH = jnp.swapaxes(new_BTKH, 1, 2)
     if (scale := f"{name}_scale") not in cache:
         return cache | {name: write_rows(cache[name], new_BKTH, cache["start"], 2)}
+    import qwix  # lazily, because its import takes time
+
     rounded = qwix.quantize(
         new_BKTH.astype(jnp.float32), jnp.int8, channelwise_axes=(0, 1, 2), calibration_method=LARGEST
     )

@@ -6,6 +6,8 @@ It computes the same as `attend` of attention.py with the mask of packed documen
 XLA's products on a CPU read them. Letters: see attention.py.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
@@ -22,6 +24,7 @@ def serves(shape: tuple[int, int], **_) -> bool:
     return on_one_cpu() and shape[1] % PARTS == 0 and shape[1] // PARTS >= SHORTEST
 
 
+@functools.partial(jax.jit, static_argnames=("sliding_window", "score_cap"))  # traced once for all layers
 def attend(
     q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, *, segments_BT: jax.Array, sliding_window: int = 0,
     score_cap: float = 0.0,

@@ -10,7 +10,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas.ops.tpu.megablox import gmm
 
 from layers.axes import platform
 from layers.products import einsum
@@ -50,6 +49,8 @@ def grouped(x_SD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array) -> jax.
 
 def kernel(x_SD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array, *, interpret: bool = False) -> jax.Array:
     """Compute the same as `grouped` by the Pallas kernel."""
+    from jax.experimental.pallas.ops.tpu.megablox import gmm  # with the compiler of kernels, which few models need
+
     _, D, F = weights_EDF.shape
     tiling = (TILE_ROWS, *(min(TILE, math.ceil(size / LANES) * LANES) for size in (D, F)))
     return gmm(x_SD, weights_EDF, sizes_E, x_SD.dtype, tiling, None, None, False, interpret)

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from input_pipeline.batches import evaluation_batches, training_batches
+from input_pipeline import batches as pipeline
+from input_pipeline.batches import evaluation_batches, importing_tensorflow, training_batches
 from input_pipeline.errors import DataError
 from input_pipeline.packing import KEYS
 from input_pipeline.synthetic import MarkovWindows
@@ -86,9 +87,35 @@ def test_a_pass_has_every_window_once_and_the_next_another_order(corpus):
 
 @pytest.mark.parametrize(("readers", "prefetch"), [(1, 1), (3, 2), (8, 20)])
 def test_threads_and_prefetch_change_no_batch(train, corpus, readers, prefetch):
+    importing_tensorflow().result()
     arguments = {"sequence_length": LENGTH, "global_batch": 12, "rows": np.arange(12), "num_steps": 5, "seed": 1}
     batches = training_batches(corpus().train, first_example=0, readers=readers, prefetch=prefetch, **arguments)
     assert same(joined(list(batches)), joined(train()))
+
+
+class ImportedLater:
+    """What `importing_tensorflow` returns, if the import ends when it was asked for so many times."""
+
+    def __init__(self, times: int):
+        self.left = times
+
+    def __call__(self):
+        return self
+
+    def done(self):
+        self.left -= 1
+        return self.left < 0
+
+    def result(self):
+        return importing_tensorflow().result()
+
+
+@pytest.mark.parametrize("times", [0, 1, 2, 100])
+def test_no_batch_waits_for_tensorflow_and_none_is_lost_or_read_twice_when_it_comes(train, monkeypatch, times):
+    whole = train()
+    monkeypatch.setattr(pipeline, "importing_tensorflow", ImportedLater(times))
+    found = train()
+    assert len(found) == 5 and same(joined(found), joined(whole))
 
 
 def test_a_run_at_step_a_million_finds_its_place_at_once(corpus, train):
@@ -164,6 +191,7 @@ class Broken(MarkovWindows):
 
 @pytest.mark.parametrize("readers", [1, 4])
 def test_an_error_in_the_data_arrives_after_the_batches_before_it_as_the_line_that_it_is(readers, capfd):
+    importing_tensorflow().result()
     error, arguments = DataError("shard: what, where, and what to do"), {"sequence_length": 8, "global_batch": 8}
     arguments |= {"rows": np.arange(8), "readers": readers}
     batches = evaluation_batches(Broken(error), num_batches=None, **arguments)
@@ -181,7 +209,7 @@ def test_an_error_of_ours_in_a_reader_is_not_taken_for_one_of_the_data():
     batches = evaluation_batches(
         Broken(KeyError("a mistake")), sequence_length=8, global_batch=8, rows=np.arange(8), num_batches=None
     )
-    with pytest.raises(Exception, match="KeyError: 'a mistake'") as caught:
+    with pytest.raises(Exception, match="a mistake") as caught:
         list(batches)
     assert not isinstance(caught.value, DataError)
 
@@ -189,12 +217,13 @@ def test_an_error_of_ours_in_a_reader_is_not_taken_for_one_of_the_data():
 def test_an_unfinished_iterator_can_be_closed_and_does_not_keep_the_process():
     script = """
 import numpy as np
-from input_pipeline.batches import training_batches
+from input_pipeline.batches import importing_tensorflow, training_batches
 from input_pipeline.synthetic import MarkovWindows
 from tests.input_pipeline.memory import mixture_of_one
 arguments = dict(seed=0, sequence_length=64, global_batch=4, rows=np.arange(4), first_example=0, num_steps=10**12)
 closed, kept = (training_batches(mixture_of_one(MarkovWindows(16, 0, 10**6, "train")), **arguments) for _ in range(2))
-next(closed), next(kept)
+for iterator in (closed, kept):
+    next(iterator), next(iterator), importing_tensorflow().result(), next(iterator)
 closed.close()
 print("done")
 """

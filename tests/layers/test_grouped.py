@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas.ops.tpu import megablox
 
 from layers.experts import grouped
 from tests.support import assert_close
@@ -46,7 +47,7 @@ def test_every_platforms_product_and_its_gradients_are_the_loops(product):
 def test_tiles_of_a_tpu_are_whole_lanes_whatever_the_width(monkeypatch):
     """A width of 704, not a multiple of 128, is what the TPU compiler once refused to go back over."""
     given = []
-    monkeypatch.setattr(grouped, "gmm", lambda x, w, sizes, dtype, tiling, *rest: given.append(tiling))
+    monkeypatch.setattr(megablox, "gmm", lambda x, w, sizes, dtype, tiling, *rest: given.append(tiling))
     for size in (704, 20, 2816):
         grouped.kernel(jnp.zeros((512, 512)), jnp.zeros((E, 512, size)), None)
     assert given == [(512, 512, 768), (512, 512, 128), (512, 512, 1024)]
