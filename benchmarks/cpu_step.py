@@ -5,7 +5,7 @@ Times whole updates (forward, backward, AdamW) of the tiny recipe and of a 6-lay
 batch 8 x 256) in each combination of compute type and layer loop. If torch is installed (pip install torch==2.13.0),
 the second model is also built in plain PyTorch: float32, a GELU MLP of four times the width,
 scaled_dot_product_attention, fused AdamW. The model of Torus has a SwiGLU MLP with slightly more weights. Rounds
-alternate, and medians are reported. Freed memory is kept as in a command, which also saves PyTorch page faults.
+alternate, and medians are reported.
 """
 
 import functools
@@ -17,7 +17,6 @@ from collections.abc import Callable
 import support
 
 import updates
-from cluster import startup
 from configs import tiny
 from reporting.throughput import measured_matmul_peak
 
@@ -59,7 +58,6 @@ def rate(update: Callable[[int], None], tokens: int) -> float:
 
 def main() -> None:
     """Time all variants in alternating rounds, then print medians."""
-    startup.keep_freed_memory()
     runs = {f"six_layer_{name}": torus_step(SIX_LAYERS | changes) for name, changes in VARIANTS.items()}
     runs["tiny_default"] = torus_step({})
     flops = {name: per_token for name, (_, per_token) in runs.items()}

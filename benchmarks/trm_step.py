@@ -4,7 +4,7 @@
 Times one supervision step with its update, of the Sudoku recipe (width 512, 3 cycles of 6, a batch of 64), in both
 forms, in float32 and, if the processor supports it, in bfloat16. If torch is installed (pip install torch==2.13.0), the
 step of benchmarks/trm_reference_torch.py is timed too, eager and compiled. Rounds alternate, and medians are reported.
-A speedup is over the faster variant of torch in the same type. Freed memory is kept as in a command, for torch too.
+A speedup is over the faster variant of torch in the same type.
 """
 
 import itertools
@@ -18,7 +18,6 @@ import support
 
 from core import assembly
 import trm_reference_torch
-from cluster import startup
 from configs.trm import sudoku
 from reporting.throughput import has_native_bfloat16
 from updates import updating
@@ -69,7 +68,6 @@ def rates(found: dict[str, Callable[[int], None]]) -> dict[str, float]:
 
 def main() -> None:
     """Time everything and print."""
-    startup.keep_freed_memory()
     of_name = rates(measures())
     figures = {"batch": BATCH} | {f"{name}_steps_per_second": rate for name, rate in of_name.items()}
     for name in [name for name in of_name if name.endswith("_ours")]:

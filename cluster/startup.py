@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Before jax is imported, chooses the platform of a command and the number of simulated devices."""
 
-import ctypes
 import ctypes.util
 import gc
 import glob
@@ -9,7 +8,6 @@ import importlib.util
 import logging
 import os
 import pathlib
-import platform
 import re
 import sys
 from collections.abc import Mapping
@@ -26,7 +24,6 @@ ONE_WAY_TO_BUCKETS = {"EPATH_USE_TF": "false"}  # epath uses gcsfs, as the input
 # Importing and tracing create millions of objects and hardly any cycle. Python's default garbage collection thresholds
 # slow down the start, and sometimes delay a step on one host, for which all others wait.
 RARE_COLLECTIONS = (100_000, 20, 20)
-M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # parameters of mallopt, in glibc's malloc.h
 MOST_SIMULATED = 256  # devices of a process: XLA takes 2 GiB for 256, over 22 GiB for 1,023, and aborts from 2,048 on
 # XLA's CPU collectives abort when a participant is late, which happens with 32 device threads on 2 cores.
 PATIENCE = {
@@ -79,20 +76,6 @@ def choose_platform(topology: Topology | None, accelerator: str, cache: pathlib.
         os.environ["JAX_PLATFORMS"] = "cuda,cpu"  # otherwise jax first looks for TPUs, since libtpu is installed
 
 
-def keep_freed_memory() -> None:
-    """Let glibc keep the memory that is freed; another C library, and threads that have begun, stay as they are.
-
-    On a CPU, XLA allocates the temporaries of a step anew in each step. By default, glibc gets large arrays from the
-    system and gives them back. So in each step the system would clear that memory, page by page.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return
-    mallopt = ctypes.CDLL(None).mallopt
-    mallopt(M_ARENA_MAX, 1)  # the arena of another thread holds 64 MiB; larger arrays would come from the system
-    mallopt(M_MMAP_MAX, 0)
-    mallopt(M_TRIM_THRESHOLD, -1)  # never
-
-
 def choose_libraries() -> None:
     """Set up TensorFlow's import, the library for buckets and the garbage collector; call this before other imports."""
     gc.set_threshold(*RARE_COLLECTIONS)
@@ -126,8 +109,6 @@ def simulate(num_devices: int, num_processes: int = 1) -> int:
     flags += [f"--{name}={seconds}" for name, seconds in PATIENCE.items() if name not in given]
     os.environ["XLA_FLAGS"] = " ".join([*flags, f"--xla_force_host_platform_device_count={local}"])
     os.environ.pop("JAX_NUM_CPU_DEVICES", None)
-    if local == 1:  # speed matters; several devices show that a mesh changes nothing, and share the memory
-        keep_freed_memory()
     return local * num_processes
 
 

@@ -3,9 +3,6 @@
 
 import os
 import pathlib
-import platform
-import subprocess
-import sys
 
 import pytest
 
@@ -170,30 +167,3 @@ def test_variables_of_earlier_systems_are_answered():
     assert line.startswith("Note: TPU_NUM_DEVICES=8 is not read: jax finds the devices")
     with pytest.raises(ConfigError, match=r"XLA_USE_BF16=1 and model\.dtype=float32 contradict"):
         startup.notes(environment, "float32")
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator of glibc")
-def test_on_one_cpu_device_most_calls_of_a_program_find_its_memory_again(machine, tmp_path):
-    """Its temporary, 64 MiB, is 16,384 pages; each would be a page fault in every call if the system gave it anew."""
-    program = f"""if True:
-        import pathlib, resource
-        from cluster import startup
-        startup.choose_platform(None, "cpu", pathlib.Path({str(tmp_path)!r}))
-        startup.simulate(1)
-        import jax, jax.numpy as jnp
-
-        @jax.jit
-        def product(x):
-            return jnp.exp(x @ x.T) @ x
-
-        def faults():
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            product(x).block_until_ready()
-            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-        x = jnp.ones((4096, 8))
-        print(sum(faults() > 10_000 for _ in range(40)))
-    """
-    root = pathlib.Path(startup.__file__).parents[1]
-    found = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=300)
-    assert int(found.stdout) < 20, found.stderr  # the heap grew in 5: a smaller array had split the gap
