@@ -20,6 +20,7 @@ MOST_AHEAD = 8  # batches, the default's limit
 MOST_READERS = 4  # the default's limit of threads, which compete for Python's lock
 PREFETCHED_BYTES = 256 << 20  # the default; 2 to 8 batches
 BEFORE_IMPORT = 2  # batches; the third is asked for when the first step has been dispatched
+MOST_BEFORE_IMPORT = 32  # batches, so that what a process holds is settled soon
 
 Batch = dict[str, np.ndarray]
 OnLost = Callable[[DataError], object]
@@ -145,13 +146,13 @@ def _read_ahead(
 ) -> Iterator[Batch]:
     """Yield read(0), read(1), ... in order, some of them read before they are asked for once TensorFlow is imported.
 
-    The import takes seconds and begins after the first step has its batch, so that no step waits for it.
+    The import takes seconds. It begins after the first step has its batch, and only steps of a few milliseconds wait.
     """
     readers = readers or min(os.cpu_count(), MOST_READERS)
     prefetch = prefetch or min(max(2, PREFETCHED_BYTES // max(1, batch_tokens * 4 * len(keys))), MOST_AHEAD)
     for step in range(num_steps):
-        if step >= BEFORE_IMPORT and (importing := importing_tensorflow()).done():
-            yield from _by_tf_data(importing.result(), read, keys, range(step, num_steps), readers, prefetch)
+        if step >= BEFORE_IMPORT and (importing_tensorflow().done() or step == MOST_BEFORE_IMPORT):
+            yield from _by_tf_data(importing_tensorflow().result(), read, keys, range(step, num_steps), readers, prefetch)
             return
         batch = read(step)
         yield {key: batch[key] for key in keys}

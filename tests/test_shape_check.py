@@ -49,8 +49,8 @@ def test_every_function_of_the_rooms_is_checked_nested_ones_too_and_no_other():
         return [shape_check.CHECK in code.co_names for code in codes(function.__code__) if code.co_name.isidentifier()]
 
     for room in shape_check.ROOMS:
-        for path in (support.ROOT / room).glob("*.py"):
-            module = importlib.import_module(f"{room}.{path.stem}")
+        for path in (support.ROOT / room).rglob("*.py"):
+            module = importlib.import_module(".".join(path.relative_to(support.ROOT).with_suffix("").parts))
             own = [value for value in vars(module).values() if inspect.getmodule(value) is module]
             methods = [method for cls in own if inspect.isclass(cls) for method in vars(cls).values()]
             functions = [f for f in own + methods if inspect.isfunction(f) and f.__code__.co_filename == str(path)]

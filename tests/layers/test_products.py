@@ -16,7 +16,7 @@ from parallelism.mesh import make_mesh, mesh_context
 from tests.support import ROOT, assert_close, relative_error
 
 SIZES = dict(zip("BTSDFNKGHVECR", (3, 11, 16, 20, 28, 6, 2, 5, 8, 37, 4, 7, 9), strict=True))
-SOURCES = "".join(p.read_text() for room in ("layers", "models", "objectives") for p in (ROOT / room).glob("*.py"))
+SOURCES = "".join(p.read_text() for room in ("layers", "models", "objectives") for p in (ROOT / room).rglob("*.py"))
 SPECS = sorted(set(re.findall(r'(?<!jnp\.)\b(?:einsum|einsum_f32)\(\s*"([^"]+)"', SOURCES)))
 OF_WEIGHTS = sorted(
     {*re.findall(r'\bself\.einsum\("([^"]+)"', SOURCES), SwiGLU.INTO, SwiGLU.OUT, LengthMixer.INTO, LengthMixer.OUT}
