@@ -152,7 +152,8 @@ def _read_ahead(
     prefetch = prefetch or min(max(2, PREFETCHED_BYTES // max(1, batch_tokens * 4 * len(keys))), MOST_AHEAD)
     for step in range(num_steps):
         if step >= BEFORE_IMPORT and (importing_tensorflow().done() or step == MOST_BEFORE_IMPORT):
-            yield from _by_tf_data(importing_tensorflow().result(), read, keys, range(step, num_steps), readers, prefetch)
+            left = range(step, num_steps)
+            yield from _by_tf_data(importing_tensorflow().result(), read, keys, left, readers, prefetch)
             return
         batch = read(step)
         yield {key: batch[key] for key in keys}
