@@ -20,7 +20,7 @@ import time
 import support
 
 STEPS = 1500 if support.QUICK else 5000
-SETTLED = 500  # steps after which nothing may grow; a half of them shows what is usual, with a save and an evaluation
+SETTLED = 500  # steps after which nothing may grow; as many show what is usual, with two saves and evaluations
 INTERVAL_SECONDS = 0.02
 LIMIT_MB = 20.0
 POOL = "ts_pool_worker"  # threads of TensorStore; it keeps as many as it once wrote files at the same time
@@ -116,7 +116,7 @@ def figures_of(folder: pathlib.Path, recipe: list[str], keys: dict, steps: int, 
     often = {"train.eval_every": settled // 2, "train.save_every": settled // 2}
     watched = Watched(folder, recipe, keys | often | {"train.steps": steps})
     watched.follow()
-    early, late = range(settled, settled + settled // 2), range(steps - settled // 2, steps)  # without the summary
+    early, late = range(settled, 2 * settled), range(steps - settled, steps)  # without the summary
     lines = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
     memory = {line["step"]: 1024 * line["host_memory_gib"] for line in lines if line["kind"] == "train"}
     compiled = [step for step, line in watched.printed if COMPILED.search(line)]

@@ -133,7 +133,9 @@ def test_restart_runs_the_same_again_and_a_part_of_a_group_is_not_launched(two):
     assert "nothing was launched" in two.run("restart").last_line
     assert two.run("launch", "--", "python", "-c", SAVES).status == 0
     ready(two)
-    os.killpg(two.groups()[1], signal.SIGKILL)
+    killed = two.groups()[1]
+    os.killpg(killed, signal.SIGKILL)
+    wait_until(lambda: not alive(killed), "the killed group to end")
     part = two.run("launch", "--", "python", "-c", SAVES)
     assert part.status == 1 and part.last_line.startswith("error: workers 1 run nothing, but the others do")
     before = two.groups()
