@@ -19,7 +19,7 @@ from input_pipeline.windows import Windows
 MOST_AHEAD = 8  # batches, the default's limit
 MOST_READERS = 4  # the default's limit of threads, which compete for Python's lock
 PREFETCHED_BYTES = 256 << 20  # the default; 2 to 8 batches
-BEFORE_IMPORT = 2  # batches; the third is asked for when the first step has been dispatched
+BEFORE_IMPORT = 4  # batches; the import would compete with the first step for the processors
 MOST_BEFORE_IMPORT = 32  # batches, so that what a process holds is settled soon
 
 Batch = dict[str, np.ndarray]
@@ -146,7 +146,7 @@ def _read_ahead(
 ) -> Iterator[Batch]:
     """Yield read(0), read(1), ... in order, some of them read before they are asked for once TensorFlow is imported.
 
-    The import takes seconds. It begins after the first step has its batch, and only steps of a few milliseconds wait.
+    The import takes seconds. It begins after the first step, and only steps of a few milliseconds wait for it.
     """
     readers = readers or min(os.cpu_count(), MOST_READERS)
     prefetch = prefetch or min(max(2, PREFETCHED_BYTES // max(1, batch_tokens * 4 * len(keys))), MOST_AHEAD)
