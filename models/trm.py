@@ -14,14 +14,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.traverse_util import unflatten_dict
 
 from layers.attention.attention import Attention, attend, through_cache
 from layers.attention.rotary import rotary_angles, rotary_frequencies
-from layers.axes import constrain, declared_axes, truncated_weight, zeros
+from layers.axes import constrain, truncated_weight, zeros
 from layers.block import REMAT
 from layers.convolution import ConvolvedSwiGLU
-from layers.fsdp import all_gather_params
+from layers.fsdp import all_gather_params, all_gather_state
 from layers.latents import Path
 from layers.mlp import SILU_PRODUCT_SQUARE, SwiGLU
 from layers.normalization import normalized
@@ -243,8 +242,7 @@ class Network(nnx.Module):
     def updating(self, angles: tuple | None, remat: str) -> Callable:
         """Return the update (latent, input) -> latent, a tree of the weights, which are all-gathered once."""
         graph, state = nnx.split(self.blocks)
-        axes = unflatten_dict({path: names for path, (_, names) in declared_axes(state).items()})
-        weights = all_gather_params(nnx.to_pure_dict(state), axes, jnp.float32)
+        weights = all_gather_state(state, jnp.float32)
         return jax.tree_util.Partial(functools.partial(_updated, graph, remat), weights, angles)
 
 
