@@ -19,6 +19,10 @@ typed := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin
 $(if $(filter-out $(variables),$(typed)),$(error \
     $(firstword $(filter-out $(variables),$(typed))) is no variable; they are $(variables). Keys go into ARGS="--config...."))
 
+# glibc asks Linux for huge pages. XLA allocates its temporaries anew in each step, and a step on a CPU spent a fifth of
+# its time on their page faults (docs/decisions/training.md).
+export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
+
 .PHONY: help setup train runs report rehearse reasoning tensorboard dashboard test bench lint style audit format lock clean
 
 help: ## list the targets
