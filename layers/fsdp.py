@@ -21,6 +21,7 @@ from jax.ad_checkpoint import checkpoint_name
 from layers.axes import as_axis_tuple, declared_axes, inside_shard_map, mesh_axes
 
 WHOLE_TORUS = 64  # an axis of at least this many devices communicates in two steps, see `steps_of`
+LARGE = 1 << 26  # elements of a weight that such an axis gathers by permutes, which overlap with a grouped kernel
 GATHERED_PARAM = "gathered_param"  # checkpoint_name of a gathered weight: rematerialisation gathers it again
 _reduce_dtype = contextvars.ContextVar("reduce_dtype", default=None)
 
@@ -130,11 +131,29 @@ def all_gather(shard: jax.Array, axis: str, dim: int, reduce_dtype=None) -> jax.
     blocks, block = steps_of(jax.lax.axis_size(axis))
     if blocks == 1:
         return jax.lax.all_gather(shard, axis, axis=dim, tiled=True)
+    if shard.size * blocks * block >= LARGE:
+        return _gather_along_ring(_gather_along_ring(shard, axis, dim, block), axis, dim, blocks, stride=block)
     of_blocks = [[*range(first, first + block)] for first in range(0, blocks * block, block)]
     of_places = [[*range(place, blocks * block, block)] for place in range(block)]
     for groups in (of_blocks, of_places):
         shard = jax.lax.all_gather(shard, axis, axis=dim, tiled=True, axis_index_groups=groups)
     return shard
+
+
+def _gather_along_ring(shard: jax.Array, axis: str, dim: int, size: int, *, stride: int = 1) -> jax.Array:
+    """All-gather by permutes in both directions of rings of `size` devices, whose numbers are `stride` apart."""
+    index = jax.lax.axis_index(axis) // stride % size
+    received = [(0, shard)]
+    for step, hops in ((1, size // 2), (-1, (size - 1) // 2)):
+        part, to_next = shard, _neighbours(jax.lax.axis_size(axis), size, stride, step)
+        for hop in range(1, hops + 1):
+            part = jax.lax.ppermute(part, axis, to_next)
+            received.append((-step * hop, part))
+    length = shard.shape[dim]
+    whole = jax.lax.empty((*shard.shape[:dim], size * length, *shard.shape[dim + 1 :]), shard.dtype)
+    for distance, part in received:
+        whole = jax.lax.dynamic_update_slice_in_dim(whole, part, (index + distance) % size * length, dim)
+    return whole
 
 
 def steps_of(size: int) -> tuple[int, int]:

@@ -142,6 +142,8 @@ def _matrix_einsum(spec: str, x: jax.Array, weight: jax.Array) -> jax.Array:
 
 def _native_einsum(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     left, right, out = re.split(",|->", spec)
+    if next(name for name in out if (name in left) != (name in right)) in right:
+        return _native_einsum(f"{right},{left}->{out}", b, a)  # so that the product has the order of `out`
     batch = [name for name in left if name in right and name in out]
     contracted = [name for name in left if name in right and name not in out]
     rows, columns = [name for name in left if name not in right], [name for name in right if name not in left]
@@ -163,16 +165,20 @@ def _as_matrices(x: jax.Array, names: str, batch: list[str], rows: list[str], co
 
 @jax.custom_vjp
 def native_matmul(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Return the float32 product [..., M, N] of [..., M, K] and [..., K, N], both cast to the type of `a`."""
-    return jnp.matmul(a, b.astype(a.dtype), preferred_element_type=jnp.float32)
+    """Return the float32 product [..., M, N] of [..., M, K] and [..., K, N], both cast to the shorter type of the two."""
+    return jnp.matmul(*_in_one_type(a, b), preferred_element_type=jnp.float32)
 
 
 def _native_backward(operands, gradient):
-    a, b = operands
+    a, b = _in_one_type(*operands)
     gradient = gradient.astype(a.dtype)
-    a_gradient = native_matmul(gradient, materialized_transpose(b.astype(a.dtype)))
-    b_gradient = native_matmul(materialized_transpose(a), gradient)
-    return a_gradient.astype(a.dtype), b_gradient.astype(b.dtype)
+    gradients = native_matmul(gradient, materialized_transpose(b)), native_matmul(materialized_transpose(a), gradient)
+    return tuple(found.astype(operand.dtype) for found, operand in zip(gradients, operands, strict=True))
+
+
+def _in_one_type(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    dtype = min(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize)
+    return a.astype(dtype), b.astype(dtype)
 
 
 native_matmul.defvjp(lambda a, b: (native_matmul(a, b), (a, b)), _native_backward)

@@ -57,6 +57,7 @@ ONE_B = {"train.global_batch": 16, "model.remat": "dots", "train.loss_chunk_toke
 LITTLE_KEPT = {"model.remat": "query", "train.loss_chunk_tokens": 8192}
 NOTHING_KEPT = {"model.remat": "full"}
 ATTENDS = {"model.mixer": "attention", "model.positions": "rope"}
+TWO_PARTS, FOUR_PARTS, EIGHT_PARTS = ({"train.gradient_accumulation": parts} for parts in (2, 4, 8))
 SMALL = {  # scanned and rematerialised; it compiles in seconds, so that tests can compare it with its record
     "model.remat": "full", "model.vocab_size": 512, "train.sequence_length": 128, "train.global_batch": 64,
     "model.num_layers": 32, "model.embed_dim": 128, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 256,
@@ -68,6 +69,15 @@ MORE = (
     Case("mixtral_8x7b_v4-64", "mixtral_8x7b", "v4-64", FOUR_OF_2048 | {"train.global_batch": 32} | NOTHING_KEPT),
     Case("deepseek_like_v4-64", "deepseek_like", "v4-64", {"train.global_batch": 64} | NOTHING_KEPT),
     Case("llama_1b_v4-8", "llama_1b", "v4-8", ONE_B),
+    Case("llama_1b_v5e-8", "llama_1b", "v5e-8", EIGHT_PARTS | {"model.remat": "dots"}),
+    Case("llama_1b_v6e-8", "llama_1b", "v6e-8", FOUR_PARTS),
+    Case("small_v5e-1", "small", "v5e-1"),
+    Case("small_v6e-1", "small", "v6e-1"),
+    Case("medium_v5e-1", "medium", "v5e-1", EIGHT_PARTS),
+    Case("medium_v5e-4", "medium", "v5e-4", TWO_PARTS),
+    Case("medium_v6e-1", "medium", "v6e-1", FOUR_PARTS),
+    Case("large_v5e-4", "large", "v5e-4", EIGHT_PARTS),
+    Case("large_v6e-4", "large", "v6e-4", TWO_PARTS),
     Case("llama3_8b_2048_v4-8", "llama3_8b", "v4-8", ON_HOST),
     Case("llama2_13b_2048_v4-32", "llama2_13b", "v4-32", FOUR_OF_2048 | LITTLE_KEPT),
     Case("llama2_7b_2048_v4-32", "llama2_7b", "v4-32", FOUR_OF_2048),

@@ -47,16 +47,27 @@ def test_reduce_scatter_is_the_sum_over_devices(size, dim):
     assert_close(ours(x), x.sum(axis=0))
 
 
+@pytest.mark.parametrize("large", [0, 1 << 26], ids=["permutes", "all-gathers"])
+@pytest.mark.parametrize("size", [6, 8])
 @pytest.mark.parametrize("dim", [0, 1])
-def test_a_large_axis_communicates_in_two_steps_with_the_same_results(dim, monkeypatch):
+def test_every_device_of_a_large_axis_gathers_all_shards(dim, size, large, monkeypatch):
+    """In rings of an odd and of an even number of devices."""
+    monkeypatch.setattr(fsdp, "WHOLE_TORUS", 6)
+    monkeypatch.setattr(fsdp, "LARGE", large)
+    x = np.random.default_rng(0).standard_normal((24, 48), np.float32)
+    shards = P(*[None, None][:dim], "fsdp")
+    gathered = on_devices(size, lambda shard: all_gather(shard, "fsdp", dim)[None], shards, P("fsdp"))(x)
+    np.testing.assert_array_equal(gathered, np.broadcast_to(x, (size, 24, 48)))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_large_axis_reduces_in_two_steps_with_the_same_results(dim, monkeypatch):
     monkeypatch.setattr(fsdp, "WHOLE_TORUS", 8)
     assert fsdp.steps_of(8) == (2, 4) and fsdp.steps_of(64) == (8, 8) and fsdp.steps_of(7) == (1, 7)
     x = np.random.default_rng(0).standard_normal((8, 24, 16), np.float32)
     shards = P(*[None, None][:dim], "fsdp")
     ours = on_devices(8, lambda part: reduce_scatter(part[0], "fsdp", dim), P("fsdp"), shards)
     assert_close(ours(x), x.sum(axis=0))
-    gathered = on_devices(8, lambda shard: all_gather(shard, "fsdp", dim), shards, P())
-    np.testing.assert_array_equal(gathered(x[0]), x[0])
 
 
 def test_the_gradient_of_an_all_gather_is_reduce_scattered():
