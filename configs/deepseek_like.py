@@ -3,8 +3,8 @@
 (arXiv:2412.19437): 27 layers, 2048 wide, 64 experts, 6 of them per token, and 2 shared experts.
 
 Attention is multi-head, since DeepSeek's latent attention is not implemented. The first layer has experts too.
-Expected: not yet run. Cost: 26 G tokens; rehearsed on v5p-128 14 hours, 37.6 of 95 GiB a chip. It fits on 32 v4 chips
-with train.global_batch=64 and model.remat=full, with 15.4 of 32 GiB a chip.
+Expected: not yet run. Cost: 26 G tokens; rehearsed on v5p-128 14 hours, 36.2 of 95 GiB a chip. It fits on 32 v4 chips
+with train.global_batch=64 and model.remat=full, with 14.9 of 32 GiB a chip.
 Command: make train CONFIG=configs/deepseek_like.py TOPOLOGY=v5p-128
 """
 
