@@ -198,7 +198,7 @@ def in_place(seen: Seen) -> Verdict:
 
 
 def memory(seen: Seen) -> Verdict:
-    """Some memory is left for what the step does not have, such as evaluation and fragments."""
+    """Some memory is left for what is not in the step, such as evaluation and fragmentation."""
     if not seen.capacity_bytes or seen.accelerator == "cpu":
         return None, f"a step needs {seen.total_bytes / GIB:.2f} GiB; a CPU's devices share the host's memory"
     free = 1 - seen.total_bytes / seen.capacity_bytes

@@ -2,7 +2,7 @@
 """The phases of a run besides its steps, the memory that each needs with the training state, and one verdict on all.
 
 The programs of an evaluation and of a sample of text are compiled. A checkpoint is copied from all chips of a host to
-its memory before it is written; when it is read, the host has at most as much. A host's own needs are HOST_GIB.
+the host's memory before it is written. A restore needs at most as much there. A host's own needs are HOST_GIB.
 """
 
 from rehearsal.compiler import EVALUATION, GIB, SAMPLE, Call, Compiled, capacity_gib

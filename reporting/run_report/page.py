@@ -69,7 +69,7 @@ def utc(seconds: float) -> str:
 def _overview(runs: Sequence[RunRecord]) -> str:
     rows = [(name, *(text(run) for run in runs)) for name, text in OVERVIEW.items()]
     rows = [row for row in rows if any(cell != ABSENT for cell in row[1:])]
-    return table_of(("figure", *(f"{run.name}" for run in runs)), rows)
+    return table_of(("figure", *(run.name for run in runs)), rows)
 
 
 def _last(run: RunRecord, kind: str, name: str, form: str = ",.4f") -> str:
