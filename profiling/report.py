@@ -86,14 +86,14 @@ def _imbalance(seconds: dict[str, float]) -> dict | None:
 def rehearsed(config, topology) -> dict:
     """Return {"rehearsed": estimated seconds}, those of the step and by class.
 
-    It is None if the cache has no rehearsal of this very step, or one that the compiler refused.
+    It is None if the cache has no rehearsal of this very step, or one that the compiler refused or that cannot be read.
     """
     compiler = Compiler(cache_folder(config.data.cache_dir) / "rehearsals")
     if topology is None or not compiler.is_cached(config, topology):
         return {"rehearsed": None}
     try:
         found = estimate(compiler.compile(config, topology))
-    except (ValueError, CompileError):  # also a ConfigError; it must not end the run that is profiled
+    except (CompileError, ValueError):  # a ConfigError is a ValueError
         return {"rehearsed": None}
     return {"rehearsed": {"step_seconds": found["step_seconds"], "seconds_by_class": found.get("seconds_by_category")}}
 
