@@ -9,6 +9,7 @@ import types
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 import train
 from configs import base
@@ -154,6 +155,10 @@ def profiled(tmp_path_factory):
     """A run of 10 steps on 8 simulated devices: steps 3 and 4 are traced, then two more that a file asks for."""
     folder = tmp_path_factory.mktemp("profiled")
     write_sums(folder / "texts", 40)
+    # A program from the tests' cache has the files and lines of the copy of the workspace that compiled it.
+    shared = jax.config.jax_compilation_cache_dir
+    compilation_cache.reset_cache()
+    jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
     config = in_process(train__steps=12, train__eval_every=0, train__save_every=0, evaluation__sample_tokens=0)
     config.data.update(source="text", path=f"{folder}/texts/*.txt", cache_dir=str(folder / "cache"))
     asks = Profile(windows.parse("3:4"))
@@ -167,6 +172,8 @@ def profiled(tmp_path_factory):
 
     asks.on_step = after_summary
     train.train(config, folder / "run", callbacks=[asks])
+    compilation_cache.reset_cache()
+    jax.config.update("jax_compilation_cache_dir", shared)
     return folder / "run", first
 
 
