@@ -108,8 +108,8 @@ class CountdownWindows(Windows):
     An answer is a random way to the target, or an attempt: some lines of it, then random moves, or a line with a
     mistake, after which it ends. Without attempts, the model would learn that each last line ends with the target, and
     would claim it of any two numbers. Only answers are learned, without lines that have a mistake: other targets are
-    IGNORED. A row is a pure function of (seed, stream, index). No problem of the training rows is held out, nor are
-    three numbers with a target that a right answer goes through.
+    IGNORED. A row is a pure function of (seed, stream, index). No problem of the training rows is held out, nor is
+    the problem of three numbers that is left after the first line of its right answer.
     """
 
     vocab_size = NumberTokenizer.vocab_size

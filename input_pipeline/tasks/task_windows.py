@@ -16,7 +16,7 @@ from input_pipeline.windows import Windows
 
 EXAMPLES = {"train": 1 << 26, "heldout": 1 << 13}  # by stream
 GLYPH_SIDE, STROKES, STROKE_WIDTH = 14, 3, 0.06  # pixels; lines of a class; deviation of the ink, as part of the side
-CLASSES = {"train": (0, 200), "heldout": (200, 250)}  # first and last of each stream
+CLASSES = {"train": (0, 200), "heldout": (200, 250)}  # first class of each stream, and the one after its last
 ROTATION, SCALE, SHIFT = 0.5, 0.25, 0.15  # largest jitter: radians, part of the size, part of the side
 
 
@@ -24,8 +24,8 @@ class TaskWindows(Windows):
     """The base of generated tasks; a subclass draws their examples.
 
     Attributes:
-      input_dim: numbers of an input.
-      digest: of the kind of tasks and the seed; both streams share it.
+        input_dim: numbers of an input.
+        digest: of the kind of tasks and the seed; both streams share it.
     """
 
     fills = dict.fromkeys(("inputs", "targets", "tasks"), 0)  # task 0 is padding
