@@ -20,6 +20,11 @@ def versions(maze: np.ndarray) -> np.ndarray:
     return np.stack([dihedral(maze, number) for number in range(8)])
 
 
+def without_path(board: np.ndarray) -> np.ndarray:
+    """Return a board with floor in place of the cells of its path."""
+    return np.where(board == PATH, FLOOR, board)
+
+
 def draw(generator: np.random.Generator, number: int, side: int) -> Drawn:
     """Draw mazes whose free cells form a tree, so that the path from start to goal is unique.
 
