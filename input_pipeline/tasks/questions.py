@@ -29,7 +29,7 @@ HELDOUT_SHARE = 1 / 16  # of the questions
 TOKENS = {"train": 1 << 32, "heldout": 1 << 17}  # by stream
 NUMBERS = 1 << 20  # of questions; some generators allocate a list of this length
 FEWER = dict.fromkeys(("acre", "word_ladder"), 20_000)  # one makes all at once, the other allows no more
-HASHED = (  # draw from sets of texts, whose order Python draws for each process unless PYTHONHASHSEED is set
+HASHED = (  # generators that draw from sets of texts, whose order differs between processes without PYTHONHASHSEED
     "intermediate_integration", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note",
     "word_ladder",
 )  # fmt: skip
@@ -110,7 +110,7 @@ class QuestionWindows(Windows):
     """
 
     batch_exceeds_pass = True
-    learns = True  # from the answers, so that there must be one to each question
+    learns = True  # whether answers are learned, so that every question must have one
 
     def __init__(self, name: str, tokenizer: str, seed: int, stream: str):
         """Prepare the rows of a stream; `name` is that of the generator, `tokenizer` a value of data.tokenizer."""
