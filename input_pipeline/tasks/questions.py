@@ -18,7 +18,7 @@ from input_pipeline.cache import digest_of_json
 from input_pipeline.chat.encoding import IDS, LEARNED, ChatTokenizer, format_of_tokenizer
 from input_pipeline.chat.messages import ASSISTANT
 from input_pipeline.errors import DataError
-from input_pipeline.expressions import is_formula, is_list
+from input_pipeline.expressions import is_arithmetic, is_formula, is_list
 from input_pipeline.hashes import is_held_out, stream_key
 from input_pipeline.order import mix
 from input_pipeline.packing import KEYS, empty_rows, put_sequence
@@ -35,10 +35,8 @@ HASHED = (  # generators that draw from sets of texts, whose order differs betwe
 )  # fmt: skip
 EVALUATED = {  # generators that evaluate an answer as Python, and which answers they are given
     **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), is_list),
-    **dict.fromkeys(
-        ("countdown", "puzzle24", "polynomial_multiplication", "simple_integration", "intermediate_integration"),
-        is_formula,
-    ),
+    **dict.fromkeys(("countdown", "puzzle24"), is_arithmetic),
+    **dict.fromkeys(("polynomial_multiplication", "simple_integration", "intermediate_integration"), is_formula),
 }
 MOST_DRAWS = 1000  # of questions in a row that are too long or belong to the other stream
 SOURCES = "reasoning_gym", "reasoning_gym_rollouts"  # values of data.source
