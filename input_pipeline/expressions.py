@@ -56,8 +56,11 @@ def _powers(nodes: list[ast.AST]) -> list[ast.BinOp]:
 
 
 def _size(exponent: ast.expr) -> float:
-    """Return a bound of an exponent, at least 1; infinity if it has a power itself, unless that is of a variable."""
+    """Return a bound of an exponent, at least 1; infinity if it has a power other than of a name to a number.
+
+    A name may be that of a number: x**(E**E**E**E**E**E) would take all memory.
+    """
     nodes = list(ast.walk(exponent))
-    if not all(isinstance(power.left, ast.Name) for power in _powers(nodes)):
+    if not all(isinstance(power.left, ast.Name) and isinstance(power.right, ast.Constant) for power in _powers(nodes)):
         return math.inf
     return math.prod(1 + abs(node.value) for node in nodes if isinstance(node, ast.Constant))
