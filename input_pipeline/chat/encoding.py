@@ -73,7 +73,8 @@ class ChatTokenizer:
             return [[piece] for piece in pieces]
         runs = []
         for is_end, group in itertools.groupby(pieces, key=lambda piece: piece[0] is None):
-            runs += [[end] for end in group] if is_end else [list(group)]
+            run = list(group)
+            runs += [[end] for end in run] if is_end else [run]
         return runs
 
     def _encode(self, runs: list[list[Piece]]) -> list[np.ndarray]:
