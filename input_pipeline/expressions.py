@@ -34,7 +34,7 @@ def is_formula(text: str) -> bool:
 def is_arithmetic(text: str) -> bool:
     """Return whether a text is a formula of whole numbers, without functions: its value can be written out as digits.
 
-    The float 1e9999999999 and exp(9999999999) are formulas whose digits would take all memory.
+    The float 1e9999999999 and exp(9999999999) are formulas whose digits would take all memory, or not end.
     """
     return is_formula(text) and all(map(_is_whole, ast.walk(ast.parse(text.strip(), mode="eval"))))
 
@@ -58,7 +58,7 @@ def _powers(nodes: list[ast.AST]) -> list[ast.BinOp]:
 def _size(exponent: ast.expr) -> float:
     """Return a bound of an exponent, at least 1; infinity if it has a power other than of a name to a number.
 
-    A name may be that of a number: x**(E**E**E**E**E**E) would take all memory.
+    A name may be that of a number: x**(E**E**E**E**E**E) would not end.
     """
     nodes = list(ast.walk(exponent))
     if not all(isinstance(power.left, ast.Name) and isinstance(power.right, ast.Constant) for power in _powers(nodes)):

@@ -113,7 +113,7 @@ def test_an_answer_never_runs_as_a_program(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["countdown", "puzzle24"])
 def test_a_number_that_is_not_whole_is_never_computed(name):
-    """The package gives 0.01 for these. It would also write out exp(9999999999), which takes all memory."""
+    """The package gives 0.01 for these. It would also write out exp(9999999999), which does not end."""
     assert questions.generator(name).score(3, "24.0") == questions.generator(name).score(3, "exp(1)") == 0
 
 
