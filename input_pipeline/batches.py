@@ -56,8 +56,8 @@ def training_batches(
         on_lost: called if one of these cannot be read, with the error that is raised when that batch is requested.
 
     Returns:
-        iterator of int32 [len(rows), ...] each: the arrays that the window sources name, of tokens
-            [len(rows), sequence_length] tokens, targets, segments, positions.
+        iterator of {name: int32 [len(rows), ...]}, with the arrays that the window sources name. Those of stored tokens
+            are tokens, targets, segments and positions, [len(rows), sequence_length] each.
 
     Raises:
         DataError: there are fewer tokens than one batch, or in some part than one sequence; from the iterator:

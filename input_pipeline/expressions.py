@@ -28,8 +28,15 @@ def is_formula(text: str) -> bool:
         nodes = list(ast.walk(ast.parse(text.strip(), mode="eval")))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    powers = [node.right for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)]
-    return all(map(_computes, nodes)) and math.prod(map(_size, powers)) <= LARGEST_POWER
+    return all(map(_computes, nodes)) and math.prod(_size(power.right) for power in _powers(nodes)) <= LARGEST_POWER
+
+
+def is_arithmetic(text: str) -> bool:
+    """Return whether a text is a formula of whole numbers, without functions: its value can be written out as digits.
+
+    The float 1e9999999999 and exp(9999999999) are formulas whose digits would take all memory, or not end.
+    """
+    return is_formula(text) and all(map(_is_whole, ast.walk(ast.parse(text.strip(), mode="eval"))))
 
 
 def _computes(node: ast.AST) -> bool:
@@ -40,9 +47,20 @@ def _computes(node: ast.AST) -> bool:
     return isinstance(node, FORMULAS) and not isinstance(node, ast.LShift)
 
 
+def _is_whole(node: ast.AST) -> bool:
+    return type(node.value) is int if isinstance(node, ast.Constant) else not isinstance(node, ast.Name | ast.Call)
+
+
+def _powers(nodes: list[ast.AST]) -> list[ast.BinOp]:
+    return [node for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)]
+
+
 def _size(exponent: ast.expr) -> float:
-    """Return a bound of an exponent, at least 1; infinity if it has a power itself."""
+    """Return a bound of an exponent, at least 1; infinity if it has a power other than of a name to a number.
+
+    A name may be that of a number: x**(E**E**E**E**E**E) would not end.
+    """
     nodes = list(ast.walk(exponent))
-    if any(isinstance(node, ast.Pow) for node in nodes):
+    if not all(isinstance(power.left, ast.Name) and isinstance(power.right, ast.Constant) for power in _powers(nodes)):
         return math.inf
     return math.prod(1 + abs(node.value) for node in nodes if isinstance(node, ast.Constant))

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, groupby
 from math import lcm
 
 import numpy as np
@@ -85,8 +85,7 @@ def parse_stream(text: str) -> tuple[list[str], History]:
     firsts = [0, *accumulate(int(count) for *_, count in tasks)]
     alone = {path: tuple(Fraction(path == other) for other in paths) for path in paths}
     sections = [(first, alone[path]) for first, (path, *_) in zip(firsts, tasks, strict=False)]
-    return paths, tuple(section for last, section in zip([None, *sections], sections, strict=False)
-                        if last is None or last[1] != section[1])  # fmt: skip
+    return paths, tuple(next(same) for _, same in groupby(sections, key=lambda section: section[1]))
 
 
 class Schedule:

@@ -53,7 +53,7 @@ def _plain(title: str, total: int | None, announce: Callable[[str], object], uni
     def advance(number: int) -> None:
         nonlocal done, last
         done, now = done + number, time.monotonic()
-        if now - last < EVERY_SECONDS or done >= (total or math.inf):
+        if not done or now - last < EVERY_SECONDS or done >= (total or math.inf):
             return
         last, speed = now, done / (now - started)
         part, left = amount(done), ""

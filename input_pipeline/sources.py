@@ -56,7 +56,7 @@ def read_source(
     needed = max(windows.vocab_size for windows in found) if isinstance(found, tuple) else 0
     if vocab_size < needed:
         raise DataError(
-            f"model.vocab_size={vocab_size} is less than the {needed} tokens of the puzzles; use "
+            f"model.vocab_size={vocab_size} is less than the {needed} tokens of data.source={data.source}; use "
             f"--config.model.vocab_size={needed}"
         )
     return found

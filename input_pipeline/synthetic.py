@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Windows of a random process whose entropy is known, so that a learner's attainable loss is too."""
 
-import hashlib
-import json
-
 import numpy as np
 
-from input_pipeline.cache import digest
+from input_pipeline.cache import digest_of_json
 from input_pipeline.errors import DataError
+from input_pipeline.hashes import stream_key
 from input_pipeline.order import MASK, mix, permute
 from input_pipeline.windows import Windows
 
@@ -33,9 +31,9 @@ class MarkovWindows(Windows):
         if vocab_size < 4:
             raise DataError(f"model.vocab_size={vocab_size} is too small for data.source=synthetic; use 4 or more")
         self.num_tokens = num_tokens
-        self.digest = digest(json.dumps(["synthetic", vocab_size, seed]).encode())
-        chain, walk = mix([seed & MASK, (seed & MASK) ^ int.from_bytes(hashlib.blake2b(stream.encode()).digest()[:8])])
-        self._walk_key = walk
+        self.digest = digest_of_json(["synthetic", vocab_size, seed])
+        (chain,) = mix([seed & MASK])
+        self._walk_key = stream_key(seed, stream)
         self._labels = permute(np.arange(vocab_size), vocab_size, chain)
         strides = permute(np.arange(4), vocab_size, ~chain)
         self._strides = strides[[0, 0, 0, 0, 1, 1, 2, 3]]

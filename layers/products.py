@@ -165,7 +165,7 @@ def _as_matrices(x: jax.Array, names: str, batch: list[str], rows: list[str], co
 
 @jax.custom_vjp
 def native_matmul(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Return the float32 product [..., M, N] of [..., M, K] and [..., K, N], both cast to the shorter type of the two."""
+    """Return the float32 product [..., M, N] of [..., M, K] and [..., K, N], cast to the shorter of their types."""
     return jnp.matmul(*_in_one_type(a, b), preferred_element_type=jnp.float32)
 
 

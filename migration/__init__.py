@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats of others, and the names of earlier systems, whose lines work with any Python: it is replaced by .venv's."""
+"""Formats of other projects, and the names of earlier systems.
+
+A program with such names may be started with any Python: that of .venv replaces it.
+"""
 
 from core import interpreter
 

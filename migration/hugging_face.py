@@ -288,11 +288,8 @@ def _described(part: pathlib.Path, workdir: pathlib.Path, values: dict, tokenize
     """Write the configuration of a model that was trained here; return the files of its tokenizer."""
     files = [workdir / name for names in TOKENIZERS.values() for name in names]
     files = [file for file in files if file.is_file()]
-    end = (
-        {"eos_token_id": open_tokenizer(tokenizer).end_of_document}
-        if files or tokenizer in base.BUILT_IN_TOKENIZERS
-        else {}
-    )
+    has_tokenizer = files or tokenizer in base.BUILT_IN_TOKENIZERS
+    end = {"eos_token_id": open_tokenizer(tokenizer).end_of_document} if has_tokenizer else {}
     (part / "config.json").write_text(json.dumps(values | end, indent=2) + "\n")
     (part / "generation_config.json").write_text(json.dumps(end, indent=2) + "\n")
     return files

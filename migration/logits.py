@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes the logits of a run's model in float32, one layer in memory at a time, to check conversions."""
 
-import os
 import pathlib
 from collections.abc import Callable, Iterator
 
@@ -11,6 +10,7 @@ import numpy as np
 from configs.base import MESH_AXES
 from configs.errors import ConfigError
 from core import assembly
+from files.atomic import writing
 from files.numpy_reader import ArrayFileError, map_integers
 from migration import hugging_face_reader
 from models.decoder_lm import logits_by_layer
@@ -63,7 +63,7 @@ def read_tokens(file: pathlib.Path, model) -> np.ndarray:
         raise ConfigError(f"--tokens={file}: {error.strerror or error}; name an .npy file") from None
     except ArrayFileError as error:
         raise ConfigError(f"--tokens={error}; write int32 [batch, length] with numpy.save") from None
-    if tokens_BT.dtype != np.int32 or tokens_BT.ndim != 2 or not tokens_BT.size:
+    if tokens_BT.dtype != np.int32 or not tokens_BT.size:
         found = f"{tokens_BT.dtype} {list(tokens_BT.shape)}"
         raise ConfigError(f"--tokens={file} contains {found}; it must be int32 [batch, length], neither of them 0")
     wrong = tokens_BT[(tokens_BT < 0) | (tokens_BT >= model.vocab_size)]
@@ -77,13 +77,11 @@ def read_tokens(file: pathlib.Path, model) -> np.ndarray:
 
 
 def write(file: pathlib.Path, shape: tuple[int, ...], rows: Iterator[np.ndarray]) -> None:
-    """Write a float32 array row by row to an .npy file, atomically."""
-    part = file.with_name(file.name + ".part")
+    """Write a float32 array row by row to an .npy file, atomically; no memory map, for which a full disk is fatal."""
     try:
-        array = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)
-        for number, row in enumerate(rows):
-            array[number] = row
-        array.flush()
-        os.replace(part, file)
+        with writing(file) as npy:
+            np.lib.format.write_array_header_1_0(npy, {"descr": "<f4", "fortran_order": False, "shape": shape})
+            for row in rows:
+                npy.write(row.astype("<f4").tobytes())
     finally:
-        part.unlink(missing_ok=True)
+        file.with_name(file.name + ".part").unlink(missing_ok=True)  # in the user's folder, no next write replaces it

@@ -38,19 +38,17 @@ def export(run, workdir: pathlib.Path, folder: pathlib.Path) -> int:
     _, tensors, _ = as_published(run.config, workdir, run.abstract_state.params)
     with Checkpoints(workdir) as checkpoints:
         step = newest_checkpoint(checkpoints, run.config)
-        record = checkpoints.record(step)
-    if "base" not in frozen_refs(record):
-        raise ConfigError(f"{workdir} has no adapters (lora.rank=0); export its weights with --hf={folder}")
-    targets = fine_tuning.targets(record["config"]["lora.targets"])
-    adapted = [tensor for tensor in tensors if tensor.ours.rpartition(".")[2] in targets]
-    arrays, root = {}, checkpoints.eval_params_part(step)
+        record, root = checkpoints.record(step), checkpoints.eval_params_part(step)
+        if "base" not in frozen_refs(record):
+            raise ConfigError(f"{workdir} has no adapters (lora.rank=0); export its weights with --hf={folder}")
+        targets = fine_tuning.targets(record["config"]["lora.targets"])
+        adapted = [tensor for tensor in tensors if tensor.ours.rpartition(".")[2] in targets]
 
-    def opened(name: str) -> TensorStore:
-        return checkpoints.store.open_array(step, f"{root}.{name}")
+        def opened(name: str) -> TensorStore:
+            return checkpoints.store.open_array(step, f"{root}.{name}")
 
-    with checkpoints.store.check_complete(step):
-        for tensor in adapted:
-            arrays |= _parts(opened, tensor)
+        with checkpoints.store.check_complete(step):
+            arrays = {name: array for tensor in adapted for name, array in _parts(opened, tensor).items()}
     written = {name: ("F32", array.shape) for name, array in arrays.items()}
     with new_folder(folder, "peft") as part:
         safetensors_files.write_file(part / FILE, written, lambda name: iter([arrays[name]]))

@@ -2,7 +2,7 @@
 """What would make a run faster or safer, judged by what was measured: each rule names its evidence, keys and gain.
 
 A rule is a function (measured) -> Advice or None in RULES. A gain is the share of a step's time that the change saves
-at best; None where it is not about time.
+at best; None where it is not about time, or not known.
 """
 
 import itertools
@@ -59,7 +59,7 @@ class Advice(NamedTuple):
       evidence: the figures that led to it.
       keys: {key: value} to set; {} where no key helps.
       remedy: what to do instead, without keys.
-      gain: at most this share of a step's time; None where it is not about time.
+      gain: at most this share of a step's time; None where it is not about time, or not known.
       changes_training: whether another model, batch or optimizer is trained then.
     """
 
@@ -217,7 +217,7 @@ def growing_host_memory(measured: Measured) -> Advice | None:
     if not rises or late < (1 + GROWTH) * early:
         return None
     evidence = f"the host's memory rose from {early:.2f} to {late:.2f} GiB"
-    return Advice("growing host memory", evidence, {"data.prefetch": 1}, gain=None)
+    return Advice("growing host memory", evidence, {"data.prefetch": 1})
 
 
 def idle_devices(measured: Measured) -> Advice | None:
@@ -255,12 +255,12 @@ def small_heads(measured: Measured) -> Advice | None:
     if not is_tpu or size >= 128 or model.embed_dim < 256 or model.num_heads * size % 128:
         return None
     heads = model.num_heads * size // 128
-    groups = max(1, math.gcd(heads, model.num_kv_heads * size // 128 or 1))
-    rows = [row for row in measured.profile["by_file"] if row["file"] == "layers/attention/attention.py"]
-    share = sum(row["share"] for row in rows) / 2
+    groups = math.gcd(heads, model.num_kv_heads * size // 128 or 1)
+    rows = measured.profile["by_file"] or ()
+    share = sum(row["share"] for row in rows if row["file"] == "layers/attention/attention.py") / 2
     keys = {"model.num_heads": heads, "model.num_kv_heads": groups, "model.head_dim": 128}
     evidence = f"heads of {size} fill {size / 128:.0%} of the 128 columns of a matrix unit"
-    return Advice("small heads", evidence, keys, gain=share, changes_training=True)
+    return Advice("small heads", evidence, keys, gain=share if rows else None, changes_training=True)
 
 
 RULES: tuple[Callable[[Measured], Advice | None], ...] = (

@@ -7,22 +7,21 @@ from typing import NamedTuple
 
 
 class Power(NamedTuple):
-    """Watts of a chip: idle, mean and most, in production, with their source."""
+    """Watts of a chip in production, idle and on average, with their source."""
 
     idle: float
     mean: float
-    most: float
     source: str
 
 
-POWER = {"v4": Power(90, 170, 192, "Jouppi et al. 2023, arXiv:2304.01433, table 4")}  # no other chip has published ones
+POWER = {"v4": Power(90, 170, "Jouppi et al. 2023, arXiv:2304.01433, table 4")}  # no other chip has published ones
 
 
 def of_step(chip: str, num_chips: int, step_seconds: float, busy_share: float, tokens: int) -> dict | None:
     """Return joules of a step of all chips and of a token; None if the chip's power is not published.
 
-    The power of a chip is taken to rise with its busy share from the idle to the mean one. Memory, hosts, network and
-    cooling are not in it.
+    The power of a chip is assumed to rise linearly with its busy share, from the idle to the mean one. Memory, hosts,
+    network and cooling are not in it.
     """
     if (power := POWER.get(chip)) is None:
         return None

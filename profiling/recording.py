@@ -76,6 +76,7 @@ class Profile(Callback):
         if self._folder:
             jax.profiler.stop_trace()
             self._folder.cleanup()
+            self._folder = None
 
     def _requested(self, job, step: int) -> Window | None:
         """Return the window that process 0 was asked for, in all processes."""

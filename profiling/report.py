@@ -7,7 +7,7 @@ from input_pipeline.cache import cache_folder
 from profiling import energy
 from rehearsal import memory
 from rehearsal.compilation import state_bytes
-from rehearsal.compiler import Compiler
+from rehearsal.compiler import CompileError, Compiler
 from rehearsal.estimate import estimate
 from rehearsal.sections import SPENT, seconds_text
 from reporting import preflight
@@ -24,11 +24,10 @@ OF_FIRST = (
 
 def memory_gib(run, compiled, module) -> dict[str, float]:
     """Return the GiB of a device by class, as a rehearsal has them, and their total, by the compiler's count."""
-    at_peak = memory.usage(module, dict.fromkeys((i.name for i in module.computations[module.entry]), 0.0)).by_class()
-    parts = memory.breakdown(at_peak, state_bytes(run), preflight.compiled_bytes(compiled))
-    return {name.replace(" ", "_"): size / GIB for name, size in parts.items()} | {
-        "total": preflight.compiled_bytes(compiled) / GIB
-    }
+    no_time = dict.fromkeys((i.name for i in module.computations[module.entry]), 0.0)
+    total = preflight.compiled_bytes(compiled)
+    parts = memory.breakdown(memory.usage(module, no_time).by_class(), state_bytes(run), total) | {"total": total}
+    return {name.replace(" ", "_"): size / GIB for name, size in parts.items()}
 
 
 def not_donated_gib(run, compiled) -> float:
@@ -85,11 +84,17 @@ def _imbalance(seconds: dict[str, float]) -> dict | None:
 
 
 def rehearsed(config, topology) -> dict:
-    """Return {"rehearsed": estimated seconds by class} if a rehearsal of this very step is cached, else None in it."""
+    """Return {"rehearsed": estimated seconds}, those of the step and by class.
+
+    It is None if the cache has no rehearsal of this very step, or one that the compiler refused or that cannot be read.
+    """
     compiler = Compiler(cache_folder(config.data.cache_dir) / "rehearsals")
     if topology is None or not compiler.is_cached(config, topology):
         return {"rehearsed": None}
-    found = estimate(compiler.compile(config, topology))
+    try:
+        found = estimate(compiler.compile(config, topology))
+    except (CompileError, ValueError):  # a ConfigError is a ValueError
+        return {"rehearsed": None}
     return {"rehearsed": {"step_seconds": found["step_seconds"], "seconds_by_class": found.get("seconds_by_category")}}
 
 
@@ -160,9 +165,7 @@ def _summary(whole: dict) -> list[str]:
         found.append(f"devices idle {whole['idle_share']:.1%} of the time; exposed collectives {exposed} a step")
     found.append(f"waiting for input {whole['data_wait_share']:.1%} of the time")
     if whole["flops_per_second"]:
-        peak, share = whole["peak_flops"], ""
-        if peak:
-            share = f" of {peak / 1e12:.3g} TFLOP/s; MFU {whole['mfu']:.1%}"
+        share = f" of {whole['peak_flops'] / 1e12:.3g} TFLOP/s; MFU {whole['mfu']:.1%}" if whole["peak_flops"] else ""
         found.append(f"a device: {whole['flops_per_second'] / 1e12:.3g} TFLOP/s{share}")
     for what, name in (("device", "device_imbalance"), ("host", "host_imbalance")):
         if whole[name]:

@@ -79,8 +79,8 @@ def is_solved_sudoku(givens: jax.Array, answers: jax.Array) -> jax.Array:
 def is_solved_maze(givens: jax.Array, answers: jax.Array) -> jax.Array:
     """Return whether answers keep the maze and mark a path from start to goal: bool [...].
 
-    A cell of the path has two neighbours on it, start and goal have one each. In a maze without loops nothing else
-    than the path does.
+    Each cell of the path has two neighbours on it, start and goal have one each. In a maze without loops, only the path
+    from start to goal meets this rule.
 
     Args:
       givens, answers: tokens [..., side * side].

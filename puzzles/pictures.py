@@ -79,7 +79,7 @@ class Board(NamedTuple):
 
 
 def board_text(cells, size: tuple[int, int], kind: str = "sudoku") -> str:
-    """Return a board as lines of text; lines of an ARC canvas end with the last colour; a space has no colour."""
+    """Return a board as lines of text; those of an ARC canvas end with the last colour. A space has none."""
     rows = np.asarray(cells).reshape(size)
     if kind != "arc":
         return puzzle_file.board_text(kind, rows)

@@ -178,7 +178,7 @@ def mistakes(puzzle: Puzzle, answer: np.ndarray) -> np.ndarray:
     """
     given = puzzle.tokens
     if puzzle.kind == "maze":
-        return np.where(answer == maze.PATH, maze.FLOOR, answer) != np.where(given == maze.PATH, maze.FLOOR, given)
+        return maze.without_path(answer) != maze.without_path(given)
     height, width = BOXES[len(given)]
     rows, columns = np.indices(given.shape)
     wrong = (given != EMPTY) & (answer != given)
@@ -208,10 +208,10 @@ def _problem_of_sudoku(given: np.ndarray, answer: np.ndarray) -> str:
 
 
 def _problem_of_maze(given: np.ndarray, answer: np.ndarray) -> str:
-    drawn = answer == maze.PATH
-    changed = int((np.where(drawn, maze.FLOOR, answer) != np.where(given == maze.PATH, maze.FLOOR, given)).sum())
+    changed = int((maze.without_path(answer) != maze.without_path(given)).sum())
     if changed:
         return f"it changes {changed} of the {given.size} given cells, not only cells on the path"
+    drawn = answer == maze.PATH
     on_path, on_floor = (_distance(answer, allowed) for allowed in (drawn, answer != maze.WALL))
     if on_path is None:
         return "the cells of its path do not lead from S to G"

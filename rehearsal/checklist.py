@@ -2,8 +2,8 @@
 """Ten points to check before a long run, each judged by the compiled step or by the configuration, with evidence.
 
 `rehearse.py --checklist` judges a step that was compiled for a topology, `pod.py validate` the step that a pod ran. A
-point is a function (Seen) -> (verdict, evidence) in POINTS. The verdict is None where the hardware lacks what it is
-about.
+point is a function (Seen) -> (verdict, evidence) in POINTS. The verdict is None where the point is not about this
+hardware.
 """
 
 import math
@@ -168,8 +168,10 @@ def one_reduction(seen: Seen) -> Verdict:
 
 
 def _reduces(cost: schedule.Cost, axes: list[str]) -> bool:
-    """Return whether a collective adds up gradients over axes of the batch; a permute of a ring does in the backward
-    pass."""
+    """Return whether a collective adds up gradients over axes of the batch.
+
+    A permute does so only in the backward pass, as a part of a ring.
+    """
     if cost.kind not in REDUCING or not cost.axes or not set(cost.axes.split("*")) <= set(axes):
         return False
     return cost.kind != "collective-permute" or pass_of(cost.instruction) == "backward"
@@ -196,7 +198,7 @@ def in_place(seen: Seen) -> Verdict:
 
 
 def memory(seen: Seen) -> Verdict:
-    """Some memory is left for what the step does not have, such as evaluation and fragments."""
+    """Some memory is left for what is not in the step, such as evaluation and fragmentation."""
     if not seen.capacity_bytes or seen.accelerator == "cpu":
         return None, f"a step needs {seen.total_bytes / GIB:.2f} GiB; a CPU's devices share the host's memory"
     free = 1 - seen.total_bytes / seen.capacity_bytes
@@ -232,9 +234,8 @@ def hidden_collectives(seen: Seen) -> Verdict:
 def input_ahead(seen: Seen) -> Verdict:
     """Batches are made ahead, in threads, and each host reads its own rows."""
     data = seen.config.data
-    evidence = f"data.prefetch={data.prefetch or 'automatic'}, data.readers={data.readers or 'automatic'}; " + (
-        "each process reads only its rows"
-    )
+    prefetch, readers = data.prefetch or "automatic", data.readers or "automatic"
+    evidence = f"data.prefetch={prefetch}, data.readers={readers}; each process reads only its rows"
     return data.prefetch != 1, evidence
 
 

@@ -171,10 +171,13 @@ def devices(topology) -> list:
 
 
 def state_bytes(run) -> dict[str, int]:
+    """Return the bytes of one device's state and batch, by part."""
     state = run.abstract_state
-    parts = {"params": state.params, "extra": state.extra, "optimizer": state.optimizer, "carry": state.carry}
-    sizes = {name: _bytes(part) for name, part in (parts | {"batch": run.abstract_batch}).items()}
-    return {"parameters": sizes.pop("params"), **sizes}
+    parts = {
+        "parameters": state.params, "extra": state.extra, "optimizer": state.optimizer, "carry": state.carry,
+        "batch": run.abstract_batch,
+    }  # fmt: skip
+    return {name: _bytes(part) for name, part in parts.items()}
 
 
 def _bytes(tree, *, on_host: bool = False) -> int:

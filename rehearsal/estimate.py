@@ -96,7 +96,7 @@ def _of_memory(compiled: Compiled, at_peak: dict[str, float], used: memory.Usage
 
 
 def _thinned(samples: list[tuple[float, dict]], count: int = 400) -> list[dict]:
-    """Return about `count` samples at most, each the highest among its neighbours."""
+    """Return fewer than twice `count` samples, each the highest among its neighbours."""
     size = max(1, len(samples) // count)
     highest = [max(samples[n : n + size], key=lambda s: sum(s[1].values())) for n in range(0, len(samples), size)]
     return [{"seconds": at} | {kind: size / GIB for kind, size in by.items()} for at, by in highest]

@@ -78,8 +78,7 @@ def _draw_memory(report: dict, figure, tips: dict[str, str]) -> None:
         up = 1 if at == largest or at < 0.15 * largest else -1  # a label below a low line would cover the axis
         axes.annotate(text, (x, at), (0, 3 * up), xycoords=axes.get_yaxis_transform(), textcoords="offset points",
                       ha=side, va="bottom" if up > 0 else "top")  # fmt: skip
-    axes.set(xlim=(0.0, max(times) or 1.0), ylim=(0.0, 1.12 * max(total, capacity)), ylabel="GiB")
-    axes.set(xlabel="seconds")
+    axes.set(xlim=(0.0, max(times) or 1.0), ylim=(0.0, 1.12 * max(total, capacity)), xlabel="seconds", ylabel="GiB")
     axes.grid(axis="y")
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=len(series), borderaxespad=0.2)
 
@@ -151,10 +150,10 @@ def _label_places(discs: list[tuple], size: tuple[float, float], roof: tuple):
 
 
 def _layers(report: dict) -> str:
-    text = (
-        "<p>One iteration of each loop over layers. Point at a bar to read its name. The core waits where its lane is"
-    )
-    text += " empty.</p>"
+    text = paragraphs([
+        "One iteration of each loop over layers. Point at a bar to read its name. The core waits where its lane is "
+        "empty."
+    ])  # fmt: skip
     for number, timeline in enumerate([timeline for timeline in report["timelines"] if timeline["events"]][:2]):
         height = 0.8 + 0.32 * len({event["lane"] for event in timeline["events"]})
         text += f"<h3>{html.escape(timeline['name'])}, {timeline['share']:.0%} of the step</h3>"

@@ -2,7 +2,7 @@
 """The phases of a run besides its steps, the memory that each needs with the training state, and one verdict on all.
 
 The programs of an evaluation and of a sample of text are compiled. A checkpoint is copied from all chips of a host to
-its memory before it is written; when it is read, the host has at most as much. A host's own needs are HOST_GIB.
+the host's memory before it is written. A restore needs at most as much there. A host's own needs are HOST_GIB.
 """
 
 from rehearsal.compiler import EVALUATION, GIB, SAMPLE, Call, Compiled, capacity_gib
@@ -20,13 +20,13 @@ def rehearse(compiled: Compiled, figures: dict, display) -> dict:
     config, topology = compiled.config, compiled.topology
     names = [EVALUATION, *([SAMPLE] if writes_samples(config) else [])]
     calls = [Call(name, 1, config.model.max_length, config.inference.cache_dtype) for name in names]
-    rows = [_row("step", figures["fits"], compiled.total_bytes, capacity_gib(topology), None, None)]
+    rows = [_row("step", figures["fits"], compiled.total_bytes, capacity_gib(topology))]
     what = f"compiling {' and '.join(names)} for {topology.name}"
     for index, result in display.compile_all([(config, topology, call) for call in calls], what):
         if isinstance(result, Exception):
             raise result
         total = result.total_bytes + beside(compiled, result)
-        rows.append(_row(names[index], result.fits, total, capacity_gib(topology), None, None))
+        rows.append(_row(names[index], result.fits, total, capacity_gib(topology)))
     rows.sort(key=lambda row: ["step", *names].index(row["phase"]))
     on_chip = _state_bytes(compiled) - compiled.facts["on_host"]
     on_host = topology.chips_per_host * _state_bytes(compiled) + HOST_GIB * GIB
@@ -52,9 +52,10 @@ def _state_bytes(compiled: Compiled) -> float:
 
 
 def _row(
-    phase: str, fits: bool, chip: float, chip_gib: float | None, host: float | None, host_gib: float | None
+    phase: str, fits: bool, chip: float, chip_gib: float | None, host: float | None = None,
+    host_gib: float | None = None,
 ) -> dict:  # fmt: skip
-    """Return the verdict on a phase; memory that is unknown does not decide it."""
+    """Return the verdict on a phase, given the bytes that it needs; a capacity that is unknown does not decide it."""
     fits &= chip_gib is None or chip <= chip_gib * GIB
     fits &= host is None or host_gib is None or host <= host_gib * GIB
     return {

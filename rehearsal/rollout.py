@@ -50,7 +50,7 @@ def added(compiled: Compiled, figures: dict, found: dict) -> dict:
 
 
 def _memory(state: float, decoding_gib: dict, capacity: float) -> dict:
-    """Return GiB of a chip while answers are drawn. The copy of the weights is briefly there twice."""
+    """Return GiB of a chip while answers are drawn; for a moment, there are two copies of the weights."""
     drawing = {name: decoding_gib[name] for name in ("weights", "cache", "temporary")}
     drawing["temporary"] = max(drawing["temporary"], drawing["weights"] - drawing["cache"])
     parts = {"training_state": state / GIB} | drawing

@@ -3,7 +3,7 @@
 
 from typing import NamedTuple
 
-from reporting.display import duration
+from reporting.display import counted, duration
 
 COLOURS = {  # of bars and plots
     "parameters": "#6ea8dc", "optimizer": "#9a9fe0", "batch": "#b9a58c", "gradients": "#e9b44c",
@@ -94,14 +94,10 @@ def options(keys: dict) -> str:
     return " ".join(f"--config.{key}={value}" for key, value in keys.items())
 
 
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" + ("" if number == 1 else "s")
-
-
 def _head(report: dict) -> Section:
     batch = f"{report['global_batch']} x {report['sequence_length']} tokens a step"
     batch += f" in {report['num_microbatches']} microbatches" if report["num_microbatches"] > 1 else ""
-    slice_ = f"{_count(report['chips'], 'chip')}, {_count(report['hosts'], 'host')}"
+    slice_ = f"{counted(report['chips'], 'chip')}, {counted(report['hosts'], 'host')}"
     lines = [f"{report['num_parameters']:,} parameters; mesh {mesh_text(report['mesh'])}; {batch}"]
     lines += [f"typed: {options(report['typed'])}"] if report["typed"] else []
     return Section(f"{report['recipe']} on {report['topology']}: {slice_}", lines)
@@ -125,8 +121,8 @@ def _phases(report: dict) -> Section:
 
 
 def _rollout(rollout: dict) -> Section:
-    hbm, lines = rollout["hbm_gib"], [f"{rollout['rows']} rows of {rollout['length']:,} tokens, prompt and answer"]
-    lines[0] += f"; mesh {mesh_text(rollout['mesh'])}"
+    hbm, mesh = rollout["hbm_gib"], mesh_text(rollout["mesh"])
+    lines = [f"{rollout['rows']} rows of {rollout['length']:,} tokens, prompt and answer; mesh {mesh}"]
     if rollout["decode"]:
         prefill, decode = rollout["prefill"], rollout["decode"]
         lines.append(

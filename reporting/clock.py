@@ -12,8 +12,7 @@ PHASES = ("start_up", "compile", "data", "rollout", "step", "wait", "evaluation"
 OF_STEPS = ("data", "rollout", "step", "wait")
 END_SECONDS = 5.0  # that a thread has to end
 
-
-# Counts while the machine sleeps, as a wall clock does; macOS has no such name, and its monotonic clock counts.
+# A clock that also counts while the machine sleeps. macOS lacks the first name; its CLOCK_MONOTONIC counts then too.
 STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _BEGAN = time.time() - time.clock_gettime(STEADY)
 

@@ -68,12 +68,15 @@ def read_lines(content: bytes, source: str) -> list[Line]:
 def read_steps(path: pathlib.Path, kind: str) -> list[Line]:
     """Return the last line of each step in metrics.jsonl of a kind (train, eval, event), in order of the steps.
 
+    Lines without a step are left out.
+
     Raises:
       JsonError: as `read_lines`.
       OSError: the file cannot be read.
     """
-    lines = {line["step"]: line for line in read_lines(path.read_bytes(), str(path)) if line["kind"] == kind}
-    return [lines[step] for step in sorted(lines)]
+    lines = read_lines(path.read_bytes(), str(path))
+    of_step = {line["step"]: line for line in lines if line["kind"] == kind and "step" in line}
+    return [of_step[step] for step in sorted(of_step)]
 
 
 class MetricsWriter:

@@ -41,11 +41,11 @@ class StepLog:
     """Check every step, and write and show every `log_every`-th.
 
     Attributes:
-      last_step: the last step that was checked; so the next three are those of this step.
-      total_tokens: number of targets with loss weight so far.
-      last_finite: whether the loss and the gradient were finite.
-      last_figures: the scalars by name.
-      seconds: for which the caller of `add`, `wait` and `flush` was kept, without the time that steps took.
+      last_step: the last step that was checked.
+      total_tokens: number of targets with loss weight up to this step.
+      last_finite: whether its loss and its gradient were finite.
+      last_figures: its scalars by name.
+      seconds: time that `add`, `wait` and `flush` took, without waiting for steps.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class StepLog:
         self.log_every = 1 if run.slow else run.config.train.log_every
         self.num_steps = run.config.train.steps
         self.gathers = jax.process_count() == 1  # several processes must find the same trouble after the same step
-        self.copies = jax.default_backend() != "cpu"  # there a call takes 4 microseconds for nothing
+        self.copies = jax.default_backend() != "cpu"  # on a CPU, each call takes 4 microseconds and gains nothing
         self.thread = futures.ThreadPoolExecutor(1, "step log")
         self.resume(record)
         writer.write("event", event="start", step=self.last_step)
 
     def resume(self, record: dict | None) -> None:
         """Resume the counts of a checkpoint's record; None: start from 0."""
-        self.checking = self.thread.submit(int)  # the last check: nothing; what an earlier one finds is replaced
+        self.checking = self.thread.submit(int)  # checks nothing; what earlier checks raised is dropped
         futures.wait([self.checking])
         record = record or {"total_tokens": 0, "step": 0}
         self.total_tokens, self.last_step, self.pending = record["total_tokens"], record["step"], []
@@ -116,7 +116,7 @@ class StepLog:
     def wait(self) -> None:
         """Wait for the pending steps, and begin to check them if it is time.
 
-        Raises Diverged if too many updates in a row were skipped, by a step that was checked.
+        Raises Diverged if a check found that too many updates in a row were skipped.
         """
         if not self.pending:
             return

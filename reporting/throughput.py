@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from reporting.clock import OF_STEPS, Clock
 
 GIB = 2**30
-EARLIER_LOG = logging.getLogger("__main__")  # by this name lines of memory are looked for
+EARLIER_LOG = logging.getLogger("__main__")  # earlier tools look for lines of memory under this name
 
 
 def measured_matmul_peak(size: int = 2048, repetitions: int = 5) -> float:
@@ -64,7 +64,7 @@ def _resident_bytes() -> int:
 
 @functools.cache
 def _statm(process: int) -> int:
-    """Return a descriptor of this process's statm; to open the file for each line takes many times as long."""
+    """Return a descriptor of this process's statm; opening the file for each line would take many times as long."""
     return os.open(f"/proc/{process}/statm", os.O_RDONLY)
 
 

@@ -21,7 +21,7 @@ from scoring.figures import Figure
 from scoring.likelihood import LanguageModel, log_likelihoods
 from scoring.texts import continue_greedily, row_of_pair, rows_of_text
 
-BOOTSTRAPS = 1000  # draws for the standard error of what is no mean
+BOOTSTRAPS = 1000  # draws for the standard error of a metric that is not a mean
 
 
 @register_model("torus")

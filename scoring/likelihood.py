@@ -146,7 +146,10 @@ def _batches(model: LanguageModel, rows: Sequence[Row]) -> Iterator[tuple[list[i
 
 
 def _arrays(rows: Sequence[Row], size: int, bucket: int, scored: int) -> dict[str, np.ndarray]:
-    """Return the batch of some rows, int32: inputs [B, T], and places and targets of scored tokens [B, C], else -1."""
+    """Return the batch of some rows, int32: inputs [B, T], and places and targets [B, C] of scored tokens.
+
+    Other targets are -1.
+    """
     shapes = dict.fromkeys(("tokens", "segments", "positions"), bucket) | dict.fromkeys(("places", "targets"), scored)
     batch = {name: np.zeros((size, length), np.int32) for name, length in shapes.items()}
     batch["targets"][:] = -1

@@ -57,7 +57,7 @@ class Asked:
         ]  # fmt: skip
 
     def others(self, trials: dict) -> list[str]:
-        """Return a line about trials of these groups that this command line does not mean; none if there are none.
+        """Return a line about trials of these groups that this command line does not mean; [] if there are none.
 
         Args:
           trials: the last trial of each configuration by its digest.
@@ -79,7 +79,7 @@ class Asked:
 
 
 def estimates(asked: Asked) -> tuple[dict, dict]:
-    """Return (estimates by digest, trials of the study by digest); a plan needs no database, but uses one."""
+    """Return (estimates by digest, trials of the study by digest). Without a database there are no trials."""
     trials, measured = {}, {}
     if importlib.util.find_spec("optuna"):
         from studies.cost import budget

@@ -22,10 +22,10 @@ class Outcome:
     Attributes:
       evaluations: the figures of each evaluation, in order of steps.
       breadth: accuracy of a recursive model by depth and breadth, see core/evaluations/breadth.py; {} without.
-      wall_seconds: in which processes of the run lived, over all its restarts.
+      wall_seconds: time that processes of the run took, over all its restarts.
       chips: of the topology; 1 without one.
       cost: in dollars; None if the price of a chip is not known.
-      goodput: fraction of `wall_seconds` in which steps trained that count.
+      goodput: fraction of `wall_seconds` that was spent on training that is not lost.
       checkpoint: the newest, as an address; "" if there is none.
       checkpoint_bytes: of its files; None if it has no manifest.
     """
@@ -94,7 +94,7 @@ def read(workdir: str, topology: str, ran_seconds: float = 0.0, price: float | N
     """Return the outcome in a folder; figures that it does not have are 0 or absent.
 
     Args:
-      ran_seconds: that the worker counted, for a folder without an account, as one in a bucket.
+      ran_seconds: time that the worker counted; it is used if the folder has no account, as in a bucket.
       price: dollars per chip-hour; None: the preset's.
     """
     folder = path_of(workdir)

@@ -21,7 +21,7 @@ def command_of(attributes: Mapping[str, object], program: Sequence[str]) -> list
 
 
 def start(command: Sequence[str], output: BinaryIO | None = None) -> subprocess.Popen:
-    """Start a command that ends with this process, which must not end the thread that calls this before.
+    """Start a command that ends with this process; the thread that calls this must live as long as the command.
 
     Args:
       output: file for what it prints; None: where this process prints.

@@ -27,7 +27,7 @@ def open_storage(url: str, *, create: bool) -> optuna.storages.RDBStorage:
     """Return the storage at a URL; make its tables if there are none.
 
     Args:
-      create: whether a file that is not there is begun.
+      create: whether to make a file that does not exist.
 
     Raises:
       ConfigError: the URL is malformed or of another kind of database, or the database cannot be reached or used.

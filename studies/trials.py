@@ -88,7 +88,7 @@ class Queue:
 
     @contextlib.contextmanager
     def locked(self, what: str = "enqueue"):
-        """Keep other processes from the same work on this study, by default adding trials; wait until none does it."""
+        """Hold the study's lock for one kind of work, by default adding trials; wait while another process has it."""
         lock = f"{self.name}: {what}"
         while not self.claims.take(lock):
             time.sleep(ENQUEUE_SECONDS)
@@ -195,10 +195,11 @@ class Queue:
             except optuna.exceptions.UpdateFinishedTrialError:  # it has ended meanwhile
                 continue
             if self.claims.take(self._claim(trial)):
-                if not self._fresh(trial).state.is_finished():
+                if self._fresh(trial).state.is_finished():
+                    self.claims.drop(self._claim(trial))
+                else:
                     self.finish(trial, None, {"reason": CANCELLED}, {})
                     ended += 1
-                self.claims.drop(self._claim(trial))
             else:
                 asked += 1
         return ended, asked
@@ -236,9 +237,7 @@ class Queue:
         return f"{self.name}: trial {trial.number}"
 
 
-KEPT_BY_RETRY = (
-    "digest", "group", "configuration", "seed", "workdir", "topology", "recipe", "changes", "config",
-)  # fmt: skip
+KEPT_BY_RETRY = ("digest", "group", "configuration", "seed", "workdir", "topology", "recipe", "changes", "config")
 
 
 def check_folders(orders: Iterable[Order], known: Iterable[FrozenTrial]) -> None:

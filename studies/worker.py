@@ -33,7 +33,7 @@ from studies.storage import open_storage
 DONE, USAGE, INTERRUPTED = 0, 2, 75  # exit statuses of train.py
 LOOK_SECONDS = 0.2  # between two looks at the process of a trial
 IDLE_SECONDS = 2.0  # between two looks at the queue while others run the last trials
-LOCK_SECONDS = 60.0  # for the process of a killed worker to let go of the trial's folder
+LOCK_SECONDS = 60.0  # that the process of a killed worker has to let go of the trial's folder
 OUTPUT = "output.txt"  # what train.py printed, in the trial's folder
 
 
@@ -63,7 +63,7 @@ class Worker:
     """Runs trials until none of its task is left, or until it is asked to stop.
 
     Attributes:
-      beat_seconds: between two looks at whether a running trial should end, which also keep its claim.
+      beat_seconds: between two looks at whether a running trial should end; each look also keeps its claim.
     """
 
     beat_seconds = BEAT_SECONDS
@@ -138,7 +138,7 @@ class Worker:
             began = output.tell()
             status, ended_for = self.attempt(trial, output)
             output.seek(began)
-            reason = last_line(output.read())
+            reason = reason_of(status, output.read())
         stopped = self.asked_to_stop and status in (INTERRUPTED, -signal.SIGTERM)  # by the signal if it only began
         if status == DONE:  # also if it was to end early, and had no step left
             self._complete(trial)
@@ -147,7 +147,7 @@ class Worker:
         elif stopped or (status == INTERRUPTED and self._step(trial) != before):
             self._give_back(trial)
         else:
-            self._fail(trial, {"status": status, "reason": reason or f"ended by signal {-status}"})
+            self._fail(trial, {"status": status, "reason": reason})
 
     def end_early(self, trial: FrozenTrial, how: dict) -> None:
         """Record a trial that ended for a `reason_to_end`."""
@@ -271,10 +271,12 @@ def output_of(workdir: str):
         yield file
 
 
-def last_line(output: bytes) -> str:
-    """Return the last line of what a process printed, in which it says why it failed."""
+def reason_of(status: int, output: bytes) -> str:
+    """Return why a process failed: the last line that it printed, else how it ended."""
     lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1].strip()[:500] if lines else ""
+    if lines:
+        return lines[-1].strip()[:500]
+    return f"ended by signal {-status}" if status < 0 else "it printed nothing"
 
 
 def say(line: str) -> None:

@@ -71,8 +71,11 @@ class ChatTokenizer:
         """Group the pieces that are tokenized as one text; an end of document is a group of its own."""
         if not isinstance(self._tokenizer, HuggingFaceTokenizer):
             return [[piece] for piece in pieces]
-        groups = (list(group) for _, group in itertools.groupby(pieces, key=lambda piece: piece[0] is None))
-        return [run for group in groups for run in ([group] if group[0][0] is not None else [[end] for end in group])]
+        runs = []
+        for is_end, group in itertools.groupby(pieces, key=lambda piece: piece[0] is None):
+            run = list(group)
+            runs += [[end] for end in run] if is_end else [run]
+        return runs
 
     def _encode(self, runs: list[list[Piece]]) -> list[np.ndarray]:
         texts = ["".join(text for text, _ in run) for run in runs if run[0][0] is not None]

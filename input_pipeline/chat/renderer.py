@@ -71,7 +71,10 @@ def ask(request: dict, lines: Sequence[bytes]) -> list[bytes]:
 
 
 def _take() -> Renderer | None:
-    return _idle.pop() if _idle else None
+    try:
+        return _idle.pop()
+    except IndexError:  # a check before it would be a race with other threads
+        return None
 
 
 atexit.register(_idle.clear)

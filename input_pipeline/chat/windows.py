@@ -116,10 +116,10 @@ class PreferenceWindows(ConversationWindows):
     def pieces(self, index: int, sequence_length: int) -> list[Piece]:
         """Return both sequences of a row; the first token of each is not a target."""
         found, first, offset = [], 0, 1
-        whole = [len(sequence) for sequence in self._sides(index)]
+        num_chosen = len(self._sides(index)[0])
         for number, tokens in enumerate(self._sequences(index, sequence_length), start=1):
             found.append(Piece(index, number, first, len(tokens) - 1, offset))
-            first, offset = first + len(tokens) - 1, whole[0] + 1
+            first, offset = first + len(tokens) - 1, num_chosen + 1
         return found
 
     def _packed(self, sequence_length: int) -> np.ndarray:

@@ -229,8 +229,7 @@ def _maze_table(table: tables.Table) -> Puzzles:
     questions, answers = (1 + codes for codes in tables.codes(table, maze.CHARACTERS, allowed))
     for end, token in (("S", maze.START), ("G", maze.GOAL)):
         table.reject((questions == token).sum(axis=1) != 1, f"question needs exactly one {end}")
-    without_path = np.where(answers == maze.PATH, maze.FLOOR, answers)
-    table.reject((questions != without_path).any(axis=1), "question contradicts its answer")
+    table.reject((questions != maze.without_path(answers)).any(axis=1), "question contradicts its answer")
     return Puzzles(questions, answers)
 
 

@@ -124,8 +124,8 @@ def digest_of(files: list[Path], facts) -> str:
     Raises:
         DataError: a file cannot be read.
     """
-    with closing(in_threads(_content, files)) as contents:
-        return cache.digest(json.dumps(facts, sort_keys=True).encode(), *contents)
+    with closing(in_threads(_digest_of_file, files)) as digests:
+        return cache.digest(json.dumps(facts, sort_keys=True).encode(), *digests)
 
 
 def read_json(path: Path, schema):
@@ -142,8 +142,7 @@ def read_json(path: Path, schema):
         raise DataError(f"{error}; fix the file") from None
 
 
-def _content(path: Path) -> bytes:
-    """Return the digest of a file."""
+def _digest_of_file(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, hashlib.blake2b).digest()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws random mazes with a single path from start to goal, and defines the tokens of their cells.
 
-A solver marks the path, and checks that there is no other. Mazes of other makers with one path, as Maze-Unique of
-arXiv:2605.21488, have the same tokens and are drawn in the same way; `data.puzzle_min_difficulty` is the shortest path.
+A solver marks the path, and checks that there is no other. Maze-Unique of arXiv:2605.21488 has such mazes,
+with the same tokens. `data.puzzle_min_difficulty` is the least number of steps from start to goal.
 """
 
 import numpy as np
@@ -18,6 +18,11 @@ STEPS = ((0, 1), (1, 0), (0, -1), (-1, 0))
 def versions(maze: np.ndarray) -> np.ndarray:
     """Return the rotations and reflections of a maze [side, side], itself first: [8, side, side]."""
     return np.stack([dihedral(maze, number) for number in range(8)])
+
+
+def without_path(board: np.ndarray) -> np.ndarray:
+    """Return a board with floor in place of the cells of its path."""
+    return np.where(board == PATH, FLOOR, board)
 
 
 def draw(generator: np.random.Generator, number: int, side: int) -> Drawn:

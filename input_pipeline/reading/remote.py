@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -129,13 +129,20 @@ def _forget_changed(folder: Path, files: list[RemoteFile]) -> None:
         for kind in ("files", "parts"):
             shutil.rmtree(folder / kind, ignore_errors=True)
     now = {file.name: [file.size, file.mark] for file in files}
-    for name in before.keys() | now.keys():
-        if before.get(name) != now.get(name):
+    for name in before:
+        if before[name] != now.get(name):
             for kind in ("files", "parts"):
-                (folder / kind / name).unlink(missing_ok=True)
+                _delete(folder / kind / name)
     if before != now:
         folder.mkdir(exist_ok=True)
         write_json(path, now)
+
+
+def _delete(path: Path) -> None:
+    """Delete a copy if it exists, and the folders that this empties: a file may have the name of one by now."""
+    path.unlink(missing_ok=True)
+    with suppress(OSError):
+        os.removedirs(path.parent)
 
 
 def _listed(path: Path) -> dict[str, list] | None:

@@ -15,17 +15,16 @@ another character.
 """
 
 import functools
-import hashlib
 import itertools
-import json
 import random
 import re
 from collections.abc import Iterator
 
 import numpy as np
 
-from input_pipeline.cache import digest
-from input_pipeline.order import MASK, mix
+from input_pipeline.cache import digest_of_json
+from input_pipeline.hashes import is_held_out, stream_key
+from input_pipeline.order import mix
 from input_pipeline.packing import empty_rows, put_sequence
 from input_pipeline.tokenization import NumberTokenizer
 from input_pipeline.windows import Windows
@@ -98,8 +97,7 @@ def can_succeed(problem: str, lines: list[str]) -> bool:
 
 def is_heldout(numbers: State, target: int) -> bool:
     """Return whether a problem is held out, by a hash of its text."""
-    name = hashlib.blake2b(question(numbers, target).encode(), digest_size=8).digest()
-    return int.from_bytes(name) < HELDOUT_SHARE * 2**64
+    return is_held_out(question(numbers, target).encode(), HELDOUT_SHARE)
 
 
 class CountdownWindows(Windows):
@@ -108,8 +106,8 @@ class CountdownWindows(Windows):
     An answer is a random way to the target, or an attempt: some lines of it, then random moves, or a line with a
     mistake, after which it ends. Without attempts, the model would learn that each last line ends with the target, and
     would claim it of any two numbers. Only answers are learned, without lines that have a mistake: other targets are
-    IGNORED. A row is a pure function of (seed, stream, index). No problem of the training rows is held out, nor are
-    three numbers with a target that a right answer goes through.
+    IGNORED. A row is a pure function of (seed, stream, index). No problem of the training rows is held out, nor is
+    the problem of three numbers that is left after the first line of its right answer.
     """
 
     vocab_size = NumberTokenizer.vocab_size
@@ -118,8 +116,8 @@ class CountdownWindows(Windows):
 
     def __init__(self, seed: int, stream: str):
         self.stream, self.num_tokens = stream, TOKENS[stream]
-        self.digest = digest(json.dumps(["countdown", seed]).encode())
-        (self._key,) = mix([(seed & MASK) ^ int.from_bytes(hashlib.blake2b(stream.encode()).digest()[:8])])
+        self.digest = digest_of_json(["countdown", seed])
+        self._key = stream_key(seed, stream)
 
     def num_examples(self, sequence_length: int) -> int:
         """Return the number of rows of this length."""

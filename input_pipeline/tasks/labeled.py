@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of integers with a label, from a file of comma-separated values: a window is a row."""
 
-import hashlib
 from pathlib import Path
 from types import MappingProxyType
 
@@ -9,6 +8,7 @@ import numpy as np
 
 from input_pipeline.cache import digest
 from input_pipeline.errors import DataError
+from input_pipeline.hashes import is_held_out
 from input_pipeline.windows import Windows
 
 
@@ -56,8 +56,7 @@ def split(path: Path, holdout_fraction: float) -> tuple[LabeledWindows, LabeledW
         raise DataError(f"{path}: {error}; each line must have integers separated by commas, the label last") from error
     if not rows.size or rows.shape[1] < 2 or rows.min() < 0:
         raise DataError(f"{path}: each line must have integers of 0 or more and a label, separated by commas")
-    hashes = [int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest()) for row in rows]
-    held_out = np.array([number < holdout_fraction * 2**64 for number in hashes])
+    held_out = np.array([is_held_out(row.tobytes(), holdout_fraction) for row in rows])
     if held_out.all() or not held_out.any():
         raise DataError(f"{path}: {len(rows)} rows are too few for data.holdout_fraction={holdout_fraction}")
     num_classes, of_file = int(rows[:, -1].max()) + 1, digest(rows.tobytes() + str(rows.shape).encode())

@@ -7,7 +7,6 @@ imported here alone. A generator makes a question from its number, so that a num
 
 import difflib
 import functools
-import hashlib
 import json
 import os
 import threading
@@ -15,12 +14,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from input_pipeline.cache import digest
+from input_pipeline.cache import digest_of_json
 from input_pipeline.chat.encoding import IDS, LEARNED, ChatTokenizer, format_of_tokenizer
 from input_pipeline.chat.messages import ASSISTANT
 from input_pipeline.errors import DataError
-from input_pipeline.expressions import is_formula, is_list
-from input_pipeline.order import MASK, mix
+from input_pipeline.expressions import is_arithmetic, is_formula, is_list
+from input_pipeline.hashes import is_held_out, stream_key
+from input_pipeline.order import mix
 from input_pipeline.packing import KEYS, empty_rows, put_sequence
 from input_pipeline.tokenization import open_tokenizer
 from input_pipeline.windows import Windows
@@ -29,16 +29,14 @@ HELDOUT_SHARE = 1 / 16  # of the questions
 TOKENS = {"train": 1 << 32, "heldout": 1 << 17}  # by stream
 NUMBERS = 1 << 20  # of questions; some generators allocate a list of this length
 FEWER = dict.fromkeys(("acre", "word_ladder"), 20_000)  # one makes all at once, the other allows no more
-HASHED = (  # draw from sets of texts, whose order Python draws for each process unless PYTHONHASHSEED is set
+HASHED = (  # generators that draw from sets of texts, whose order differs between processes without PYTHONHASHSEED
     "intermediate_integration", "isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note",
     "word_ladder",
 )  # fmt: skip
 EVALUATED = {  # generators that evaluate an answer as Python, and which answers they are given
     **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), is_list),
-    **dict.fromkeys(
-        ("countdown", "puzzle24", "polynomial_multiplication", "simple_integration", "intermediate_integration"),
-        is_formula,
-    ),
+    **dict.fromkeys(("countdown", "puzzle24"), is_arithmetic),
+    **dict.fromkeys(("polynomial_multiplication", "simple_integration", "intermediate_integration"), is_formula),
 }
 MOST_DRAWS = 1000  # of questions in a row that are too long or belong to the other stream
 SOURCES = "reasoning_gym", "reasoning_gym_rollouts"  # values of data.source
@@ -99,8 +97,7 @@ generator = functools.cache(Generator)
 
 def is_heldout(question: str) -> bool:
     """Return whether a question is held out, by a hash of its text."""
-    name = hashlib.blake2b(question.encode(), digest_size=8).digest()
-    return int.from_bytes(name) < HELDOUT_SHARE * 2**64
+    return is_held_out(question.encode(), HELDOUT_SHARE)
 
 
 class QuestionWindows(Windows):
@@ -111,17 +108,17 @@ class QuestionWindows(Windows):
     """
 
     batch_exceeds_pass = True
-    learns = True  # from the answers, so that there must be one to each question
+    learns = True  # whether answers are learned, so that every question must have one
 
     def __init__(self, name: str, tokenizer: str, seed: int, stream: str):
         """Prepare the rows of a stream; `name` is that of the generator, `tokenizer` a value of data.tokenizer."""
         self.name, self.stream, self.num_tokens = name, stream, TOKENS[stream]
         self.tokenizer = open_tokenizer(tokenizer)
         self.vocab_size = self.tokenizer.vocab_size
-        self.digest = digest(json.dumps(["reasoning_gym", name, self.tokenizer.digest, seed]).encode())
+        self.digest = digest_of_json(["reasoning_gym", name, self.tokenizer.digest, seed])
         self._generator, self._form = generator(name), format_of_tokenizer(self.tokenizer, tokenizer)
         self._chat = ChatTokenizer(self.tokenizer)
-        (self._key,) = mix([(seed & MASK) ^ int.from_bytes(hashlib.blake2b(stream.encode()).digest()[:8])])
+        self._key = stream_key(seed, stream)
 
     def num_examples(self, sequence_length: int) -> int:
         """Return the number of rows of this length."""

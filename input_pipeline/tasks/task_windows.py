@@ -5,18 +5,16 @@ A window is a task, a pure function of (seed, stream, number). Training and held
 share no class. Numbers are float32 whose bits are stored as int32, since batches have integers alone.
 """
 
-import hashlib
-import json
-
 import numpy as np
 
-from input_pipeline.cache import digest
+from input_pipeline.cache import digest_of_json
+from input_pipeline.hashes import stream_key
 from input_pipeline.order import MASK, mix
 from input_pipeline.windows import Windows
 
 EXAMPLES = {"train": 1 << 26, "heldout": 1 << 13}  # by stream
 GLYPH_SIDE, STROKES, STROKE_WIDTH = 14, 3, 0.06  # pixels; lines of a class; deviation of the ink, as part of the side
-CLASSES = {"train": (0, 200), "heldout": (200, 250)}  # first and last of each stream
+CLASSES = {"train": (0, 200), "heldout": (200, 250)}  # first class of each stream, and the one after its last
 ROTATION, SCALE, SHIFT = 0.5, 0.25, 0.15  # largest jitter: radians, part of the size, part of the side
 
 
@@ -24,8 +22,8 @@ class TaskWindows(Windows):
     """The base of generated tasks; a subclass draws their examples.
 
     Attributes:
-      input_dim: numbers of an input.
-      digest: of the kind of tasks and the seed; both streams share it.
+        input_dim: numbers of an input.
+        digest: of the kind of tasks and the seed; both streams share it.
     """
 
     fills = dict.fromkeys(("inputs", "targets", "tasks"), 0)  # task 0 is padding
@@ -34,9 +32,8 @@ class TaskWindows(Windows):
 
     def __init__(self, seed: int, stream: str, **facts: int):
         self.stream, self.num_tokens, self.seed = stream, EXAMPLES[stream], seed
-        self.digest = digest(json.dumps([type(self).__name__, seed, facts]).encode())
-        name = int.from_bytes(hashlib.blake2b(f"{type(self).__name__} {stream}".encode()).digest()[:8])
-        (self._key,) = mix([(seed & MASK) ^ name])
+        self.digest = digest_of_json([type(self).__name__, seed, facts])
+        self._key = stream_key(seed, f"{type(self).__name__} {stream}")
 
     def num_examples(self, sequence_length: int) -> int:
         """Return the number of tasks of this many examples."""

@@ -75,7 +75,7 @@ def cores(given: Mapping, source: str = "config") -> int:
 
 
 def notes(given: Mapping) -> list[str]:
-    """Return a line for each key that asks for something that is otherwise here."""
+    """Return a line for each key that is not used here but asks for something; it says what is here instead."""
     asked = {key: KEYS.noted.get(key) for key, value in KEYS.dotted(given).items() if value not in (False, 0, None)}
     return [f"Note: {key} is not used here: {instead}\n" for key, instead in asked.items() if instead]
 
@@ -97,7 +97,7 @@ def _of_several(read: dict, ours: dict) -> dict:
 
 
 def _batch(read: dict, source: str) -> dict:
-    """Return the keys of the batch. In a ramp, microbatches stay as large as the first ones, and become more."""
+    """Return the keys of the batch. In a ramp, microbatches keep their size, and their number grows."""
     first, most = read["training.initial_batch_size"], read["training.max_batch_size"]
     count, cores = read["training.gradient_accumulation_steps"], read[CORES]
     if not read["training.dynamic_batch_size"]:

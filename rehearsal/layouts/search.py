@@ -32,6 +32,7 @@ ROUND = 4
 MARGIN = 1.5  # a candidate predicted to be this much slower than the best found is not worth a compilation
 UNTRIED = 0.9  # an optimistic factor on the predicted time of a mesh that was never compiled
 MEMORY_MARGIN = 1.08  # the factor by which predicted memory may be too high
+CORRECTED_MARGIN = 1.02  # the same, once the results of a round have corrected it
 USUAL_EFFICIENCY = 0.7  # of matrix products, as a fraction of the peak
 LENGTHS = (512, 1024, 2048)
 TRIES = 5  # compilations for each size of --search=model
@@ -51,7 +52,7 @@ class Candidate:
 
     @property
     def seconds(self) -> float:
-        """Measured seconds for a token; infinite if it does not fit or is not compiled."""
+        """Seconds for a token, estimated from its program; infinite if it does not fit or is not compiled."""
         return 1 / self.row["Tokens/s"] if self.row.get("verdict") == "fits" else math.inf
 
 
@@ -159,7 +160,7 @@ def _most_promising(candidates: list[Candidate], tried: list[Candidate], topolog
     times = [(c.features, math.log(c.seconds / c.predicted_seconds)) for c in tried if c.seconds < math.inf]
     sizes = [(c.features, math.log(c.row["GiB"] * GIB / c.predicted_bytes)) for c in tried if "GiB" in c.row]
     slower, larger = _correction(times), _correction(sizes)
-    capacity = topology.hbm_gib * GIB * (MEMORY_MARGIN if len(tried) < ROUND else 1.02)
+    capacity = topology.hbm_gib * GIB * (MEMORY_MARGIN if len(tried) < ROUND else CORRECTED_MARGIN)
     done = [candidate.keys for candidate in tried]
     rest = [c for c in candidates if c.keys not in done and c.predicted_bytes * larger(c) <= capacity]
     best = min((c.seconds for c in tried), default=math.inf)

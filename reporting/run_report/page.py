@@ -69,7 +69,7 @@ def utc(seconds: float) -> str:
 def _overview(runs: Sequence[RunRecord]) -> str:
     rows = [(name, *(text(run) for run in runs)) for name, text in OVERVIEW.items()]
     rows = [row for row in rows if any(cell != ABSENT for cell in row[1:])]
-    return table_of(("figure", *(f"{run.name}" for run in runs)), rows)
+    return table_of(("figure", *(run.name for run in runs)), rows)
 
 
 def _last(run: RunRecord, kind: str, name: str, form: str = ",.4f") -> str:
@@ -83,14 +83,9 @@ def _best_heldout(run: RunRecord) -> str:
     return f"{losses[at]:.4f} at step {steps[at]:,.0f}" if len(losses) else ABSENT
 
 
-def _speed(run: RunRecord) -> str:
-    _, rates = run.column("train", "tokens_per_second")
-    return f"{np.median(rates):,.0f} tokens/s" if len(rates) else ABSENT
-
-
-def _mfu(run: RunRecord) -> str:
-    _, shares = run.column("train", "mfu")
-    return f"{np.median(shares):.1%}" if len(shares) else ABSENT
+def _median(run: RunRecord, name: str, text: Callable[[float], str] = short) -> str:
+    _, values = run.column("train", name)
+    return text(float(np.median(values))) if len(values) else ABSENT
 
 
 def _goodput(run: RunRecord) -> str:
@@ -117,8 +112,8 @@ OVERVIEW: dict[str, Callable[[RunRecord], str]] = {
     "training loss, last": lambda run: _last(run, "train", "loss"),
     "held-out loss, last": lambda run: _last(run, "eval", "eval_loss"),
     "held-out loss, lowest": _best_heldout,
-    "speed, median": _speed,
-    "MFU, median": _mfu,
+    "speed, median": lambda run: _median(run, "tokens_per_second", "{:,.0f} tokens/s".format),
+    "MFU, median": lambda run: _median(run, "mfu", "{:.1%}".format),
     "goodput": _goodput,
     "host memory, highest": _peak("host_memory_gib"),
     "device memory, highest": _peak("device_memory_peak_gib_max"),
@@ -266,11 +261,6 @@ def _rehearsals(runs: Sequence[RunRecord]) -> str:
                 (where, "fits", "not known" if fits is None else "yes" if fits else "no", ABSENT),
             ]  # fmt: skip
     return table_of(("run", "figure", "Rehearsed", "Measured, median"), rows) if rows else ""
-
-
-def _median(run: RunRecord, name: str) -> str:
-    _, values = run.column("train", name)
-    return short(float(np.median(values))) if len(values) else ABSENT
 
 
 def _configuration(runs: Sequence[RunRecord]) -> str:

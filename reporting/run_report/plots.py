@@ -61,12 +61,12 @@ class Panel:
 
     @property
     def legend_height(self) -> float:
-        """The inches of the legend; a single series needs none."""
+        """The height of the legend in inches; a single series needs none."""
         return 0.19 * -(-len(self.series) // self.columns) if len(self.series) > 1 else 0.0
 
     @property
     def height(self) -> float:
-        """The inches of the plot with its title, legend and labels."""
+        """The height of the plot with its title, legend and labels, in inches."""
         return PLOT + self.legend_height + TITLE + LABELS
 
 
@@ -112,9 +112,7 @@ def draw_panel(shown: Panel, figure, tips: dict[str, str]) -> None:
     axes.set_title(shown.title, loc="left", fontsize=9.5, pad=6 + POINTS * shown.legend_height)
     axes.grid(axis="y")
     if len(shown.series) > 1:
-        axes.legend(
-            loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=shown.columns, borderaxespad=0.1, fontsize=8.5
-        )  # fmt: skip
+        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=shown.columns, borderaxespad=0.1, fontsize=8.5)
 
 
 def format_ticks(axis) -> None:
@@ -153,7 +151,7 @@ def draw_goodput(runs: Sequence[RunRecord], figure, tips: dict[str, str]) -> Non
 
 
 def goodput_height(runs: Sequence[RunRecord]) -> float:
-    """Return the inches of that plot."""
+    """Return the height of `draw_goodput` in inches."""
     return 0.95 + 0.34 * len(runs)
 
 
@@ -202,7 +200,7 @@ def draw_timeline(run: RunRecord, figure, tips: dict[str, str]) -> None:
 
 
 def timeline_height(run: RunRecord) -> float:
-    """Return the inches of that plot."""
+    """Return the height of `draw_timeline` in inches."""
     return 2.1 + ROW * len(rows_of(run))
 
 

@@ -78,7 +78,6 @@ class RunRecord:
     """
 
     name: str
-    folder: pathlib.Path
     kinds: Mapping[str, Columns]
     progress: np.ndarray
     events: Sequence[metrics.Line]
@@ -99,13 +98,12 @@ class RunRecord:
         known = np.isfinite(columns[name])
         return columns["step"][known], columns[name][known]
 
-    def count(self, event: str) -> int:
-        """Return the number of events of a name."""
-        return sum(line.get("event") == event for line in self.events)
-
 
 def read_run(folder: pathlib.Path, name: str) -> RunRecord:
-    """Return what a run wrote; messages about its folder call it `folder`.
+    """Return what a run wrote into its folder.
+
+    Args:
+      name: of the run in the report.
 
     Raises:
       ConfigError: there is no such folder, it holds no run, or a file cannot be read.
@@ -121,7 +119,7 @@ def read_run(folder: pathlib.Path, name: str) -> RunRecord:
         progress = [(line["time"], line["step"]) for line in lines if line["kind"] == TRAIN and "time" in line]
         events = [line for line in lines if line["kind"] == EVENT and "time" in line]
         return RunRecord(
-            name, folder, kinds_of(lines), np.array(progress).reshape(-1, 2), events, _seconds(folder, events),
+            name, kinds_of(lines), np.array(progress).reshape(-1, 2), events, _seconds(folder, events),
             _optional(folder / CONFIG, dict[str, Scalar]) or {}, origin.get("recipe_config", {}),
             origin.get("command", []), _text(folder / "summary.txt"), _last_answers(folder / "rollouts.jsonl"),
             _profile(folder / "profile.json"), _optional(folder / "rehearsal.json", Rehearsal),

@@ -42,7 +42,7 @@ ENDS = (  # parts of an error's line: the event of its alert
 
 
 def check(config) -> None:
-    """Raise ConfigError if there is an address that is no web address; the message does not have it."""
+    """Raise ConfigError if the address is no web address. The message does not show it, since it may hold a secret."""
     address = address_of(config)
     if address and not re.match(r"https?://[^/]", address):
         key = "logging.alerts" if config.logging.alerts else VARIABLE
@@ -118,7 +118,7 @@ class Alerts(Sink):
             self.send(event, text)
 
     def _end(self, seconds: float) -> None:
-        """Give the thread this time to deliver what waits."""
+        """Give the thread this time to deliver the alerts that wait."""
         self.is_ending.set()
         try:
             self.waiting.put_nowait(None)
@@ -145,9 +145,8 @@ class Alerts(Sink):
 
     def _rest(self, seconds: float) -> None:
         """Wait before the next attempt, shortly if the run ends."""
-        if not self.is_ending.wait(seconds):
-            return
-        time.sleep(HURRIED_PAUSE)
+        if self.is_ending.wait(seconds):
+            time.sleep(HURRIED_PAUSE)
 
     def _attempt(self, body: bytes) -> tuple[str, bool]:
         """Post an alert; return (problem, whether it may pass), without the address, which may hold a secret."""

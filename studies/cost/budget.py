@@ -27,7 +27,7 @@ def spent_on(trial: FrozenTrial) -> float:
 
 
 def taken_by(trial: FrozenTrial) -> float:
-    """Return the chip-hours of a trial and of those that `retry` continued with it."""
+    """Return the chip-hours of a trial and of the earlier trials that `retry` continued in it."""
     about = trial.user_attrs
     return spent_on(trial) + about.get(trials.RAN_BEFORE, 0.0) * chips_of(about["topology"]) / HOUR
 
@@ -120,7 +120,7 @@ def account(queue: trials.Queue, limits: Limits) -> Account:
 
 
 def claim_next(queue: trials.Queue, digests: set[str], limits: Limits) -> FrozenTrial | None:
-    """Return the first trial that fits into the budget, held by this worker from now on; None if none fits now.
+    """Claim and return the first trial that fits into the budget; None if none fits now.
 
     Workers decide one after the other, so that they do not exceed the budget together.
     """
@@ -165,7 +165,7 @@ def left_of(what: str, chip_hours: float, queue: trials.Queue, price: float | No
 
 
 def measured_hours(known: Iterable[FrozenTrial], topology: str) -> dict[str, float]:
-    """Return the hours of the whole slice that trials of a topology took which are done, by digest."""
+    """Return, by digest, the hours of the whole slice that each trial of a topology took that is done."""
     return {
         trial.user_attrs["digest"]: taken_by(trial) / chips_of(topology)
         for trial in known if trial.state == TrialState.COMPLETE and trial.user_attrs["topology"] == topology

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which part of a plan fits into a grant of chip time: in which order, how many hours, at what cost, with which disk.
 
-Trials are taken in the order of the study, and one that does not fit is left out: as the queue does with the grant as
-its budget. So the plan says what `sweep.py run --budget` would do.
+Trials are taken in the order of the study, and one that does not fit is left out. A queue whose budget is the grant
+does the same, so the plan says what `sweep.py run --budget` would do.
 """
 
 import dataclasses

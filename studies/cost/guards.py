@@ -17,11 +17,11 @@ SMALL_STEPS = 20
 
 
 def check_small_run(members: list[Member], topology: str, root: str, storage: str) -> None:
-    """Raise ConfigError before a first launch of a recipe on a slice of several hosts, if it ran nowhere before.
+    """Raise ConfigError if a recipe is about to run on a slice of several hosts, and has run nowhere before.
 
-    Enough is a trial of the recipe that is done, in any study of the storage; a run in ROOT/small that has finished; or
-    a rehearsal by this user of one of the configurations on this slice. The records of the repository do not count:
-    they say nothing of this machine, this data or these keys.
+    One of these is enough: a trial of the recipe that is done, in any study of the storage; a run in ROOT/small that
+    has finished; or a rehearsal by this user of one of the configurations on this slice. The records of the repository
+    do not count: they say nothing of this machine, this data or these keys.
     """
     if not members or not topology or topologies.get(topology).hosts == 1:
         return

@@ -11,9 +11,7 @@ def front(points: Sequence[Point]) -> list[int]:
 
     Of equal points all are returned.
     """
-    found = [
-        index for index, point in enumerate(points) if not any(dominates(other, point) for other in points)
-    ]  # fmt: skip
+    found = [index for index, point in enumerate(points) if not any(dominates(other, point) for other in points)]
     return sorted(found, key=lambda index: points[index])
 
 

@@ -8,7 +8,7 @@ from optuna.trial import FrozenTrial, TrialState
 from reporting import display
 from reporting.display import aligned, duration
 from studies.suites import Member, Study
-from studies.trials import has_failed
+from studies.trials import has_failed, title
 
 HEADING = ("group", "queued", "running", "done", "failed", "cancelled", "not queued", "chip-hours", "cost")
 
@@ -32,10 +32,7 @@ def lines(
     found = [trials.get(digest) for digest in dict.fromkeys(member.digest for member in wanted)]
     rows.append(("all", *_figures(found, running, price)))
     failed = [trial for trial in found if trial and has_failed(trial)]
-    reasons = [
-        f"failed: {trial.user_attrs['group']}/{trial.user_attrs['configuration']}: {trial.user_attrs['reason']}"
-        for trial in failed
-    ]
+    reasons = [f"failed: {title(trial)}: {trial.user_attrs['reason']}" for trial in failed]
     return [f"study {study.name}", *aligned(rows), *reasons, *_time_left(found, running)]
 
 
@@ -63,7 +60,7 @@ def _time_left(found: list[FrozenTrial | None], running: set[int]) -> list[str]:
     if not done:
         return [f"{still_left}; how long one takes is not known before one is done"]
     seconds = sum(_of_ended(done, "wall_seconds")) / len(done)
-    workers = len([trial for trial in found if trial and trial.number in running])
+    workers = sum(trial is not None and trial.number in running for trial in found)
     at_once = f"with {workers} workers" if workers else "with one worker"
     return [f"{still_left}, about {duration(left * seconds / max(1, workers))} {at_once}"]
 

@@ -51,9 +51,7 @@ def _front(found: Searched) -> list[str]:
 
 def _plots(found: Searched) -> list[str]:
     best = figure_of(search_plots.draw_best, found, "best", plots.HEIGHT)
-    parameters = figure_of(
-        search_plots.draw_parameters, found, "parameters", search_plots.height_of_parameters(found)
-    )  # fmt: skip
+    parameters = figure_of(search_plots.draw_parameters, found, "parameters", search_plots.height_of_parameters(found))
     said = "A filled point is a complete trial, the large one the best. A hollow one was pruned; its value is the last "
     said += "one before, which does not compare with those of complete trials."
     return [

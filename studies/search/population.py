@@ -16,7 +16,7 @@ from configs.base import KEYS
 from configs.errors import ConfigError
 from configs.key import EXECUTION, TRANSFER
 from studies import suites, trials
-from studies.search import samplers, spaces
+from studies.search import samplers, searches, spaces
 from studies.search.searching import TRIES, Search, Searcher
 from studies.worker import main
 
@@ -134,19 +134,12 @@ def perturbed(point: dict, space: dict[str, BaseDistribution], rng: np.random.Ge
 
 def lineage(queue: trials.Queue) -> list[tuple[str, ...]]:
     """Return rows of the best trial of the last generation and its ancestors: generation, value and parameters."""
-    study = optuna.load_study(study_name=queue.name, storage=queue.storage)
-    by_number = {one.number: one for one in study.get_trials(deepcopy=False) if one.state == TrialState.COMPLETE}
+    by_number = {one.number: one for one in queue.everything() if one.state == TrialState.COMPLETE}
+    one = min(by_number.values(), key=lambda one: (-one.user_attrs["generation"], one.value), default=None)
     rows = []
-    if by_number:
-        last = max(one.user_attrs["generation"] for one in by_number.values())
-        one = min(
-            (one for one in by_number.values() if one.user_attrs["generation"] == last), key=lambda one: one.value
-        )
-        while one is not None:
-            parameters = ", ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
-                                   for name, value in one.params.items())  # fmt: skip
-            rows.append((f"{one.user_attrs['generation']}", f"{one.value:.6g}", parameters))
-            one = by_number.get(one.user_attrs["parent"])
+    while one is not None:
+        rows.append((str(one.user_attrs["generation"]), f"{one.value:.6g}", searches.point(one)))
+        one = by_number.get(one.user_attrs["parent"])
     return [("generation", "value", "parameters of the best and of its ancestors"), *reversed(rows)]
 
 

@@ -46,7 +46,7 @@ class FromHistory(optuna.samplers.BaseSampler):
     def sample_relative(self, study, trial, search_space) -> dict:
         """Return the parameters of the parent with one of them changed.
 
-        A point that was tried is drawn again. A random point is drawn where all of these draws had been tried.
+        A point that was tried before is drawn again. If all draws near the parent were tried, random points follow.
         """
         rng = np.random.default_rng((self._seed, trial.number))
         ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))

@@ -64,7 +64,7 @@ def find(url: str, name: str, unknown: str) -> Searched:
     """Return the search of a name in the storage at a URL.
 
     Args:
-      unknown: why the name is nothing else, for the message.
+      unknown: the beginning of the message if there is no such search.
 
     Raises:
       ConfigError: there is none, or the storage cannot be opened.
@@ -142,7 +142,7 @@ def failures(found: Searched) -> list[str]:
 
 
 def reason(trial: FrozenTrial) -> str:
-    """Return why a trial was pruned or has failed, with the exit status of its process."""
+    """Return why a trial has failed, with the exit status of its process."""
     return f"status {trial.user_attrs.get('status', '-')}: {trial.user_attrs['reason']}"
 
 

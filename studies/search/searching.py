@@ -35,7 +35,7 @@ class Stopped(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """What is searched and how; all of it but the storage and the number of trials belongs to the study.
+    """What is searched and how. All but the storage, the program and the number of trials is stored with the study.
 
     Attributes:
       storage, study: where the trials are.
@@ -187,7 +187,7 @@ class Searcher(Worker):
 
 
 def evaluated_often(search: Search) -> Search:
-    """Return a search whose trials have a held-out loss where its pruner looks first, after a ninth of the steps.
+    """Return a search whose trials are evaluated early enough for its pruner, which looks after a ninth of the steps.
 
     Raises ConfigError if `train.eval_every` is typed and larger.
     """
@@ -219,9 +219,8 @@ def begin(search: Search) -> trials.Queue:
         raise ConfigError(f"--space={search.space} leaves nothing to search, since typed keys win; leave out {typed}")
     storage = open_storage(search.storage, create=True)
     directions = ["minimize"] * (2 if search.also else 1)
-    optuna.create_study(storage=storage, study_name=search.study, directions=directions, load_if_exists=True)
+    study = optuna.create_study(storage=storage, study_name=search.study, directions=directions, load_if_exists=True)
     queue = trials.Queue(storage, search.study, create=False)
-    study = optuna.load_study(study_name=search.study, storage=queue.storage)
     kept = study.user_attrs.setdefault("search", search.definition())
     kept.setdefault("also", "")  # searches of earlier versions have one objective
     differs = [name for name, value in search.definition().items() if kept[name] != value]

@@ -111,6 +111,12 @@ def test_an_answer_never_runs_as_a_program(name, tmp_path, monkeypatch):
         assert made.score(3, program) == 0 and not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("name", ["countdown", "puzzle24"])
+def test_a_number_that_is_not_whole_is_never_computed(name):
+    """The package gives 0.01 for these. It would also write out exp(9999999999), which does not end."""
+    assert questions.generator(name).score(3, "24.0") == questions.generator(name).score(3, "exp(1)") == 0
+
+
 @pytest.mark.parametrize("name, tokenizer, length, said", [
     ("leg_countin", "byte", LENGTH, "is not a generator of reasoning-gym; use one of leg_counting, "),
     ("basic_arithmetic", "byte", 12, "of 1,000 questions none is of the train stream and fits in train.sequence_len"),

@@ -412,3 +412,8 @@ def test_progress_is_a_line_now_and_then(monkeypatch):
         now[0] += 10.0
         advance(40_000_000)
     assert lines == ["reading documents: 40.0 MB, 4.0 MB/s"]
+    lines.clear()
+    with progress.progress("copying", 10_000_000, lines.append) as advance:
+        now[0] += 10.0
+        advance(0)  # an empty file comes first, from which no time that is left follows
+    assert not lines

@@ -90,3 +90,9 @@ def test_advice_with_the_largest_gain_comes_first():
 def test_what_changes_the_trained_model_says_so():
     assert "changes what is trained" in advise(FAULTS["tiny batch"])[0].line()
     assert "changes what is trained" not in advise(FAULTS["slow input"])[0].line()
+
+
+def test_advice_on_small_heads_needs_no_trace():
+    """Without a trace there is no table of files, so the gain is not known."""
+    found = advise(FAULTS["small heads"]._replace(profile=HEALTHY | {"by_file": None}))
+    assert [(advice.rule, advice.gain) for advice in found] == [("small heads", None)]

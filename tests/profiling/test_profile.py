@@ -4,9 +4,12 @@
 import importlib
 import json
 import sys
+import tempfile
 import types
 
+import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 import train
 from configs import base
@@ -17,6 +20,9 @@ from profiling.recording import Profile
 from profiling.summary import Peaks, summarise
 from profiling.trace import Device, Op, read
 from profiling.windows import Window
+from rehearsal import sealed
+from rehearsal.compiler import FACTS, PROGRAM, Compiler, digest
+from settings import loading
 from tests.support import write_sums
 from tests.test_train import in_process, lines_of
 
@@ -149,6 +155,10 @@ def profiled(tmp_path_factory):
     """A run of 10 steps on 8 simulated devices: steps 3 and 4 are traced, then two more that a file asks for."""
     folder = tmp_path_factory.mktemp("profiled")
     write_sums(folder / "texts", 40)
+    # A program from the tests' cache has the files and lines of the copy of the workspace that compiled it.
+    shared = jax.config.jax_compilation_cache_dir
+    compilation_cache.reset_cache()
+    jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
     config = in_process(train__steps=12, train__eval_every=0, train__save_every=0, evaluation__sample_tokens=0)
     config.data.update(source="text", path=f"{folder}/texts/*.txt", cache_dir=str(folder / "cache"))
     asks = Profile(windows.parse("3:4"))
@@ -162,6 +172,8 @@ def profiled(tmp_path_factory):
 
     asks.on_step = after_summary
     train.train(config, folder / "run", callbacks=[asks])
+    compilation_cache.reset_cache()
+    jax.config.update("jax_compilation_cache_dir", shared)
     return folder / "run", first
 
 
@@ -199,3 +211,22 @@ def test_a_window_that_a_resumed_run_has_passed_is_said_to_be_lost():
         ("no_profile", "step 4: the steps 3 to 5 are not traced, as the run resumes after the first of them")
     ]
     assert callback.window is None
+
+
+def test_a_callback_whose_trace_was_cut_off_can_end_another_run(tmp_path):
+    callback = Profile(Window(3, 5))
+    callback._folder = tempfile.TemporaryDirectory(dir=tmp_path)
+    jax.profiler.start_trace(callback._folder.name)
+    callback.on_end(None, has_failed=True)
+    callback.on_end(None, has_failed=False)  # no trace runs any more: to stop one would be an error
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_rehearsal_that_the_compiler_refused_does_not_end_the_profiled_run(tmp_path):
+    loaded = loading.load("configs/tiny.py", "v4-8", {"data.cache_dir": str(tmp_path)})
+    folder = Compiler(tmp_path / "rehearsals").folder(loaded.config, loaded.topology)
+    folder.mkdir(parents=True)
+    (folder / PROGRAM).write_bytes(b"")
+    refusal = {"kind": "CompileError", "message": "XlaRuntimeError: INTERNAL"}
+    sealed.write(folder / FACTS, {"error": refusal, "program_sha256": digest(folder / PROGRAM)})
+    assert report.rehearsed(loaded.config, loaded.topology) == {"rehearsed": None}

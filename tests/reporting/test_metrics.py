@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from files.json_reader import JsonError
-from reporting.metrics import MetricsWriter, read_lines
+from reporting.metrics import MetricsWriter, read_lines, read_steps
 from reporting.sinks.tensorboard import TensorBoard
 
 
@@ -144,3 +144,10 @@ def test_a_line_that_no_run_writes_is_named(line, message):
     with pytest.raises(JsonError) as error:
         read_lines(b'{"kind": "event"}\n' + line + b"\n", "m")
     assert str(error.value).startswith(message) and len(str(error.value)) < 300
+
+
+def test_the_last_line_of_each_step_is_read_in_order_and_a_line_without_a_step_is_left_out(tmp_path):
+    found = ({"step": 2, "a": 1}, {"step": 1, "a": 2}, {"a": 3}, {"step": 2, "a": 4})
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"kind": "breadth"} | line) + "\n" for line in found))
+    assert [(line["step"], line["a"]) for line in read_steps(path, "breadth")] == [(1, 2), (2, 4)]

@@ -104,6 +104,17 @@ def test_a_failed_trial_is_tried_three_times_and_then_shows_its_reason(tmp_path)
     assert run_here(tmp_path) == "" and [starts(trial) for trial in found] == counts, "a finished trial ran again"
 
 
+@pytest.mark.parametrize(
+    ("status", "output", "reason"),
+    [(1, b"step 1\nerror: as planned\n\n", "error: as planned"), (-9, b"", "ended by signal 9"),
+     (1, b"\n", "it printed nothing")],
+)  # fmt: skip
+def test_a_failed_trial_says_why_also_if_its_program_printed_nothing(status, output, reason):
+    from studies.worker import reason_of
+
+    assert reason_of(status, output) == reason
+
+
 def test_a_mistake_in_the_configuration_is_not_tried_again_and_an_interruption_is_no_failure(tmp_path):
     write_plan(tmp_path, 75, 2)
     assert run_here(tmp_path).startswith("1: 2 trials failed")

@@ -112,6 +112,19 @@ def test_a_process_that_was_killed_is_replaced(write_tokenizer):
     assert answers == [b'M[["<|im_start|>assistant\\n", false]]'] * 3
 
 
+class Taken(list):
+    """A list that another thread empties just after it was seen to have something."""
+
+    def __bool__(self):
+        return True
+
+
+def test_two_threads_can_want_the_last_process(monkeypatch):
+    monkeypatch.setattr(renderer, "_idle", Taken())
+    answers = renderer.ask({"template": CHATML, "tokens": {}, "task": "prompt"}, [b"[]"])
+    assert answers == [b'M[["<|im_start|>assistant\\n", false]]']
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of processes there")
 def test_the_process_has_neither_the_environment_nor_its_secrets(write_tokenizer, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "s3cret")

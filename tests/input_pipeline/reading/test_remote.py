@@ -188,6 +188,14 @@ def test_what_changed_in_the_store_is_copied_again(store, binaries, fetch):
     assert store.downloads == [("set/b.bin", 0), ("set/new.bin", 0)]
 
 
+def test_a_file_may_become_a_folder_and_a_folder_a_file(store, fetch):
+    for contents in ({"a": b"1", "b/c/d": b"2"}, {"a/b": b"3", "b": b"4"}):
+        store.put({f"set/{name}": content for name, content in contents.items()})
+        assert fetch() == contents
+        for name in contents:
+            store.files.rm(f"data/set/{name}")
+
+
 def test_a_copy_of_another_size_is_noticed(store, binaries, fetch, tmp_path):
     fetch()
     store.downloads.clear()
