@@ -10,7 +10,7 @@ from tests import warm
 from tests.fuzz.harness import READERS
 from tests.fuzz.run import load_readers
 
-CASES = 100
+CASES = 30
 FILES = sorted({READERS[name].read.__module__ for name in load_readers()})  # a process for the readers of each
 
 

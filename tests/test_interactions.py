@@ -24,14 +24,11 @@ def place(tmp_path_factory):
     return pair_runs.Place(tmp_path_factory.mktemp("place"))
 
 
-@pytest.mark.parametrize(
+@pytest.mark.parametrize(  # all pairs in benchmarks/interactions.py
     "names",
     [
         ("EMA", "accumulation", "spike guard", "offload", "continual backprop", "FSDP", "mesh change"),
         ("experts", "accumulation", "ramp"),
-        ("distillation", "context"),
-        ("GRPO", "mesh change"),
-        ("recursive", "mesh change"),
     ],
     ids=" + ".join,
 )
