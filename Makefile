@@ -23,10 +23,10 @@ $(if $(filter-out $(variables),$(typed)),$(error \
 # its time on their page faults (docs/decisions/training.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help setup train runs report rehearse reasoning tensorboard dashboard test bench lint style audit format lock clean
+.PHONY: help setup train runs report rehearse reasoning tensorboard dashboard test test-all bench lint style audit format lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 locks = $(strip requirements.lock $(patsubst %,requirements-%.lock,$(filter-out cpu,$(ACCELERATOR)) $(EXTRAS)))
 # The stamp is a copy of the lock files. So a checkout, which changes only times, installs nothing again.
@@ -102,8 +102,12 @@ dashboard: setup ## show the studies in a browser, after make setup EXTRAS=studi
 # One process more than there are cores, of up to 1.5 GiB each, since some tests wait for programs that they started.
 # PYTHONDONTWRITEBYTECODE is emptied; otherwise each of these programs would compile the workspace's Python again.
 # A single file runs faster without other processes: .venv/bin/python -m pytest tests/...
-test: setup ## run the whole suite on all cores [ARGS="tests/layers -x"]
-	PYTHONDONTWRITEBYTECODE= $(python) -m pytest --numprocesses=$$(($$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses=8 --dist=worksteal $(ARGS)
+run_tests = PYTHONDONTWRITEBYTECODE= $(python) -m pytest --numprocesses=$$(($$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses=8 --dist=worksteal
+test: setup ## run the tests that are not marked slow, on all cores [ARGS="tests/layers -x"]
+	$(run_tests) -m "not slow" $(ARGS)
+
+test-all: setup ## run all tests, on all cores [ARGS="tests/pods -x"]
+	$(run_tests) $(ARGS)
 
 bench: setup ## run the benchmarks and write benchmarks/RESULTS.md [ARGS="layouts cpu_step"]
 	$(python) benchmarks/run_all.py $(ARGS)

@@ -115,7 +115,7 @@ def _without_remarks(text: str) -> str:
 def _of_help(makefile: str) -> list[str]:
     """Return each target with the variables that `make help` shows for it; of choices, the first."""
     found = []
-    for target, said in re.findall(r"^([a-z]+):[^#\n]*## (.*)$", makefile, re.MULTILINE):
+    for target, said in re.findall(r"^([a-z-]+):[^#\n]*## (.*)$", makefile, re.MULTILINE):
         shown = re.findall(r'([A-Z]+=(?:"[^"]*"|[^\s\]]+))', re.sub(r"make [a-z]+ \S+", "", said))
         variables = [word.split("|")[0] for word in shown if "..." not in word]
         found.append(" ".join(["make", target, *variables]))

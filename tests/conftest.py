@@ -37,7 +37,7 @@ from tests import shape_check, warm  # noqa: E402
 shape_check.install()  # before anything imports layers, models or objectives
 
 from parallelism.mesh import mesh_context  # noqa: E402
-from tests.support import one_device_mesh  # noqa: E402
+from tests.support import LEFT_OUT, one_device_mesh  # noqa: E402
 
 jax.config.update("jax_default_matmul_precision", "highest")
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one is no failure
@@ -54,6 +54,12 @@ def pytest_collection_finish():
     """Exclude everything that was imported from garbage collection, which is then faster."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_deselected(items):
+    """Remember the slow tests that this session leaves out."""
+    left = items[0].config.stash.setdefault(LEFT_OUT, set())
+    left.update(item.nodeid for item in items if item.get_closest_marker("slow"))
 
 
 @pytest.fixture(scope="session", autouse=True)

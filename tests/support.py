@@ -27,6 +27,8 @@ FIXTURES = pathlib.Path(os.environ.get("TRM_FIXTURES") or ROOT / "tests" / "fixt
 
 RECIPES = loading.recipe_names()
 
+LEFT_OUT = pytest.StashKey[set[str]]()  # the slow tests that a session was asked to leave out; from tests/conftest.py
+
 # Largest relative L2 error of one array, by the type that it was computed in. Never loosened together with the code.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 

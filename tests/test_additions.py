@@ -316,6 +316,7 @@ def test_an_addition_touches_the_files_that_the_map_names(kind):
     assert len(named) + also.count("its test") + also.count("a recipe with") == FILES[kind]
 
 
+@pytest.mark.slow
 def test_additions_work_in_a_copy_of_the_tree_and_the_house_stands(tmp_path):
     copy = copy_with([item for files in ADDITIONS.values() for item in files.items()], tmp_path)
     (copy / "tests/test_added.py").write_text(LICENSE + TESTS)
@@ -326,6 +327,7 @@ def test_additions_work_in_a_copy_of_the_tree_and_the_house_stands(tmp_path):
     assert benchmark.returncode == 0 and "| steps | 200 |" in (copy / "benchmarks/RESULTS.md").read_text()
 
 
+@pytest.mark.slow
 def test_each_toy_attaches_by_an_interface_without_an_edit_of_the_core(tmp_path):
     """A step transform, objectives of three kinds, callbacks, an evaluator, and runs that follow each other."""
     files = [(f"{folder}/{name}.py", (TOYS / f"{name}.py").read_text()) for name, folder in TOY_FILES.items()]

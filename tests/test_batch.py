@@ -144,6 +144,7 @@ def test_what_was_moved_is_told(moved):
     assert all(line["bytes_to_all"] >= line["bytes_to_a_device"] > 0 for line in told)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_on_its_second_mesh_goes_on_bit_for_bit(moved, texts, tmp_path):
     assert_goes_on(moved.workdir, 5, ramped(texts, layout__changes=CHANGES), tmp_path / "stopped")
 

@@ -23,6 +23,7 @@ def bucket():
         yield files
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_goes_on_on_another_host_and_is_sampled_from(bucket, tmp_path, monkeypatch):
     (tmp_path / "texts").mkdir()
     for index in range(20):
@@ -57,6 +58,7 @@ def test_a_run_in_a_bucket_goes_on_on_another_host_and_is_sampled_from(bucket, t
     assert status == 0 and "<h1>Run mine</h1>" in page.read_text(), err
 
 
+@pytest.mark.slow
 def test_steps_are_trained_while_a_checkpoint_is_copied_to_the_bucket(bucket, single_device, tmp_path, monkeypatch):
     """Step 6 waits until the copy of step 4 begins, and the copy waits for step 7, so they must run together."""
     begun, reached, during = threading.Event(), threading.Event(), []

@@ -56,6 +56,7 @@ def test_what_is_exported_is_what_was_imported_bit_for_bit(place):
     assert (place / "ours.safetensors").read_bytes() == (place / "theirs.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_takes_up_the_weights_and_their_average(single_device, place, tmp_path):
     config = config_of(place)
     run = assembly.assemble(config, devices=jax.devices()[:1])

@@ -133,6 +133,7 @@ def of_one_device(tmp_path_factory):
     return gradients_and_scalars(taught(tmp_path_factory.mktemp("teacher")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [{"fsdp": 2, "model": 2}, {"data": 2, "context": 2}], ids=lambda mesh: "-".join(mesh))
 def test_microbatches_on_a_mesh_have_the_gradients_of_the_whole_batch(mesh, tmp_path, of_one_device):
     config = taught(tmp_path, **mesh)

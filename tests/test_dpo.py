@@ -59,6 +59,7 @@ def of_one_device(tmp_path_factory):
     return gradients_and_scalars(preferred(tmp_path_factory.mktemp("reference")))
 
 
+@pytest.mark.slow
 def test_microbatches_on_a_mesh_have_the_gradients_of_the_whole_batch(tmp_path, of_one_device):
     """Though an answer's tokens lie on several devices, and its loss is no sum over them."""
     config = preferred(tmp_path, fsdp=2, model=2)
@@ -129,6 +130,7 @@ def preferring(files, tuned, **changes):
     return on(files, "pairs", **keys | {"optimizer__learning_rate": 3e-3} | changes)
 
 
+@pytest.mark.slow
 def test_a_chat_model_comes_to_prefer_what_was_chosen_of_questions_that_it_was_not_asked(files, tuned, capsys):
     """It begins as its own reference, so at log 2 and undecided; evaluated later it is held against the same."""
     learned = lines_of(tuned, "train")

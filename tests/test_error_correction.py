@@ -51,6 +51,7 @@ def runs(tmp_path_factory):
     return folder, whole
 
 
+@pytest.mark.slow
 def test_metrics_have_restored_damaged_and_calibration(runs):
     _, whole = runs
     figures = whole.evaluations["eval"]
@@ -58,6 +59,7 @@ def test_metrics_have_restored_damaged_and_calibration(runs):
     assert 0 <= figures["calibration_error"] <= 1 and not [name for name in figures if "bin" in name]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_has_the_module_alone_and_reads_as_the_base_with_it(runs):
     folder, _ = runs
     with Checkpoints(folder / "whole") as checkpoints:
@@ -71,6 +73,7 @@ def test_a_checkpoint_has_the_module_alone_and_reads_as_the_base_with_it(runs):
     jax.tree.map(np.testing.assert_array_equal, again, base.params)  # and is what another run begins with
 
 
+@pytest.mark.slow
 def test_drafts_are_revised_where_that_is_asked_for(runs):
     folder, _ = runs
     base, corrected = open_run(folder / "base"), open_run(folder / "whole")

@@ -27,6 +27,7 @@ QUICKLY_COMPILED = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_example_of_a_v4_32_learns_its_batch(tmp_path):
     flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XLA_FLAGS": " ".join(flags)}
@@ -62,6 +63,7 @@ def check_evaluation(printed: re.Match, run: trained_run.TrainedRun) -> None:
     assert milliseconds > 0 and int(printed[5].replace(",", "")) == run.run.models.num_parameters
 
 
+@pytest.mark.slow
 def test_the_example_runs_on_all_hosts_of_a_pod(tmp_path):
     """As process group of two, eight simulated chips each."""
     pod = LocalPod(tmp_path, ACCEL="v4-32", TMPDIR=str(tmp_path))

@@ -29,12 +29,14 @@ def place(faults, tmp_path):
     groups.end_all()
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_by_itself_and_ends_as_if_it_had_not_been(faults, place):
     changes = FEW_ROWS | {"train__steps": 100, "data__tokenizer": "byte"}  # no kill while a tokenizer is trained
     found = faults.kill_again_and_again(place, 1, moments=("save",), **changes)  # at each moment in the benchmark
     assert found["kills"] == 1 and found["identical"]
 
 
+@pytest.mark.slow
 def test_the_other_names_the_one_that_hangs_and_in_what(faults, place, monkeypatch):
     """Of two; of four in the benchmark."""
     monkeypatch.setattr(faults, "HANG_SECONDS", HANG_SECONDS)

@@ -10,7 +10,7 @@ from tests import warm
 from tests.fuzz.harness import READERS
 from tests.fuzz.run import load_readers
 
-CASES = 30
+CASES = 10
 FILES = sorted({READERS[name].read.__module__ for name in load_readers()})  # a process for the readers of each
 
 
@@ -24,4 +24,4 @@ def test_readers_withstand_mutated_contents(file):
     assert [each["reader"] for each in found] == names
     for each in found:
         assert each["failures"] == [], each["reader"]
-        assert each["accepted"] + each["refused"] == each["cases"] >= CASES // 20, each["reader"]
+        assert each["accepted"] + each["refused"] == each["cases"] > 0, each["reader"]

@@ -202,6 +202,7 @@ def test_a_signal_to_one_stops_all_at_the_same_step_saved(place, of_two):
     assert (place / "two" / "checkpoints" / step).is_dir()
 
 
+@pytest.mark.slow
 def test_tasks_are_scored_by_two_processes_as_by_one_and_written_once(place):
     """By the same program: one process has both devices. The items fill several batches, one of them not full."""
     items = [{"question": f"{n} is", "choices": [f"{n // 2} times", "9"], "answer": 0} for n in range(2, 13)]
@@ -239,6 +240,7 @@ def of_other_meshes(place, of_four) -> tuple[int, str]:
     return processes[0].returncode, err
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_four_processes_goes_on_on_other_meshes(place, of_other_meshes):
     """With the same examples, so that the losses differ only by rounding."""
     ended = groups.finish(start(place, go_on(place, "alone", 4), 1, {"mesh.data": 1, "mesh.fsdp": 1}, devices=1))
@@ -250,6 +252,7 @@ def test_a_checkpoint_of_four_processes_goes_on_on_other_meshes(place, of_other_
         assert [trained[step]["loss"] for step in (5, 6)] == pytest.approx(four, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_one_that_hangs_ends_the_run_with_the_stacks_of_the_others(place, of_other_meshes):
     status, err = of_other_meshes
     assert status == 1
@@ -307,6 +310,7 @@ def parts(of_parts) -> list[dict]:
     return [json.loads(out.strip().splitlines()[-1]) for _, out, _ in of_parts]
 
 
+@pytest.mark.slow
 def test_a_run_that_no_secret_protects_says_so_once(of_parts):
     said = [[line for line in err.splitlines() if line.startswith("warning:")] for _, _, err in of_parts]
     assert [len(lines) for lines in said] == [1, 0, 0, 0]

@@ -84,6 +84,7 @@ def trained(place) -> pathlib.Path:
     return place / "trained"
 
 
+@pytest.mark.slow
 def test_each_host_has_its_half_and_what_a_resume_needs(place, trained):
     halves = [arrays_of(place, "trained", host, 4) for host in (0, 1)]
     whole = halves[0].keys() | halves[1].keys()
@@ -95,6 +96,7 @@ def test_each_host_has_its_half_and_what_a_resume_needs(place, trained):
         assert {"config.json", "run.json", "ledger.jsonl"} <= files and ("metrics.jsonl" in files) == (host == 0)
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_bit_for_bit_from_a_checkpoint_whose_parts_are_all_good(place, trained):
     """That of step 4 has a damaged part on one host, so both take that of step 2."""
     homes = copied(place, "resumed", 2, 4)
@@ -110,6 +112,7 @@ def test_a_killed_run_resumes_bit_for_bit_from_a_checkpoint_whose_parts_are_all_
         assert checkpoint(place, homes, host, 4).with_name("4.damaged").is_dir()
 
 
+@pytest.mark.slow
 def test_when_a_host_is_gone_its_name_is_told_and_nothing_is_trained(place, trained):
     homes = copied(place, "gone", 2, 4)
     alone = groups.finish(start(place, homes, 1))
@@ -126,6 +129,7 @@ def test_when_a_host_is_gone_its_name_is_told_and_nothing_is_trained(place, trai
     )
 
 
+@pytest.mark.slow
 def test_joined_parts_are_one_checkpoint_that_another_mesh_continues(place, trained):
     homes = copied(place, "fetched", 2, 4)
     lost = next(checkpoint(place, homes, 0, 4).glob("state/params.*/[0-9]*"))

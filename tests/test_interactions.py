@@ -24,6 +24,7 @@ def place(tmp_path_factory):
     return pair_runs.Place(tmp_path_factory.mktemp("place"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(  # all pairs in benchmarks/interactions.py
     "names",
     [

@@ -67,6 +67,7 @@ def calm(texts):
     return config, texts / "calm", run(config, texts / "calm")
 
 
+@pytest.mark.slow
 def test_a_run_whose_shards_vanish_goes_on_to_the_same_bits(calm, own, after, capsys):
     after(4, lambda: lose(own))
     lines = run(on_texts(own, **FEW), own / "run")
@@ -77,6 +78,7 @@ def test_a_run_whose_shards_vanish_goes_on_to_the_same_bits(calm, own, after, ca
     assert "tokenized 40 documents" in said[said.index("rebuilding it") :]
 
 
+@pytest.mark.slow
 def test_a_run_whose_shards_cannot_be_built_again_saves_and_goes_on_when_the_documents_are_back(calm, own, after):
     document = (own / "texts" / "0.txt").read_text()
     after(4, lambda: (spoil(own), lose(own, "train*.bin")))
@@ -94,6 +96,7 @@ def test_a_run_whose_shards_cannot_be_built_again_saves_and_goes_on_when_the_doc
     assert_same(*saved_states(calm[0], (calm[1], 10), (own / "run", 10)))
 
 
+@pytest.mark.slow
 def test_held_out_shards_that_cannot_be_built_again_end_an_evaluation_and_the_run_is_saved(own, after):
     after(3, lambda: (spoil(own), lose(own, "heldout*.bin")))
     with pytest.raises(DataGone, match=r"heldout-\d+.bin: is missing, and .*; saved at step 4$"):
@@ -108,6 +111,7 @@ def test_a_loss_after_the_last_step_is_no_usage_error_either(own, after):
         run(on_texts(own, **FEW), own / "run")
 
 
+@pytest.mark.slow
 def test_of_a_group_one_builds_its_shards_again_and_where_it_cannot_all_save_and_end(own):
     """Two processes with a cache each: the second one's shards vanish, and later also a document changes."""
     caches = [own / "cache0", own / "cache1"]

@@ -24,6 +24,7 @@ def small(**changes):
     return loaded.config
 
 
+@pytest.mark.slow
 def test_a_run_on_tasks_reports_adaptation_and_resumes_exactly(tmp_path, single_device):
     whole = train.train(small(), tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "resumed")

@@ -65,6 +65,7 @@ def test_the_notebook_finds_the_workspace(folder, monkeypatch):
     assert os.getcwd() == str(ROOT) == sys.path[0]
 
 
+@pytest.mark.slow
 def test_its_cells_run_in_their_order_in_a_fresh_process(tmp_path):
     (tmp_path / "texts").mkdir()
     for number in range(8):

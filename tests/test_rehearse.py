@@ -179,6 +179,7 @@ def collectives(text: str) -> dict[str, float]:
     return runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("topology", "changes"),
     [("v4-8", ()), ("v5e-8", ("--config.optimizer.name=sgd", "--config.train.global_batch=8"))],  # not compiled before
@@ -194,6 +195,7 @@ def test_no_collective_is_overlooked(rehearse, rehearsed, tmp_path, topology, ch
     assert sum(c["count"] for c in report["collectives"]) == sum(runs.values()) > 20
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_a_verdict_with_what_would(rehearse, tmp_path):
     """Out of memory in the compiler is an answer: status 0, the amount, and the smallest changes in their order."""
     large = ("--config.train.global_batch=131072", "--config.model.remat=dots")

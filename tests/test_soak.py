@@ -24,6 +24,7 @@ def soak():
         yield module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["soak", "soak_recursive"])
 def test_nothing_grows_and_nothing_is_compiled_again(soak, kind, tmp_path, monkeypatch):
     """On one device, as the benchmark."""

@@ -181,6 +181,7 @@ def test_a_run_that_diverges_wherever_it_goes_back_to_ends_with_status_3_and_nam
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
 
 
+@pytest.mark.slow
 def test_a_poisoned_document_is_not_learned_and_stands_at_the_top_of_its_step(single_device, texts, tmp_path):
     """One command finds it: --explain_step with the step whose update was not taken."""
     shutil.copytree(texts / "texts", tmp_path / "texts")
@@ -208,6 +209,7 @@ def test_a_flipped_bit_is_found_by_computing_a_step_twice_and_its_device_is_name
     assert run(config, tmp_path)[8]["loss"] > 0  # and goes on from the checkpoint before
 
 
+@pytest.mark.slow
 def test_copies_that_drift_apart_are_found_where_the_flip_was_between_checks(texts, tmp_path):
     config = on_texts(texts, train__steps=8, train__recheck_every=4)
     config.mesh.update(data=8, fsdp=1)

@@ -56,6 +56,7 @@ def lines_of(workdir: pathlib.Path, kind: str) -> dict[int, dict]:
     return {line["step"]: line for line in lines if line["kind"] == kind}
 
 
+@pytest.mark.slow
 def test_cycles_grow_while_a_run_trains_and_it_resumes_in_the_middle(cache, tmp_path):
     """Bit for bit, with a checkpoint inside a stage of fewer cycles."""
     grows = {

@@ -34,6 +34,7 @@ def folder(place, whole):  # noqa: F811
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS, ids=["generate", "logits", "metrics", "train", "step"])
 def test_a_block_of_the_page_runs_as_it_stands(folder, block):
     code = block.replace("configs/tiny.py", "small.py")
@@ -44,6 +45,7 @@ def test_a_block_of_the_page_runs_as_it_stands(folder, block):
     assert status == 0 and out.strip(), err
 
 
+@pytest.mark.slow
 def test_logits_are_those_that_generate_draws_from(folder):
     run = trained_run.open_run(folder / "runs" / "tiny")
     assert run.describe() == f"{folder}/runs/tiny at step 12"
@@ -53,6 +55,7 @@ def test_logits_are_those_that_generate_draws_from(folder):
     assert [line["step"] for line in run.metrics()] == sorted(lines_of(folder / "whole", "train"))
 
 
+@pytest.mark.slow
 def test_a_stream_is_the_text_of_generate_in_parts(folder):
     run = trained_run.open_run(folder / "runs" / "tiny")
     [text] = run.generate(["1 is"], max_tokens=9, seed=3)
@@ -62,6 +65,7 @@ def test_a_stream_is_the_text_of_generate_in_parts(folder):
         next(run.stream(message="hi"))
 
 
+@pytest.mark.slow
 def test_a_command_says_by_which_checkpoint_it_answers(folder):
     record = folder / "whole" / "config.json"
     content = record.read_text()
@@ -72,6 +76,7 @@ def test_a_command_says_by_which_checkpoint_it_answers(folder):
     assert status == 0 and err == f"{folder}/whole at step 12 of 99, not finished\n"
 
 
+@pytest.mark.slow
 def test_the_prompt_that_is_suggested_is_of_the_users_own_text(folder, whole):  # noqa: F811
     config = trained_run.open_run(folder / "runs" / "tiny").config
     config.data.path = str(folder / "texts/*.txt")
@@ -81,6 +86,7 @@ def test_the_prompt_that_is_suggested_is_of_the_users_own_text(folder, whole):  
     assert f"--prompt='{opening(corpus)}'" in whole
 
 
+@pytest.mark.slow
 def test_a_command_scores_questions_as_the_run_computes_them(folder):
     run = trained_run.open_run(folder / "runs" / "tiny")
     items = [

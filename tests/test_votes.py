@@ -125,6 +125,7 @@ def test_one_device_and_eight_give_the_same_votes(place):
     assert voting.results(one, tasks) == voting.results(many, tasks)
 
 
+@pytest.mark.slow
 def test_two_processes_vote_together_as_one_does(place, tmp_path):
     shutil.copytree(place / "run", tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "votes")

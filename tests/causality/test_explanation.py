@@ -83,6 +83,7 @@ def config(single_device, tmp_path):
     return config
 
 
+@pytest.mark.slow
 def test_a_run_explains_at_its_steps_and_at_the_end(config, tmp_path, capsys):
     result = train.train(config, tmp_path / "run")
     lines = lines_of(tmp_path / "run", "causality")

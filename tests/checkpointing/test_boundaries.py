@@ -91,6 +91,7 @@ def prepared(tmp_path_factory) -> pathlib.Path:
     return workdir
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staged", ["", "staged"])
 def test_wherever_a_save_is_killed_there_is_a_good_checkpoint_and_the_next_start_clears_up(prepared, tmp_path, staged):
     process = warm.start(["-c", KILLED, str(prepared), str(tmp_path), staged], dict(os.environ))

@@ -14,6 +14,7 @@ import sys
 
 import jax
 import numpy as np
+import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
@@ -175,6 +176,7 @@ def lose(root: pathlib.Path, name: str) -> None:
     processes.gather("after", True)
 
 
+@pytest.mark.slow
 def test_without_shared_storage_a_run_resumes_bit_for_bit_and_names_the_process_whose_parts_are_missing(tmp_path):
     from tests import groups
 

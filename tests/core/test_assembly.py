@@ -60,6 +60,7 @@ def batches(config, steps):
         yield {name: np.ones(shape, np.int32) for name in ("tokens", "targets", "segments", "positions")}
 
 
+@pytest.mark.slow
 def test_a_second_task_comes_without_touching_the_loop(tmp_path, monkeypatch):
     """Its state does not depend on how a batch is divided, or on whether the run was stopped."""
     monkeypatch.setitem(sys.modules, "objectives.counting", counting_objective())
@@ -107,6 +108,7 @@ def test_devices_that_share_heads_split_the_vocabulary_of_logits_or_their_length
     assert platform_defaults.loss_chunks(config, 1, cpu, vocab_split=False) == 4
 
 
+@pytest.mark.slow
 def test_evaluating_is_not_counted_as_step_time(tmp_path, monkeypatch):
     config = small_config(eval_every=1, steps=2)
     config.data.source = "synthetic"

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run on puzzles answers about its steps."""
 
+import pytest
+
 import train
 from core import inspection
 from tests.puzzles.test_solving import small_config
 
 
+@pytest.mark.slow
 def test_a_step_of_puzzles_is_told_by_group_puzzle_and_example(tmp_path):
     config = small_config(tmp_path / "cache")
     config.mesh.data = 8

@@ -62,6 +62,7 @@ def test_ten_requests_in_three_rows_have_the_tokens_and_probabilities_of_each_al
         np.testing.assert_allclose(answer.log_probs, log_probs, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_requests_compile_nothing_once_a_batch_is_compiled():
     """Programs are one that decodes, and for each number of rows two for the draws and one for each size of a chunk."""
     programs = (rows.decode, rows.extend, rows.copy, rows.draw_first)
@@ -84,6 +85,7 @@ def test_requests_compile_nothing_once_a_batch_is_compiled():
     assert [one.tokens for one in ones] == [alone(prompt, 6)[0], alone(prompt[::-1], 6)[0]]
 
 
+@pytest.mark.slow
 def test_a_token_drawn_after_a_part_of_a_prompt_was_not_seen():
     """A prompt is computed in parts, in the sizes that another one needs; nothing is drawn before its end."""
     asked, how = prompts([16, 40]), Sampling(temperature=0.0, repetition_penalty=1e6)

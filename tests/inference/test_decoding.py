@@ -106,6 +106,7 @@ def test_each_row_stops_at_the_end_of_document_and_does_not_return_it():
     assert continued(counting_model(), [[34], [3], [36]]) == [[35, 36], [4, 5, 6, 7, 8, 9], []]
 
 
+@pytest.mark.slow
 def test_no_token_beyond_the_tokenizer_is_ever_drawn():
     """The counting model would go on to 21; its rows from there on are the embedding's padding."""
     greedy = continued(counting_model(), [[18]], vocab_size=21)[0]

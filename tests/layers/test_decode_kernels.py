@@ -120,6 +120,7 @@ def test_it_serves_full_tiles_of_floats():
         assert not decode_kernels.serves(4, 304, head_dim=128, dtype=jnp.int8)
 
 
+@pytest.mark.slow
 def test_a_batch_has_the_same_greedy_tokens_with_the_kernel(monkeypatch):
     """Layers with and without a window."""
     calls = []

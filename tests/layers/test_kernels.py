@@ -132,6 +132,7 @@ def gradient_of(kernel: str, remat: str = "attention", **how):
     return make_gradient(Graphs(graph, {}), loss, **how), random_weights(nnx.to_pure_dict(state))
 
 
+@pytest.mark.slow
 def test_a_model_with_the_kernel_has_the_same_loss_and_gradients():
     """On a mesh too, in groups whose gradients are summed once a step."""
     batch = packed_batch([[100, 156], [130, 50], [256], [1, 200, 30]], 256, 38)

@@ -285,6 +285,7 @@ def test_a_run_goes_on_from_imported_weights_with_an_optimizer_of_its_own(single
         train.train(config, tmp_path / "other", iter([batch]))
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_model(tmp_path):
     """Of a model of 196 MB, its largest tensor 1.6 MB, 41 MB are in memory at most, imported, exported and checked."""
     program = "from tests.migration import peak_memory; peak_memory.main()"
@@ -294,6 +295,7 @@ def test_memory_does_not_grow_with_the_model(tmp_path):
     assert model > 190e6 and growth < model / 3
 
 
+@pytest.mark.slow
 def test_the_commands_convert_and_say_so(tmp_path):
     theirs, run = FOLDER / "qwen3", tmp_path / "run"
     tokens, wanted = expected("qwen3")

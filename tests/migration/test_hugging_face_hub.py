@@ -88,6 +88,7 @@ def convert(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_a_model_is_fetched_by_its_name_and_again_from_the_cache(tmp_path, convert):
     with served() as server:
         status, out, err = convert(server.server_port, "org/name")

@@ -13,6 +13,7 @@ transformers = pytest.importorskip("transformers", reason="the extra `interop` i
 TOLERANCE = 1e-4  # as in test_hugging_face.py
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_transformers_computes_the_same_before_and_after(tmp_path, case):
     tokens, wanted = make(case, tmp_path / "theirs", seed=1)

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-from tests.support import ROOT
+from tests.support import LEFT_OUT, ROOT
 
 ITEMS = {"A": 30, "B": 23, "C": 23, "D": 34}  # of the list of what the earlier systems promised
 STATES = ("runs", "answered", "not yet")
@@ -51,8 +51,8 @@ def test_the_adapters_load_without_jax():
 
 
 def test_every_check_is_run(request):
-    """In this session, where the whole suite is run; else those that are missing, in a process of their own."""
-    here = {item.nodeid for item in request.session.items}
+    """In this session, or by `make test-all` if they are slow; the rest in a process of its own."""
+    here = {item.nodeid for item in request.session.items} | request.config.stash.get(LEFT_OUT, set())
     here |= {name.partition("[")[0] for name in here}
     checks = sorted({check for row in ROWS for check in checks_of(row)} - here)
     if checks:

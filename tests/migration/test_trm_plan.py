@@ -109,6 +109,7 @@ def test_pretraining_by_name_is_the_run_of_the_baseline_with_100_epochs(tmp_path
     assert resolved["train.epochs"] == "100.0" and resolved["train.global_batch"] == "6144"
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_with_the_keys_of_the_reference_and_its_folder_is_never_null(tmp_path):
     words = " ".join(f"{key}={value}" for key, value in SMALL.items())
     line = f"python pretrain_jax.py --config-name baseline epochs=2 {words}"

@@ -103,6 +103,7 @@ def test_other_objects_are_refused_in_a_line(mesh, arguments, message):
         valkyrie.create_train_step(config=valkyrie.ValkyrieConfig(**SMALL), mesh=mesh, **arguments)
 
 
+@pytest.mark.slow
 def test_a_step_learns_eight_sequences_by_heart_and_deletes_what_it_was_given(mesh):
     """In bfloat16 where products are; in float32 the loss is by hand, below."""
     config = valkyrie.ValkyrieConfig(**SMALL)
@@ -155,6 +156,7 @@ def test_one_that_fails_ends_the_others_who_quote_it(tmp_path):
     assert first[0] == 1 and "KeyError: 'planted'" in first[2].strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_alone_it_simulates_the_mesh_of_the_environment(tmp_path):
     environment = groups.environment(0, 0, 1, 1, tmp_path)
     environment = {name: value for name, value in environment.items() if not name.startswith("JAX_")}
@@ -183,6 +185,7 @@ def test_the_loss_of_three_tokens_is_the_one_by_hand(mesh):
     assert_close(total, by_hand.sum())
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_optax_gets_the_gradient_and_nothing_else_changes_the_weights(mesh):
     config = valkyrie.ValkyrieConfig(**SMALL)
     config.train.global_batch = 8
@@ -209,6 +212,7 @@ def test_an_optimizer_of_optax_gets_the_gradient_and_nothing_else_changes_the_we
     assert len({shard.device for shard in max(jax.tree.leaves(trace), key=np.size).addressable_shards}) == 8
 
 
+@pytest.mark.slow
 def test_what_follows_an_optimizer_follows_the_callers_too(mesh):
     config = valkyrie.ValkyrieConfig(**SMALL)
     config.train.global_batch = 8
@@ -259,6 +263,7 @@ def of_the_guide(tmp_path, **variables: str) -> dict[str, str]:
     return environment | {"TMPDIR": str(tmp_path)} | variables
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sizes", "devices"), [("4,4,2", 32), ("4,2,2", 16)])
 def test_the_snippets_of_the_guide_place_the_7b_model_on_its_mesh(tmp_path, sizes, devices):
     variables = {"TPU_MESH_CONFIG": sizes, "TPU_AXIS_NAMES": "data,model,fsdp", "JAX_PLATFORMS": "tpu"}
@@ -273,6 +278,7 @@ def test_the_snippets_of_the_guide_place_the_7b_model_on_its_mesh(tmp_path, size
     assert "JAX_PLATFORMS=tpu, but this machine has no TPU; its devices are simulated" in err
 
 
+@pytest.mark.slow
 def test_the_command_of_the_guide_trains_from_any_python(tmp_path):
     """A Python without packages, the line of the guide, and flags that keep a simulation short."""
     talks = [json.dumps({"text": f"{number} and {number + 1} are {2 * number + 1}. " * 4}) for number in range(40)]

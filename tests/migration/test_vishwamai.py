@@ -128,6 +128,7 @@ def test_arguments_become_those_of_train(tmp_path, monkeypatch):
     assert keys.arguments(["--config=configs/tiny.py"]) == ["--config=configs/tiny.py"]
 
 
+@pytest.mark.slow
 def test_the_command_trains_by_the_file_with_a_profile_from_any_python(tmp_path):
     """On the eight devices that the file counts with; the batch grows, and the log is that of the guide."""
     write_sums(tmp_path / "texts", 20)
@@ -212,6 +213,7 @@ def run_snippet(program: str, devices: str = "") -> tuple[str, str]:
     return out, err
 
 
+@pytest.mark.slow
 def test_the_snippet_on_its_eight_devices_says_which_shapes_fit_them():
     program = SNIPPET + (
         "print(mesh_context.optimal_sharding_strategy((1024, 1024), 'weights'))\n"

@@ -52,6 +52,7 @@ def params_of(trainer, step: int):
         return checkpoints.restore_eval_params(step, run.abstract_state.params)
 
 
+@pytest.mark.slow
 def test_the_trainer_trains_on_its_mesh_resumes_exactly_and_its_profiler_has_every_step(tmp_path):
     def trainer(folder, **training):
         grows = {"dynamic_batch_size": True, "max_batch_size": 2, "batch_size_increase_step": 2}
@@ -88,6 +89,7 @@ def test_a_loader_without_batches_is_one_line(tmp_path):
     refused("the loader has no batches", lambda: VishwamAITrainer(VishwamAIPipeline(config), config, []))
 
 
+@pytest.mark.slow
 def test_error_correction_is_trained_and_revises_what_the_pipeline_writes(tmp_path, single_device):
     write_sums(tmp_path / "texts", 20)
     config = tiny(tmp_path / "run", use_error_correction=True, max_steps=3, initial_batch_size=2) | {
@@ -107,6 +109,7 @@ def test_error_correction_is_trained_and_revises_what_the_pipeline_writes(tmp_pa
     refused("has no lines of answers to search", lambda: pipeline.generate(["1 is "], use_tot=True))
 
 
+@pytest.mark.slow
 def test_a_tree_of_thoughts_is_searched_at_evaluation_and_by_the_pipeline(tmp_path, single_device):
     config = tiny(tmp_path / "run", max_steps=2, initial_batch_size=2, use_tot=True) | {
         "model": SIZES | {"vocab_size": 228, "max_position_embeddings": 128},
@@ -180,6 +183,7 @@ STUDENT = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_loss_and_its_gradients_are_those_of_the_objective(teacher):
     trainer = DistillationTrainer(str(teacher), STUDENT)
     how = trainer.config.distillation
@@ -206,6 +210,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_objective(teacher):
         trainer.advanced_loss_functions(student, taught, narrow, taught, labels, mask)
 
 
+@pytest.mark.slow
 def test_a_student_is_trained_in_microbatches_and_is_a_model_like_any_other(teacher, tmp_path):
     training = {"max_steps": 8, "eval_every": 0, "learning_rate": 2e-2, "warmup_steps": 1, "log_every": 1}
     sections = {"training": training | {"initial_batch_size": 2}, "logging": QUIET}

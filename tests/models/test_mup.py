@@ -91,6 +91,7 @@ def exponents(mup: bool, tied: bool, optimizer_name: str) -> dict[str, float]:
     return {name: np.polyfit(np.log(WIDTHS), np.log([c[name] for c in changes]), 1)[0] for name in changes[0]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("optimizer_name", "tied"), [("adamw", True), ("muon", False), ("adafactor", False)])
 def test_with_mup_activations_move_as_far_at_any_width(optimizer_name, tied):
     """Exponents are 0, except for terms of width^-1/2 at small widths; a wrong learning rate would give 1/2 or 1."""

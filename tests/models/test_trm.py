@@ -318,6 +318,7 @@ def variant(number: int) -> dict:
     return one_call(small_model(num_layers=1, **VARIANTS[number]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(VARIANTS)))
 def test_every_part_of_a_variant_is_used_and_learns(number):
     config = small_model(num_layers=1, **VARIANTS[number])
@@ -437,6 +438,7 @@ def test_a_latent_moves_part_of_the_way_to_its_update():
     assert_close(high, 0.25 * first_high + 0.75 * update(first_high, new_low))
 
 
+@pytest.mark.slow
 def test_noise_on_the_path_is_of_its_rows_alone():
     config = small_model(num_layers=1)
     graph, shapes = abstract(config, scan=True)

@@ -201,6 +201,7 @@ def test_operations_are_those_of_the_module_and_of_the_passes_of_the_model():
     assert objective.flops_per_token(lambda: 300.0, frozen=False) == 600 + of_module + 6 * 4 * 7
 
 
+@pytest.mark.slow
 def test_devices_that_share_a_batch_compute_the_step_of_one():
     """Without a replaced token, since draws depend on the mesh."""
 

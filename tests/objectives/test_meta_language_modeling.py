@@ -107,6 +107,7 @@ def long_gradients(method: str, attention: str, **mesh) -> tuple:
     return gradients(batch, method=method, attention=attention, steps=2, **mesh)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "platform", "kernel"),
     [("first_order_maml", "tpu", kernels), ("reptile", "tpu", kernels), ("reptile", "cpu", cpu_attention)],
@@ -124,11 +125,13 @@ def test_methods_without_second_derivatives_compute_the_same_with_fused_attentio
     assert served
 
 
+@pytest.mark.slow
 def test_no_task_adapts_to_the_tasks_of_other_devices():
     """The weights are sharded, but a task's own gradient is never reduced over devices: loss, gradients, evaluation."""
     assert_close(gradients(data=2, fsdp=4), gradients())
 
 
+@pytest.mark.slow
 def test_tasks_and_plain_rows_of_all_devices_have_the_gradients_of_one_device():
     """The first row of each device is a task; one device has all tasks first. Learned step sizes have gradients too."""
     batch = one_step.batch()

@@ -103,6 +103,7 @@ def test_a_method_chooses_its_objective():
         assert type(meta_learning.make(config)).__name__ == kind
 
 
+@pytest.mark.slow
 def test_a_decoder_that_reads_examples_approaches_least_squares():
     """The error of one that ignores them is the variance of y, 2; that of least squares from 4 noiseless ones is 0."""
     typed = {

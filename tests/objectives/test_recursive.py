@@ -186,6 +186,7 @@ class Guessing:
         return (high + 1, (low + 2,)), self.scale * high, jnp.stack([halts, halts], axis=1)
 
 
+@pytest.mark.slow
 def test_of_latents_in_parallel_the_best_alone_has_the_gradient_and_hands_on_its_high():
     """Loss and gradient are those of the latents with the lowest loss, each slot's own; all keep their low ones."""
     objective = Recursive(ROWS, CELLS, exploration=0.0, parallel=3, random_start=1.0)

@@ -34,6 +34,7 @@ def test_loss_and_every_gradient_are_those_of_one_device(mesh):
     assert all(np.abs(gradient).max() > 0 for gradient in jax.tree.leaves(actual[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", [{"fsdp": 8}, {"fsdp": 2, "context": 2, "model": 2}], ids=["in shards", "compiled"])
 def test_quantised_gradients_are_those_of_one_device(mesh):
     """Except for a few operands in a thousand, which another order of sums rounds to the next of 255 steps."""
@@ -44,6 +45,7 @@ def test_quantised_gradients_are_those_of_one_device(mesh):
     assert max(near) < 1e-3 < min(far), (near, far)
 
 
+@pytest.mark.slow
 def test_devices_that_share_heads_round_what_they_sum_each_in_scales_of_its_own():
     """Other roundings than on one device, and no coarser: as far from it as that is from products in float32."""
     actual, _ = gradients_and_scalars(of_model=INT8, data=2, fsdp=2, model=2)

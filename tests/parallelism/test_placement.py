@@ -86,6 +86,7 @@ print(json.dumps(answers))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_read_only_what_their_devices_hold():
     """Split by rows, each reads half of them; where the length is split between processes, both read every row."""
     port = str(free_port())

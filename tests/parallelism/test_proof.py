@@ -312,6 +312,7 @@ def tiny(**changes: str):
 BACKWARDS = "dcn_data,model,expert,context,fsdp,data"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -329,6 +330,7 @@ def test_a_recipes_own_step_passes_on_mixed_meshes_with_every_optimizer(changes)
     assert layout_proof.layout_differences(tiny(**changes)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

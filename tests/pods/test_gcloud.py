@@ -212,6 +212,7 @@ def test_a_repository_url_with_a_password_is_refused(gcloud):
     assert "password" in done.last_line and "secret@" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_hosts", [1, 8])
 def test_launch_runs_on_every_host_until_it_is_stopped(gcloud, num_hosts, monkeypatch):
     """By the real shell commands, on folders that play the hosts."""

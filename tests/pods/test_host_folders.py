@@ -37,6 +37,7 @@ def starts(pod: LocalPod) -> list[int]:
     return [line["step"] for line in map(json.loads, lines) if line.get("event") == "start"]
 
 
+@pytest.mark.slow
 def test_a_run_resumes_on_the_workers_disks_and_its_backup_can_be_used_anywhere(two, tmp_path):
     run = small_run(tmp_path, train__steps=100_000, train__save_every=3, mesh__fsdp=8)
     command = ["launch", *[word for word in run if not word.startswith("--config=")], "--config=configs/tiny.py"]

@@ -144,6 +144,7 @@ def pair(tmp_path_factory):
     pod.end()
 
 
+@pytest.mark.slow
 def test_deployment_measures_the_step_on_every_host_and_reports_exactly_the_switches(pair, tmp_path):
     done = pair.run("setup_optimizations", *small_run(tmp_path))
     assert done.status == 0, done.stderr
@@ -223,6 +224,7 @@ def test_what_fails_without_devices_is_no_matter_of_waiting(item, changes, evide
     assert lost.ready is False and "worker 1: out of memory" in lost.evidence
 
 
+@pytest.mark.slow
 def test_validation_trains_and_restores_on_all_hosts_and_finds_what_differs(pair, tmp_path):
     """By the script, on a pod of its own; then on one of which a host has other code; then where it cannot start."""
     flags = small_run(tmp_path)

@@ -262,6 +262,7 @@ def pod(tmp_path):
     pod.end()
 
 
+@pytest.mark.slow
 def test_a_real_pod_that_was_taken_away_comes_back_and_what_the_user_ends_does_not(pod, monkeypatch):
     monkeypatch.setattr(launch, "LOOK_AFTER_SECONDS", 0.2)
     assert pod.run("launch", "--", "sleep", "600").status == 0
@@ -294,6 +295,7 @@ def end_in_the_pause(pod: LocalPod, supervising: subprocess.Popen, restart: int,
     return "".join(said)
 
 
+@pytest.mark.slow
 def test_the_life_of_a_run_of_real_processes(pod, tmp_path, monkeypatch):
     """Launched, looked at, stopped; taken up again, one of two killed while supervised; it reaches its last step."""
     monkeypatch.setattr(launch, "LOOK_AFTER_SECONDS", 0.2)

@@ -15,5 +15,6 @@ def benchmark():
         yield module
 
 
+@pytest.mark.slow
 def test_a_setting_of_the_switches_trains_with_exactly_these(benchmark, tmp_path):
     assert benchmark.faults_of(tmp_path, tmp_path / "cache", ON, deploys=False) == []

@@ -46,6 +46,7 @@ def lines_of(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["basic_arithmetic", "letter_counting"])
 def test_a_run_learns_from_the_scores_of_a_generator_and_resumes_bit_for_bit(name, one_device, tmp_path, monkeypatch):
     """The true scores of such a small model are 0, so a score of its letters replaces them."""
@@ -74,6 +75,7 @@ def test_a_run_learns_from_the_scores_of_a_generator_and_resumes_bit_for_bit(nam
     assert all(line["mismatch"] < 1e-5 and line["gradient_norm"] > 0 for line in trained)
 
 
+@pytest.mark.slow
 def test_answers_are_learned_as_conversations_are(one_device, tmp_path):
     pytest.importorskip("reasoning_gym", reason=REASON)
     changes = {"train__objective": "language_modeling", "data__source": "reasoning_gym", "train__steps": "3"}

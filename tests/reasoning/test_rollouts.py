@@ -88,6 +88,7 @@ def test_a_file_has_each_answer_and_a_restart_repeats_its_lines(runs):
         assert all(one["prompt"].endswith(":") and one["answer"] for one in mine)
 
 
+@pytest.mark.slow
 def test_several_updates_train_on_the_same_answers_also_after_a_resume_between_them(tmp_path):
     """The second update is corrected by the ratio of probabilities. An interrupted run has its answers in a file."""
     config, devices = (
@@ -109,6 +110,7 @@ def test_several_updates_train_on_the_same_answers_also_after_a_resume_between_t
     assert first["reward"] == second["reward"] and first["mismatch"] < 1e-5 < second["mismatch"]
 
 
+@pytest.mark.slow
 def test_a_run_is_guarded_and_survives_a_preemption(tmp_path):
     """A gradient that is not a number changes nothing, and the answers after a resume are those of the whole run."""
     devices = jax.devices()[:1]
@@ -126,6 +128,7 @@ def test_a_run_is_guarded_and_survives_a_preemption(tmp_path):
     assert [line["skipped"] for line in trained_lines(tmp_path / "whole")] == [0, 1, 0, 0]
 
 
+@pytest.mark.slow
 def test_two_processes_draw_the_same_answers_on_the_mesh_of_both(tmp_path):
     typed = [f"--config.{name}={value}" for name, value in (SMALL | {"train.steps": "2"}).items()]
     command = ["train.py", "--config=configs/countdown_grpo.py", f"--workdir={tmp_path / 'run'}", "--topology=v4-8"]
@@ -210,6 +213,7 @@ def of_chat(recipe, folder, **changes):
     return loaded.config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", ["0", "2"])
 def test_a_function_of_the_recipe_rewards_answers_to_conversations_also_with_adapters(chatting, rank):
     folder, trained = chatting

@@ -58,6 +58,7 @@ def facts(thought: Thought) -> list:
     return [(one.lines, one.log_prob, one.value, one.num_draws) for one in thought.all()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", ["bfs", "mcts", "best_of_n"])
 def test_a_tree_does_not_depend_on_what_else_is_solved_in_the_batch(run, search):
     limits = Limits(2, 2, 3)
@@ -77,6 +78,7 @@ def test_a_tree_does_not_depend_on_what_else_is_solved_in_the_batch(run, search)
         assert one.num_tokens == again.num_tokens > 0
 
 
+@pytest.mark.slow
 def test_log_probabilities_and_values_are_those_of_the_model(run):
     limits = Limits(2, 2, 3)
     with mesh_context(run[2].run.mesh):
@@ -94,6 +96,7 @@ def test_log_probabilities_and_values_are_those_of_the_model(run):
     assert thought.value == pytest.approx(yes / (yes + no), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_siblings_compute_no_prefix_again_and_the_cache_is_bounded_by_max_thoughts(run):
     sizes = []
     for max_thoughts in (1, 2, 4):
@@ -112,6 +115,7 @@ def _levels(root: Thought) -> list[list[Thought]]:
     return [[one for one in thoughts if one.depth == depth] for depth in range(1, 4)]
 
 
+@pytest.mark.slow
 def test_a_function_of_the_user_is_a_value_and_the_oracle_knows_what_is_right(run):
     limits = Limits(2, 2, 3)
     with mesh_context(run[2].run.mesh):
@@ -137,6 +141,7 @@ def test_the_page_shows_every_thought_and_escapes_what_the_model_wrote():
     assert "2 thoughts, 17 tokens drawn" in text and "0 thoughts, 0 tokens drawn. The search found no" in text
 
 
+@pytest.mark.slow
 def test_a_run_solves_held_out_problems_at_its_evaluations(run):
     folder, result, _ = run
     figures = result.evaluations["tot"]
@@ -145,6 +150,7 @@ def test_a_run_solves_held_out_problems_at_its_evaluations(run):
     assert [line["step"] for line in lines if line["kind"] == "tot"] == [SMALL["train.steps"]]
 
 
+@pytest.mark.slow
 def test_generate_searches_and_says_what_it_cannot_do(run, tmp_path):
     folder, html = run[0], tmp_path / "tree.html"
     asked = ["generate.py", f"--workdir={folder}", "--search=bfs"]
@@ -159,6 +165,7 @@ def test_generate_searches_and_says_what_it_cannot_do(run, tmp_path):
         assert (status, out) == (2, "") and said in err
 
 
+@pytest.mark.slow
 def test_a_trained_head_values_what_a_search_draws(run, tmp_path):
     """The head is trained on rewarded answers of the frozen model, and its values are those of a full forward pass."""
     of_head = {name: value for name, value in SMALL.items() if name.startswith(("model.", "tot."))} | {

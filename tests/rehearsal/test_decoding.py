@@ -34,6 +34,7 @@ def rehearsed(tmp_path_factory):
     return json.loads((folder / "r.json").read_text()), done.stdout
 
 
+@pytest.mark.slow
 def test_the_bound_is_the_time_to_read_weights_and_cache_once(rehearsed):
     report, _ = rehearsed
     hbm, decode, chips = report["hbm_gib"], report["decode"], 4

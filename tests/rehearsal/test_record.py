@@ -37,6 +37,7 @@ def compiled_after(program: str, folder) -> dict[str, float]:
     return record.figures(estimate(Compiler(folder, program=program).compile(loaded.config, loaded.topology)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", SABOTAGE)
 def test_what_makes_a_step_dearer_is_caught(planted, tmp_path):
     program, shows = SABOTAGE[planted]

@@ -40,6 +40,7 @@ def rehearsed(tmp_path_factory):
     return json.loads((folder / "r.json").read_text()), done.stdout, (folder / "r.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_step_is_its_rollout_and_its_update(rehearsed):
     report, printed, html = rehearsed
     rollout, hbm, rows, length = report["rollout"], report["rollout"]["hbm_gib"], 128, 144
@@ -57,6 +58,7 @@ def test_a_step_is_its_rollout_and_its_update(rehearsed):
         assert "FITS: the update and the rollout; at most " in text and "ROLLOUT: " in text
 
 
+@pytest.mark.slow
 def test_the_decode_kernel_reads_the_cache_of_a_rollout(rehearsed):
     """It needs whole tiles; without it a token of llama_1b took twelve times its bound."""
     assert rehearsed[0]["rollout"]["decode"]["seconds_by_category"]["attention kernel"] > 0

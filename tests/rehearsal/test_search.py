@@ -89,6 +89,7 @@ def truth(seed: int, topology):
     return of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "recipe", "topology"), [*((seed, "llama2_7b", "v4-32") for seed in range(5)), (0, "large_moe", "v4-64")]
 )
@@ -111,6 +112,7 @@ def test_every_layout_keeps_the_global_batch_and_the_chips():
         assert candidate.config.train.global_batch == 32
 
 
+@pytest.mark.slow
 def test_experts_have_every_axis_that_divides_them_and_pure_fsdp():
     loaded = load("large_moe", "v4-64")
     found = search.layouts(loaded, loaded.topology, any_batch=False)
@@ -153,6 +155,7 @@ def test_where_nothing_fits_it_says_so(imagined):
         search.fastest(loaded, loaded.topology, imagined(truth(0, loaded.topology)), any_batch=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grows", [0.0, 1 / 200])
 def test_the_largest_model_fits_and_the_next_does_not(imagined, grows):
     """Also where the prediction is the further off the deeper the model."""

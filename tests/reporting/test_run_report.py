@@ -174,6 +174,7 @@ def test_a_profile_with_a_row_of_another_length_is_told(tmp_path):
         reading.read_run(folder, "mine")
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_page_without_jax_and_tells_every_mistake_in_one_line(tmp_path):
     one, other = write_run(tmp_path / "a" / "mine"), write_run(tmp_path / "b" / "mine")
     done = report(one, f"--html={tmp_path / 'out.html'}")

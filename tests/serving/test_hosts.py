@@ -36,6 +36,7 @@ def serving(run: pathlib.Path, *flags: str) -> Iterator[tuple[list, str]]:
         groups.end_all()
 
 
+@pytest.mark.slow
 def test_two_processes_answer_as_one_device_does_and_end_together(run):
     expected = open_run(run).generate(PROMPTS, max_tokens=12, temperature=0.0)
     with serving(run, f"--topology={TOPOLOGY}", "--config.mesh.model=2") as (processes, url):
@@ -59,6 +60,7 @@ def test_two_processes_answer_as_one_device_does_and_end_together(run):
     assert [err for _, _, err in ended] == ["", ""]
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_ends_the_server_with_one_line(run):
     with serving(run) as (processes, _):
         processes[1].kill()

@@ -182,6 +182,7 @@ MISTAKES = [  # changes of a valid request, status, part of the message, paramet
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "message", "param"), MISTAKES, ids=[message for _, message, _ in MISTAKES])
 def test_a_wrong_parameter_is_one_line(chatting, given, message, param):
     answer = httpx2.post(f"{chatting.url}/v1/completions", json=given)
@@ -304,6 +305,7 @@ runpy.run_path("serve.py", run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_ends_the_requests_and_the_server(silent_run):
     """A whole answer is the API's error, and a stream ends with it; after a traceback, the last line says what."""
     flags = [f"--workdir={silent_run}", "--port=0", "--rows=2", "--max_length=40"]
@@ -357,6 +359,7 @@ STARTS = [  # flags, last line of stderr
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "message"), STARTS, ids=[flags for flags, _ in STARTS])
 def test_a_server_that_cannot_start_says_why_in_one_line(completing, flags, message):
     busy, key = completing.url.rpartition(":")[2], completing.folder.with_name("key")

@@ -25,6 +25,7 @@ def test_the_least_difference_is_that_of_the_tables_of_tukey_s_test():
     assert answers.least_difference(rows, *rows[:2]) == pytest.approx(4.339 / 3**0.5, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_six_equal_configurations_rarely_differ():
     rng, wrong = np.random.default_rng(0), 0
     for _ in range(100):

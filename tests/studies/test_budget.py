@@ -39,6 +39,7 @@ def run(folder, limits: Limits, workers: int = 2) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_workers_end_before_the_budget_is_exceeded_and_go_on_with_a_larger_one(tmp_path, capfd):
     """Nothing is known of the first trial, so it runs alone. It takes more than the budget, and no other one starts."""
     said = run(tmp_path, Limits(budget=1e-6, price=0.0), workers=2)

@@ -13,6 +13,7 @@ GROUPS = [name for name, group in STUDY.groups.items() if group.counted]
 FEWER = {"model.high_cycles": 1, "model.low_cycles": 2}  # the last cycles are differentiated in any case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_configuration_of_each_group_compiles(group):
     with pytest.MonkeyPatch.context() as patch:

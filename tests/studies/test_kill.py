@@ -31,6 +31,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_killed_workers_leave_nothing_running_and_the_same_command_ends_each_trial_once(tmp_path):
     process = run(tmp_path, seeds=2)
     while not (begun := list(tmp_path.glob("runs/*/*/starts"))):

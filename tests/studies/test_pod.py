@@ -117,6 +117,7 @@ def test_a_host_that_cannot_join_ends_with_trials_left():
     assert line.endswith("; run the same command to continue")
 
 
+@pytest.mark.slow
 @needs_optuna
 def test_a_trial_fails_with_the_process_of_any_host_and_all_hosts_end_alike(begun, tmp_path, monkeypatch):
     monkeypatch.setenv("FAILS", "1")
@@ -131,6 +132,7 @@ def test_a_trial_fails_with_the_process_of_any_host_and_all_hosts_end_alike(begu
     assert (shown["done"], shown["failed"], shown["left"]) == (0, 2, 0)
 
 
+@pytest.mark.slow
 @needs_optuna
 def test_a_study_on_a_pod_survives_a_stop_and_a_kill_of_any_host(begun, tmp_path):
     from tests.studies.test_sweep import queue_in
@@ -177,6 +179,7 @@ def test_a_study_on_a_pod_survives_a_stop_and_a_kill_of_any_host(begun, tmp_path
     assert json.loads((tmp_path / "runs" / "study.json").read_text())["trial"] == ""
 
 
+@pytest.mark.slow
 @needs_optuna
 def test_a_search_on_a_pod_goes_on_after_a_stop(begun, tmp_path):
     import optuna

@@ -60,6 +60,7 @@ def trials_of(folder: pathlib.Path) -> dict[tuple[int, int], object]:
     return {(one.user_attrs["generation"], one.user_attrs["member"]): one for one in found}
 
 
+@pytest.mark.slow
 def test_the_worst_members_continue_the_best_whatever_the_number_of_workers_and_kills(tmp_path):
     process = run(search(hit := tmp_path / "hit"), 2)
     while len(list(hit.glob("runs/*/*/starts"))) < MEMBERS + 1:

@@ -85,6 +85,7 @@ def write_plan(folder: pathlib.Path, *statuses: int) -> None:
     (folder / "runs" / "plan").write_text("\n".join(map(str, statuses)))
 
 
+@pytest.mark.slow
 def test_a_failed_trial_is_tried_three_times_and_then_shows_its_reason(tmp_path):
     write_plan(tmp_path, 1, 3, 1)
     assert run_here(tmp_path).startswith("1: 2 trials failed, first exp08-ema/a-off: error: as planned; ")
@@ -115,6 +116,7 @@ def test_a_failed_trial_says_why_also_if_its_program_printed_nothing(status, out
     assert reason_of(status, output) == reason
 
 
+@pytest.mark.slow
 def test_a_mistake_in_the_configuration_is_not_tried_again_and_an_interruption_is_no_failure(tmp_path):
     write_plan(tmp_path, 75, 2)
     assert run_here(tmp_path).startswith("1: 2 trials failed")
@@ -123,6 +125,7 @@ def test_a_mistake_in_the_configuration_is_not_tried_again_and_an_interruption_i
         assert trial.user_attrs["failures"] == [] and trial.user_attrs["status"] == 2
 
 
+@pytest.mark.slow
 def test_a_study_that_is_interrupted_saves_and_gives_its_trials_back(tmp_path):
     process = run(tmp_path)
     while not list(tmp_path.glob("runs/*/*/starts")):
@@ -181,6 +184,7 @@ def test_a_trial_that_ends_during_a_cancel_does_not_keep_the_others_from_it(tmp_
     assert not any(line.startswith("failed: ") for line in shown)
 
 
+@pytest.mark.slow
 def test_processes_that_begin_one_database_at_the_same_moment_all_open_it(tmp_path):
     begin = "import sys; from studies.storage import open_storage; from studies.trials import Queue; "
     begin += "sys.stdin.read(); Queue(open_storage(sys.argv[1], create=True), 's', 'maximize', create=True)"

@@ -55,6 +55,7 @@ def test_what_is_not_kept_is_deleted_and_figures_and_logs_stay(tmp_path, keep, n
         assert (workdir / "metrics.jsonl").exists() and (workdir / "output.txt").exists()
 
 
+@pytest.mark.slow
 def test_workers_delete_when_a_trial_ends_and_a_failed_trial_keeps_what_it_resumes_from(tmp_path):
     write_plan(tmp_path, 2)
     assert run(tmp_path, Limits(keep="none"), workers=1).startswith("1: 2 trials failed")

@@ -80,6 +80,7 @@ def test_a_larger_value_is_better_if_the_study_says_so():
     assert -study.best_value - landscape.best < landscape.regret("random", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["evolution", "local_search"])
 def test_a_search_that_is_opened_again_goes_on_as_if_it_had_not_been_closed(method, tmp_path):
     landscape, storage = Landscape(), f"sqlite:///{tmp_path}/search.db"

@@ -85,6 +85,7 @@ def test_the_page_of_a_search_is_the_same_each_time_and_needs_no_network(tmp_pat
         browser.close()
 
 
+@pytest.mark.slow
 def test_status_and_report_take_the_name_of_a_search(tmp_path):
     filled(tmp_path, also="parameters")
     status, out, err = ended(sweep(tmp_path, "status", "s"))
@@ -109,6 +110,7 @@ def test_a_name_that_is_neither_a_group_nor_a_search_is_one_line(tmp_path):
         searches.find(url, "t", "t is no group")
 
 
+@pytest.mark.slow
 def test_a_search_with_two_objectives_stores_both_and_goes_on_only_with_both(tmp_path):
     from studies.report import sizes
     from studies.search import searching

@@ -66,6 +66,7 @@ def trials_of(folder: pathlib.Path) -> list:
     return [trial for trial in found if "digest" in trial.user_attrs]
 
 
+@pytest.mark.slow
 def test_a_search_whose_workers_are_killed_goes_on_to_its_number_of_trials_each_ended_once(tmp_path):
     process = run(asked(tmp_path))
     while len(list(tmp_path.glob("runs/*/*/starts"))) < 3:
@@ -85,6 +86,7 @@ def test_a_search_whose_workers_are_killed_goes_on_to_its_number_of_trials_each_
         assert trial.value == pytest.approx(abs(trial.params["optimizer.learning_rate"] - 0.01) + 1 / STEPS)
 
 
+@pytest.mark.slow
 def test_pruned_trials_save_end_early_and_keep_their_last_value(tmp_path):
     longer = {"train.steps": "60", "model.num_kv_heads": "1"}
     status, _, err = ended(run(asked(tmp_path, prune="asha", method="random", overrides=longer)))
@@ -117,6 +119,7 @@ def test_a_search_whose_keys_are_all_typed_is_refused(tmp_path):
     assert not (tmp_path / "studies.db").exists()
 
 
+@pytest.mark.slow
 def test_a_space_that_has_changed_and_a_name_of_a_suite_are_refused(tmp_path):
     from studies.search import searching
 
@@ -138,6 +141,7 @@ def test_a_key_that_is_typed_is_not_sampled(tmp_path):
     assert search.searched().keys() == {"model.num_heads"}
 
 
+@pytest.mark.slow
 def test_a_search_whose_trials_all_fail_says_so_and_finds_its_recipe_from_any_folder(tmp_path):
     (tmp_path / "own.py").write_text((ROOT / "configs" / "tiny.py").read_text().replace("4e-3", "4e-4"))
     command = ["search", "--config=own.py", "--space=spaces/lr.py", "--trials=1", "--config.data.path=none"]
@@ -170,6 +174,7 @@ def test_a_search_that_is_interrupted_between_two_trials_is_not_over(tmp_path):
     assert statuses == [-signal.SIGTERM]
 
 
+@pytest.mark.slow
 def test_a_search_without_a_valid_point_fails_with_the_first_reason(tmp_path):
     (tmp_path / "heads.py").write_text(
         'from configs.space import Choice\n\nSPACE = {"model.num_heads": Choice([3, 5])}\n'

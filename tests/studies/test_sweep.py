@@ -21,6 +21,7 @@ ONE = TINY | {
 STUDY = ["baseline", *[f"--config.{key}={value}" for key, value in ONE.items()]]
 
 
+@pytest.mark.slow
 @needs_optuna
 def test_a_study_of_one_trial_runs_train_py_and_is_shown(tmp_path):
     status, out, err = ended(sweep(tmp_path, "run", *STUDY, "--budget=5", "--keep=best", "--price=2"))
@@ -129,6 +130,7 @@ def test_a_storage_without_a_study_is_one_line_and_is_not_begun(tmp_path):
     assert err == "error: --storage=sqlite:///studies.db: there is no such file; `sweep.py run NAME` begins one\n"
 
 
+@pytest.mark.slow
 @needs_optuna
 def test_status_without_a_name_is_that_of_the_only_study(tmp_path):
     queue_in(tmp_path, "trm-mini")
@@ -157,6 +159,7 @@ def test_a_plan_and_a_dry_run_need_no_database_and_write_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @needs_optuna
 def test_trials_with_other_seeds_are_mentioned_by_commands_that_do_not_mean_them(tmp_path):
     finished(tmp_path, seeds=2)

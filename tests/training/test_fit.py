@@ -75,6 +75,7 @@ def test_a_rehearsal_fits_the_chip_and_what_was_typed():
     assert lines[0] == "train.gradient_accumulation=1 needs 32.00 GiB a chip"
 
 
+@pytest.mark.slow
 def test_a_real_step_fits_the_memory_that_was_typed_and_with_larger_microbatches_would_not(monkeypatch):
     """What a step of 1 and of 2 microbatches needs is found first."""
     of_one_device = functools.partial(assembly.assemble, devices=jax.devices()[:1])

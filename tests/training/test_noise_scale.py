@@ -70,6 +70,7 @@ def parts_of(config, together: int) -> list[np.ndarray]:
     return [rows[m::count] for rows in np.split(np.arange(BATCH), shards) for m in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "whole_bytes", "together", "of_model"),
     [

@@ -50,6 +50,7 @@ def kinds(tree) -> set[str]:
     return {leaf.sharding.memory_kind for leaf in jax.tree.leaves(tree) if leaf.size > 100}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_the_same_bits_are_computed(name):
     assert_same(trained(run_with("optimizer", name=name)), trained(run_with("none", name=name)))

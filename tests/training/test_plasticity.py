@@ -52,6 +52,7 @@ def after(steps: int, method: str, num_microbatches: int = 1, **mesh):
     return jax.device_get((state, scalars))
 
 
+@pytest.mark.slow
 def test_a_method_does_the_same_on_another_mesh():
     """Each device has its own tokens and units, and the measures of microbatches and devices add up."""
     expected, scalars = after(2, "continual_backprop")
@@ -115,6 +116,7 @@ def constant_activations():
     return inputs_BT, {f"mlp_hidden.{name}": array for name, array in measured.items()}
 
 
+@pytest.mark.slow
 def test_continual_backprop_keeps_the_function_and_zeroes_weights_and_moments():
     """With constant inputs the mean of a unit is its value, so its contribution moves to the next bias."""
     weights, params, forward = classifier()
@@ -238,6 +240,7 @@ def images(path):
     return config
 
 
+@pytest.mark.slow
 def test_a_resumed_run_replaces_the_same_units_and_reports_them(tmp_path):
     """Memory and draws continue bit for bit, and the diagnostics are in metrics.jsonl."""
 

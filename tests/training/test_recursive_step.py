@@ -139,6 +139,7 @@ def test_that_step_has_slots_of_every_kind():
     assert len(set(identifiers)) < len(identifiers)
 
 
+@pytest.mark.slow
 def test_a_step_of_the_form_that_mixes_by_an_mlp_is_that_of_one_device():
     """On a mesh of one axis, without microbatches, where the other has both. To 1e-4: its norm over positions
     amplifies rounding, fivefold a supervision step; carry and table as they are.

@@ -52,6 +52,7 @@ def test_other_models_have_the_same_gradients():
     assert_close(gradients_and_scalars(of_model=model, **mesh), gradients_and_scalars(of_model=model))
 
 
+@pytest.mark.slow
 def test_float32_sums_bring_bfloat16_gradients_nearer_to_those_of_copies():
     """Which compute the same parts and sum them in float32."""
 

@@ -47,6 +47,7 @@ def test_every_form_of_a_dataset_gives_its_documents(datasets, read, tmp_path):
     assert read(f"{tmp_path / 'parts'}:validation") == TEXTS[50:]
 
 
+@pytest.mark.slow
 def test_of_a_part_of_a_dataset_on_the_hub_only_the_files_that_have_it_are_read(datasets, read, tmp_path, monkeypatch):
     """The hub is a folder of files here, of which the last would fail; what was read is kept.
 
@@ -108,6 +109,7 @@ def test_without_the_extra_it_says_how_to_install_it(read, monkeypatch):
         read("some/name")
 
 
+@pytest.mark.slow
 def test_the_token_is_kept_nowhere(datasets, tmp_path, monkeypatch):
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
