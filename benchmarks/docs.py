@@ -193,7 +193,7 @@ def give_runs(text: str, tree: pathlib.Path, prepared: pathlib.Path) -> None:
     begins = re.search(r"train\.py|make train", text) and not (TRAINS_NOTHING.search(text) or CONTINUES.search(text))
     for workdir, word in READS.findall(text):
         name = workdir or word
-        is_new = (begins and f"--workdir={name}" in text) or "import" in text
+        is_new = (begins and f"workdir={name}" in text.lower()) or "import" in text
         if not is_new and not (tree / name).exists():
             shutil.copytree(prepared / "runs" / "tiny", tree / name)
 
