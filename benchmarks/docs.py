@@ -37,7 +37,7 @@ SHORT_RUN = {
 MOST_STEPS = 50  # where the page itself sets them
 SHORTER = {  # program: what it gets in addition, unless it is there
     "rehearse": ("--advice_seconds=0", "--config.model.num_layers=2"),
-    "sweep run": ("--config.train.steps=3", "--config.data.puzzle_train=16", "--config.data.puzzle_test=4"),
+    "sweep run": ("--config.train.steps=3", "--config.data.puzzle_count=16", "--config.data.puzzle_heldout=4"),
     "sweep search": (
         "--trials=2",
         "--config.train.steps=3",
