@@ -62,7 +62,7 @@ NOT_HERE = (
     (r"^pip |^uv |\bpip |-m venv|EXTRAS=|ACCELERATOR=|PYTHON=|make lock|make lint$", INSTALLS),
     (r"--config\.logging\.wandb=true|meta-llama/|ORG/NAME|FOLDER_OR_NAME|data\.source=huggingface", HUB),
     (r"FOLDER_WITH_|--trm=|--core=|--include_path|reasoning_gym|xprof|search_then_train", OWN_DATA),
-    (r"make (test|bench|reasoning|clean|format)\b|benchmarks/|pretrain_jax\.py --", LONG),
+    (r"make (test|bench|reasoning|clean|format)\b|benchmarks/|pretrain_jax\.py --|topology=v4-64 --search", LONG),
     (r"exp08-ema --workers|workdir=runs/sudoku\b", LONG),
     (r"(?<![A-Z_])(NAME|GROUP|SUBCOMMAND|COMMAND|RECIPE|FILE|FOLDER|WORKDIR)(?![A-Z_=])|_step=N\b", GIVEN),
     (r"rehearse(?!.*(TOPOLOGY|topology|compare)=)", GIVEN),

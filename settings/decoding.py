@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 
 from configs.base import MESH_AXES, batch_shards
 from configs.errors import ConfigError
+from settings import together
 
 
 def dropless(config: ConfigDict) -> ConfigDict:
@@ -20,8 +21,8 @@ def for_decoding(config: ConfigDict, num_devices: int, *, keep_mesh: bool = Fals
     """Return a copy of a configuration for decoding on `num_devices` devices.
 
     A decoded token reads all weights and the whole cache once, so both are sharded over as many devices as their
-    dimensions allow, along heads. The rows of a batch are sharded over the other devices. Layers are not scanned: a
-    scan would copy the cache of each layer for each token. Experts drop no token.
+    dimensions and the run's objective allow, along heads. The rows of a batch are sharded over the other devices.
+    Layers are not scanned: a scan would copy the cache of each layer for each token. Experts drop no token.
 
     Args:
       config: a resolved configuration.
@@ -34,7 +35,8 @@ def for_decoding(config: ConfigDict, num_devices: int, *, keep_mesh: bool = Fals
     if not keep_mesh:
         sizes = [model.num_heads, model.num_kv_heads, model.vocab_size, model.num_experts or model.mlp_dim]
         config.mesh.update(dict.fromkeys(MESH_AXES, 1))
-        config.mesh.model = math.gcd(num_devices, *sizes)
+        shards_heads = together.accepts(config, "mesh.model", num_devices)
+        config.mesh.model = math.gcd(num_devices, *sizes) if shards_heads else 1
         config.mesh.data = num_devices // config.mesh.model
     if config.mesh.context > 1:
         raise ConfigError(
@@ -42,6 +44,7 @@ def for_decoding(config: ConfigDict, num_devices: int, *, keep_mesh: bool = Fals
             "--config.mesh.model or --config.mesh.data"
         )
     config.model.layer_loop, config.layout.changes = "unroll", ""
-    # The steps of training are not used, so their batch is any that the mesh divides.
-    config.train.update(global_batch=batch_shards(config.mesh), gradient_accumulation=1, sum_dtype="auto")
+    # The steps of training are not used. Their batch has to divide, by the mesh and by the answers of a group.
+    batch = config.train.global_batch * batch_shards(config.mesh)
+    config.train.update(global_batch=batch, gradient_accumulation=1, sum_dtype="auto")
     return config

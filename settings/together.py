@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules between keys, in two tables: values of one key that need values of another, and keys that are not read."""
 
+from ml_collections import ConfigDict
+
 from configs.base import KEYS
 from configs.errors import ConfigError
 from configs.recursion_keys import KEYS as OF_RECURSION
@@ -194,6 +196,14 @@ def check(values: dict[str, object], *, of_mesh: bool) -> None:
             use = type(now)() if wanted is NONE else wanted[0]
             need = other if wanted is ANY else f"{other}={_said(use)}, not {_said(now)}"
             raise ConfigError(f"{key}={values[key]} needs {need}{why and f' ({why})'}")
+
+
+def accepts(config: ConfigDict, key: str, value) -> bool:
+    """Return whether the rules of NEEDS accept a value of a key beside the others of a configuration."""
+    values = flat(config)
+    return all(
+        _is(value, wanted) for owner, owns, other, wanted, _ in NEEDS if other == key and _is(values[owner], owns)
+    )
 
 
 def check_typed(loaded: Loaded) -> None:

@@ -5,8 +5,9 @@ import pytest
 
 from configs import base
 from configs.errors import ConfigError
-from settings import validation
+from settings import loading, together, validation
 from settings.decoding import dropless, for_decoding
+from tests.support import RECIPES
 
 
 def of_heads(num_kv_heads: int, num_experts: int = 0):
@@ -46,6 +47,16 @@ def test_any_batch_of_training_fits_a_mesh_that_decodes():
     config = of_heads(1)
     config.train.update(global_batch=6, gradient_accumulation=3, sum_dtype="bfloat16")
     validation.validate(for_decoding(config, 4), 4)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("num_devices", [1, 8])
+def test_a_run_of_every_recipe_decodes_on_one_device_and_on_many(recipe, num_devices):
+    """Rules that an objective has for its training stop no server: groups of answers, or tasks of one device."""
+    config = loading.load(f"configs/{recipe}.py", "", {}).config
+    if config.train.objective not in ("recursive", *together.WITHOUT_TEXT):
+        config.mesh.update(dict.fromkeys(config.mesh, 1))
+        validation.validate(for_decoding(config, num_devices), num_devices)
 
 
 def test_experts_drop_no_token_of_a_row_because_of_others():
