@@ -34,6 +34,7 @@ SHORT_RUN = {
     "train.steps": 3, "train.eval_every": 0, "evaluation.batches": 1, "train.global_batch": 16,
     "train.sequence_length": 64, "model.num_layers": 1, "model.embed_dim": 64, "model.mlp_dim": 128,
 }  # fmt: skip
+OF_TPU_OPTIMIZED = {"model.embed_dim": 192, "train.global_batch": 128}  # its 12 heads; 8 devices times 16 microbatches
 MOST_STEPS = 50  # where the page itself sets them
 SHORTER = {  # program: what it gets in addition, unless it is there
     "rehearse": ("--advice_seconds=0", "--config.model.num_layers=2"),
@@ -121,6 +122,8 @@ def _keys_of_a_short_run(text: str) -> list[str]:
     keys = SHORT_RUN if plain else {key: SHORT_RUN[key] for key in ("train.steps", "train.eval_every")}
     if "init_from" in text and not recipe:  # it has the sizes of the run that it begins with
         keys = {key: value for key, value in keys.items() if not key.startswith(("model.", "train.sequence"))}
+    if "tpu_optimized" in text:
+        keys = keys | OF_TPU_OPTIMIZED
     if re.search("faults=|--profile", text):
         keys = keys | {"train.steps": MOST_STEPS + 10}  # so that what the page announces happens
     return [f"--config.{key}={value}" for key, value in keys.items()]
