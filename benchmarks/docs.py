@@ -34,7 +34,7 @@ SHORT_RUN = {
     "train.steps": 3, "train.eval_every": 0, "evaluation.batches": 1, "train.global_batch": 16,
     "train.sequence_length": 64, "model.num_layers": 1, "model.embed_dim": 64, "model.mlp_dim": 128,
 }  # fmt: skip
-OF_TPU_OPTIMIZED = {"model.embed_dim": 192, "train.global_batch": 128}  # its 12 heads; 8 devices times 16 microbatches
+OF_TPU_OPTIMIZED = {"model.embed_dim": 192, "train.global_batch": 256}  # its 12 heads and first batch
 MOST_STEPS = 50  # where the page itself sets them
 SHORTER = {  # program: what it gets in addition, unless it is there
     "rehearse": ("--advice_seconds=0", "--config.model.num_layers=2"),
@@ -63,7 +63,7 @@ NOT_HERE = (
     (r"^pip |^uv |\bpip |-m venv|EXTRAS=|ACCELERATOR=|PYTHON=|make lock|make lint$", INSTALLS),
     (r"--config\.logging\.wandb=true|meta-llama/|ORG/NAME|FOLDER_OR_NAME|data\.source=huggingface", HUB),
     (r"FOLDER_WITH_|--trm=|--core=|--include_path|reasoning_gym|xprof|search_then_train", OWN_DATA),
-    (r"make (test|bench|reasoning|clean|format)\b|benchmarks/|pretrain_jax\.py --|topology=v4-64 --search", LONG),
+    (r"make (test|bench|reasoning|clean|format)\b|benchmarks/|pretrain_jax\.py --|rehearse.*--search", LONG),
     (r"exp08-ema --workers|workdir=runs/sudoku\b", LONG),
     (r"(?<![A-Z_])(NAME|GROUP|SUBCOMMAND|COMMAND|RECIPE|FILE|FOLDER|WORKDIR)(?![A-Z_=])|_step=N\b", GIVEN),
     (r"rehearse(?!.*(TOPOLOGY|topology|compare)=)", GIVEN),
