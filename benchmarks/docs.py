@@ -31,7 +31,7 @@ import pages
 import support
 
 SHORT_RUN = {
-    "train.steps": 3, "train.eval_every": 0, "evaluation.batches": 1, "train.global_batch": 16,
+    "train.steps": 3, "train.eval_every": 0, "evaluation.batches": 1, "train.global_batch": 64,
     "train.sequence_length": 64, "model.num_layers": 1, "model.embed_dim": 64, "model.mlp_dim": 128,
 }  # fmt: skip
 OF_TPU_OPTIMIZED = {"model.embed_dim": 192, "train.global_batch": 256}  # its 12 heads and first batch
@@ -173,8 +173,7 @@ def write_own_files(tree: pathlib.Path) -> None:
     for name in ("in.npy", "IN.npy"):
         np.save(tree / name, np.arange(32, dtype=np.int32).reshape(2, 16))
     digits = np.random.default_rng(0).integers(0, 17, (200, 64))
-    rows = [",".join(map(str, [n % 10, *digits[n]])) for n in range(200)]
-    (tree / "digits.csv").write_text("\n".join(["label," + ",".join(f"p{i}" for i in range(64)), *rows]) + "\n")
+    (tree / "digits.csv").write_text("".join(",".join(map(str, [*digits[n], n % 10])) + "\n" for n in range(200)))
 
 
 def prepare(folder: pathlib.Path) -> pathlib.Path:
