@@ -100,7 +100,8 @@ dashboard: setup ## show the studies in a browser, after make setup EXTRAS=studi
 	.venv/bin/optuna-dashboard $(or $(STORAGE),sqlite:///studies.db)
 
 # One process more than there are cores, of up to 1.5 GiB each, since some tests wait for programs that they started.
-# PYTHONDONTWRITEBYTECODE is emptied; otherwise each of these programs would compile the workspace's Python again.
+# PYTHONDONTWRITEBYTECODE is emptied, also for benchmarks; otherwise each of these programs would compile the
+# workspace's Python again.
 # A single file runs faster without other processes: .venv/bin/python -m pytest tests/...
 run_tests = PYTHONDONTWRITEBYTECODE= $(python) -m pytest --numprocesses=$$(($$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses=8 --dist=worksteal
 test: setup ## run the tests that are not marked slow, on all cores [ARGS="tests/layers -x"]
@@ -110,7 +111,7 @@ test-all: setup ## run all tests, on all cores [ARGS="tests/pods -x"]
 	$(run_tests) $(ARGS)
 
 bench: setup ## run the benchmarks and write benchmarks/RESULTS.md [ARGS="layouts cpu_step"]
-	$(python) benchmarks/run_all.py $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(python) benchmarks/run_all.py $(ARGS)
 
 lint: style audit ## check style, format, and the locked packages for known vulnerabilities
 

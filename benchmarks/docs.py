@@ -104,7 +104,7 @@ def shortened(text: str) -> str:
     if program == "sweep":
         program = "sweep " + re.findall(r"sweep\.py (\w+)", text)[0]
         text = re.sub(r"(trials=)\d+", r"\g<1>2", text)
-    return _with(text, () if "--search=model" in text else SHORTER.get(program, ()))
+    return _with(text, SHORTER.get(program, ()))
 
 
 def _few_steps(text: str) -> str:

@@ -17,8 +17,6 @@ from typing import NoReturn
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-# Programs that are started keep their bytecode, as a user's do. Else each would compile the workspace's Python again.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 QUICK = "--quick" in sys.argv
 OPTIONS = ("--quick", "--text=", "--exhaustive", "--mechanism=")  # of all benchmarks but those that parse their own
 PARSES_ITS_OWN = ("docs", "interactions", "levers", "record", "same_programs", "search_grid", "story")

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules between keys, in two tables: values of one key that need values of another, and keys that are not read."""
 
+from collections.abc import Iterator
+
 from ml_collections import ConfigDict
 
 from configs.base import KEYS
@@ -189,9 +191,8 @@ OUT_OF_FORCE = (  # a key, its value with which other keys are not read, and tho
 
 def check(values: dict[str, object], *, of_mesh: bool) -> None:
     """Raise ConfigError for the first violated rule of NEEDS: with `of_mesh` those on mesh axes, else all others."""
-    for key, with_values, other, wanted, why in NEEDS:
-        needed = other.startswith("mesh.") == of_mesh and _is(values[key], with_values)
-        if needed and not _is(values[other], wanted):
+    for key, _, other, wanted, why in _violated(values):
+        if other.startswith("mesh.") == of_mesh:
             now = values[other]
             use = type(now)() if wanted is NONE else wanted[0]
             need = other if wanted is ANY else f"{other}={_said(use)}, not {_said(now)}"
@@ -200,10 +201,15 @@ def check(values: dict[str, object], *, of_mesh: bool) -> None:
 
 def accepts(config: ConfigDict, key: str, value) -> bool:
     """Return whether the rules of NEEDS accept a value of a key beside the others of a configuration."""
-    values = flat(config)
-    return all(
-        _is(value, wanted) for owner, owns, other, wanted, _ in NEEDS if other == key and _is(values[owner], owns)
-    )
+    return all(other != key for _, _, other, _, _ in _violated(flat(config) | {key: value}))
+
+
+def _violated(values: dict[str, object]) -> Iterator[tuple]:
+    """Yield the rules of NEEDS that are violated."""
+    for rule in NEEDS:
+        key, with_values, other, wanted, _ = rule
+        if _is(values[key], with_values) and not _is(values[other], wanted):
+            yield rule
 
 
 def check_typed(loaded: Loaded) -> None:
