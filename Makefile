@@ -104,8 +104,8 @@ dashboard: setup ## show the studies in a browser, after make setup EXTRAS=studi
 # workspace's Python again.
 # A single file runs faster without other processes: .venv/bin/python -m pytest tests/...
 run_tests = PYTHONDONTWRITEBYTECODE= $(python) -m pytest --numprocesses=$$(($$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses=8 --dist=worksteal
-test: setup ## run the tests that are not marked slow, on all cores [ARGS="tests/layers -x"]
-	$(run_tests) -m "not slow" $(ARGS)
+test: setup ## run the tests that are not marked slow, or all of a folder, on all cores [ARGS="tests/layers -x"]
+	$(run_tests) $(if $(filter tests/%,$(ARGS)),,-m "not slow") $(ARGS)
 
 test-all: setup ## run all tests, on all cores [ARGS="tests/pods -x"]
 	$(run_tests) $(ARGS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train a model: python train.py --config=configs/small.py --workdir=runs/mine [--topology=v4-32]
+"""Train a model: python train.py --config=configs/small.py --workdir=runs/small [--topology=v4-32]
 
 A run in the workdir is resumed from its newest valid checkpoint. With --evaluate_only that checkpoint is evaluated, on
 all documents of other data if --config.data.path is given.
