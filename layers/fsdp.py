@@ -18,10 +18,11 @@ from flax.core import spmd
 from flax.traverse_util import unflatten_dict
 from jax.ad_checkpoint import checkpoint_name
 
-from layers.axes import as_axis_tuple, declared_axes, inside_shard_map, mesh_axes
+from layers.axes import as_axis_tuple, declared_axes, inside_shard_map, mesh_axes, platform
 
 WHOLE_TORUS = 64  # an axis of at least this many devices communicates in two steps, see `steps_of`
 LARGE = 1 << 26  # elements of a weight that such an axis gathers by permutes, which overlap with a grouped kernel
+REDUCE_SCATTER = "reduce_scatter"  # scope of the collectives that add up gradients
 GATHERED_PARAM = "gathered_param"  # checkpoint_name of a gathered weight: rematerialisation gathers it again
 _reduce_dtype = contextvars.ContextVar("reduce_dtype", default=None)
 
@@ -133,10 +134,8 @@ def all_gather(shard: jax.Array, axis: str, dim: int, reduce_dtype=None) -> jax.
         return jax.lax.all_gather(shard, axis, axis=dim, tiled=True)
     if shard.size * blocks * block >= LARGE:
         return _gather_along_ring(_gather_along_ring(shard, axis, dim, block), axis, dim, blocks, stride=block)
-    of_blocks = [[*range(first, first + block)] for first in range(0, blocks * block, block)]
-    of_places = [[*range(place, blocks * block, block)] for place in range(block)]
-    for groups in (of_blocks, of_places):
-        shard = jax.lax.all_gather(shard, axis, axis=dim, tiled=True, axis_index_groups=groups)
+    for rings in (_rings(blocks * block, block, 1), _rings(blocks * block, blocks, block)):
+        shard = jax.lax.all_gather(shard, axis, axis=dim, tiled=True, axis_index_groups=rings)
     return shard
 
 
@@ -188,10 +187,11 @@ reduce_scatter.defvjp(
 )
 
 
+@jax.named_scope(REDUCE_SCATTER)
 def ring_reduce_scatter(
     x: jax.Array, axis: str, dim: int, reduce_dtype, after: Sequence[jax.Array] = ()
 ) -> jax.Array:  # fmt: skip
-    """Reduce-scatter `x` by collective permutes along rings, which start when the arrays of `after` are ready.
+    """Reduce-scatter `x` along rings, by permutes or on a CPU at once, when the arrays of `after` are ready.
 
     `psum_scatter` computes the same. The TPU compiler lowers it to an all-reduce, which moves twice the bytes and
     overlaps with no computation. Half of the neighbours send their parts in one direction and half in the other, so no
@@ -211,26 +211,47 @@ def ring_reduce_scatter(
 
 
 def _sum_along_ring(x: jax.Array, axis: str, dim: int, dtype, size: int, *, stride: int = 1) -> jax.Array:
-    """Reduce-scatter `x` over rings of `size` devices, whose numbers on the axis are `stride` apart."""
+    """Reduce-scatter `x` over rings of `size` devices, whose numbers on the axis are `stride` apart.
+
+    On a CPU, one all-to-all replaces the permutes, because simulated devices share the cores of a machine, and all of
+    them wait for each permute. A device then adds up what it received in the order of the ring, to the same bits.
+    """
     index = jax.lax.axis_index(axis) // stride % size
     shard = x.shape[dim] // size
     across, near = size // 2, (size - 1) // 2
+    at_once = platform() == "cpu"
+    if at_once:
+        rings = _rings(jax.lax.axis_size(axis), size, stride)
+        x = jax.lax.all_to_all(x, axis, dim, dim, tiled=True, axis_index_groups=rings)
 
-    def part_of(device, start: int = 0, stop: int = shard) -> jax.Array:
-        return jax.lax.dynamic_slice_in_dim(x, device % size * shard + start, stop - start, dim).astype(dtype)
+    def part(distance: int, start: int = 0, stop: int = shard) -> jax.Array:
+        """Return the part for the device at this distance; after the all-to-all, from the device opposite to it."""
+        device = (index - distance if at_once else index + distance) % size
+        return jax.lax.dynamic_slice_in_dim(x, device * shard + start, stop - start, dim).astype(dtype)
+
+    def sent(part: jax.Array, step: int) -> jax.Array:
+        """Return what arrives from the neighbour; after the all-to-all, the same number as if it had been stored."""
+        if at_once:
+            return jax.lax.reduce_precision(part, jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant)
+        return jax.lax.ppermute(part, axis, _neighbours(jax.lax.axis_size(axis), size, stride, step))
 
     def from_side(step: int, start: int, stop: int) -> jax.Array | int:
-        to_next = _neighbours(jax.lax.axis_size(axis), size, stride, step)
         partial_sum = 0
         if across > near:
-            half = jax.lax.ppermute(part_of(index + step * across, start, stop), axis, to_next)
+            half = sent(part(step * across, start, stop), step)
             padding = [(start, shard - stop, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
             partial_sum = jax.lax.pad(half, jnp.zeros((), dtype), padding)
         for hop in range(near, 0, -1):
-            partial_sum = jax.lax.ppermute(partial_sum + part_of(index + step * hop), axis, to_next)
+            partial_sum = sent(partial_sum + part(step * hop), step)
         return partial_sum
 
-    return part_of(index) + from_side(1, 0, shard // 2) + from_side(-1, shard // 2, shard)
+    return part(0) + from_side(1, 0, shard // 2) + from_side(-1, shard // 2, shard)
+
+
+def _rings(num_devices: int, size: int, stride: int) -> list[list[int]]:
+    """Return the devices of each ring in their order."""
+    firsts = [device for device in range(num_devices) if device // stride % size == 0]
+    return [[first + stride * place for place in range(size)] for first in firsts]
 
 
 def _neighbours(num_devices: int, size: int, stride: int, step: int) -> list[tuple[int, int]]:

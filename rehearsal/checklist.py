@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from configs.base import BATCH_AXES
+from layers.fsdp import REDUCE_SCATTER
 from rehearsal import hlo, roofline, schedule
 from rehearsal.assumptions import Assumptions, of_topology
 from rehearsal.compiler import GIB, Compiled, capacity_gib
-from rehearsal.estimate import pass_of
 from rehearsal.sections import Section, Table, seconds_text
 from reporting.display import duration
 from settings import cycles
@@ -24,7 +24,7 @@ from settings import cycles
 SHORT_TYPES = ("bf16", "s8", "u8", "f8e4m3fn", "f8e5m2")  # of operands that matrix units multiply at full speed
 SIDE = 128  # columns of a matrix unit
 FEWEST_SHORT, LEAST_IN_PLACE, LEAST_FREE, MOST_EXPOSED = 0.95, 0.9, 0.05, 0.1
-REDUCING = ("reduce-scatter", "all-reduce", "collective-permute")
+REDUCING = ("reduce-scatter", "all-reduce", "collective-permute", "all-to-all")
 BYTES = 4  # of a parameter
 ONCE = 1.5  # times the gradient's elements; less than two reductions
 LONGEST_LOST = 1800.0  # seconds of work that a preemption may cost
@@ -170,11 +170,11 @@ def one_reduction(seen: Seen) -> Verdict:
 def _reduces(cost: schedule.Cost, axes: list[str]) -> bool:
     """Return whether a collective adds up gradients over axes of the batch.
 
-    A permute does so only in the backward pass, as a part of a ring.
+    A permute or an all-to-all does so only in layers/fsdp.py: ring_reduce_scatter.
     """
     if cost.kind not in REDUCING or not cost.axes or not set(cost.axes.split("*")) <= set(axes):
         return False
-    return cost.kind != "collective-permute" or pass_of(cost.instruction) == "backward"
+    return cost.kind in ("reduce-scatter", "all-reduce") or REDUCE_SCATTER in cost.instruction.op_name
 
 
 def _elements_before(cost: schedule.Cost, mesh: dict[str, int]) -> float:

@@ -38,13 +38,39 @@ def on_devices(size: int, function, in_specs, out_specs):
     return call
 
 
+def reduced(x: np.ndarray, dim: int, dtype=jnp.float32) -> np.ndarray:
+    """Return what reduce_scatter makes of x [devices, ...], in float32."""
+
+    def of_part(part):
+        return reduce_scatter(part[0].astype(dtype), "fsdp", dim).astype(jnp.float32)
+
+    return on_devices(len(x), of_part, P("fsdp"), P(*[None, None][:dim], "fsdp"))(x)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("dim", [0, 1])
 def test_reduce_scatter_is_the_sum_over_devices(size, dim):
     x = np.random.default_rng(0).standard_normal((size, 3 * size, 2 * size), np.float32)
-    shards = P(*[None, None][:dim], "fsdp")
-    ours = on_devices(size, lambda part: reduce_scatter(part[0], "fsdp", dim), P("fsdp"), shards)
-    assert_close(ours(x), x.sum(axis=0))
+    assert_close(reduced(x, dim), x.sum(axis=0))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("whole_torus", [64, 6], ids=["one step", "two steps"])
+@pytest.mark.parametrize("size", [2, 5, 6, 8])
+def test_the_exchange_of_a_cpu_adds_up_to_the_bits_of_the_rings_of_a_tpu(size, whole_torus, dtype, monkeypatch):
+    monkeypatch.setattr(fsdp, "WHOLE_TORUS", whole_torus)
+    x = np.random.default_rng(0).standard_normal((size, 3 * size, 2 * size), np.float32)
+    on_cpu = [reduced(x, dim, dtype) for dim in (0, 1)]
+    monkeypatch.setattr(fsdp, "platform", lambda: "tpu")
+    for dim, exchanged in enumerate(on_cpu):
+        np.testing.assert_array_equal(exchanged, reduced(x, dim, dtype))
+
+
+def test_a_cpu_reduces_without_permutes(monkeypatch):
+    """A permute for each hop would make 32 simulated devices wait for each other 31 times."""
+    monkeypatch.delattr(jax.lax, "ppermute")
+    x = np.random.default_rng(0).standard_normal((8, 24, 16), np.float32)
+    assert_close(reduced(x, 0), x.sum(axis=0))
 
 
 @pytest.mark.parametrize("large", [0, 1 << 26], ids=["permutes", "all-gathers"])
@@ -65,9 +91,7 @@ def test_a_large_axis_reduces_in_two_steps_with_the_same_results(dim, monkeypatc
     monkeypatch.setattr(fsdp, "WHOLE_TORUS", 8)
     assert fsdp.steps_of(8) == (2, 4) and fsdp.steps_of(64) == (8, 8) and fsdp.steps_of(7) == (1, 7)
     x = np.random.default_rng(0).standard_normal((8, 24, 16), np.float32)
-    shards = P(*[None, None][:dim], "fsdp")
-    ours = on_devices(8, lambda part: reduce_scatter(part[0], "fsdp", dim), P("fsdp"), shards)
-    assert_close(ours(x), x.sum(axis=0))
+    assert_close(reduced(x, dim), x.sum(axis=0))
 
 
 def test_the_gradient_of_an_all_gather_is_reduce_scattered():
