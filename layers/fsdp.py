@@ -202,50 +202,66 @@ def ring_reduce_scatter(
     dtype = reduce_dtype or x.dtype
     size = jax.lax.axis_size(axis)
     blocks, block = steps_of(size)
+    sum_parts = _sum_at_once if platform() == "cpu" else _sum_along_ring
     if blocks == 1:
-        return _sum_along_ring(x, axis, dim, dtype, size).astype(x.dtype)
+        return sum_parts(x, axis, dim, dtype, size).astype(x.dtype)
     before, after_dim = x.shape[:dim], x.shape[dim + 1 :]
-    parts = _sum_along_ring(x.reshape(*before, blocks, -1, *after_dim), axis, dim + 1, dtype, block)
+    parts = sum_parts(x.reshape(*before, blocks, -1, *after_dim), axis, dim + 1, dtype, block)
     parts = parts.reshape(*before, -1, *after_dim)
-    return _sum_along_ring(parts, axis, dim, dtype, blocks, stride=block).astype(x.dtype)
+    return sum_parts(parts, axis, dim, dtype, blocks, stride=block).astype(x.dtype)
 
 
 def _sum_along_ring(x: jax.Array, axis: str, dim: int, dtype, size: int, *, stride: int = 1) -> jax.Array:
-    """Reduce-scatter `x` over rings of `size` devices, whose numbers on the axis are `stride` apart.
-
-    On a CPU, one all-to-all replaces the permutes, because simulated devices share the cores of a machine, and all of
-    them wait for each permute. A device then adds up what it received in the order of the ring, to the same bits.
-    """
+    """Reduce-scatter `x` over rings of `size` devices, whose numbers on the axis are `stride` apart."""
     index = jax.lax.axis_index(axis) // stride % size
     shard = x.shape[dim] // size
     across, near = size // 2, (size - 1) // 2
-    at_once = platform() == "cpu"
-    if at_once:
-        rings = _rings(jax.lax.axis_size(axis), size, stride)
-        x = jax.lax.all_to_all(x, axis, dim, dim, tiled=True, axis_index_groups=rings)
 
-    def part(distance: int, start: int = 0, stop: int = shard) -> jax.Array:
-        """Return the part for the device at this distance; after the all-to-all, from the device opposite to it."""
-        device = (index - distance if at_once else index + distance) % size
-        return jax.lax.dynamic_slice_in_dim(x, device * shard + start, stop - start, dim).astype(dtype)
-
-    def sent(part: jax.Array, step: int) -> jax.Array:
-        """Return what arrives from the neighbour; after the all-to-all, the same number as if it had been stored."""
-        if at_once:
-            return jax.lax.reduce_precision(part, jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant)
-        return jax.lax.ppermute(part, axis, _neighbours(jax.lax.axis_size(axis), size, stride, step))
+    def part_of(device, start: int = 0, stop: int = shard) -> jax.Array:
+        return jax.lax.dynamic_slice_in_dim(x, device % size * shard + start, stop - start, dim).astype(dtype)
 
     def from_side(step: int, start: int, stop: int) -> jax.Array | int:
+        to_next = _neighbours(jax.lax.axis_size(axis), size, stride, step)
         partial_sum = 0
         if across > near:
-            half = sent(part(step * across, start, stop), step)
+            half = jax.lax.ppermute(part_of(index + step * across, start, stop), axis, to_next)
             padding = [(start, shard - stop, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
             partial_sum = jax.lax.pad(half, jnp.zeros((), dtype), padding)
         for hop in range(near, 0, -1):
-            partial_sum = sent(partial_sum + part(step * hop), step)
+            partial_sum = jax.lax.ppermute(partial_sum + part_of(index + step * hop), axis, to_next)
         return partial_sum
 
-    return part(0) + from_side(1, 0, shard // 2) + from_side(-1, shard // 2, shard)
+    return part_of(index) + from_side(1, 0, shard // 2) + from_side(-1, shard // 2, shard)
+
+
+def _sum_at_once(x: jax.Array, axis: str, dim: int, dtype, size: int, *, stride: int = 1) -> jax.Array:
+    """Return what `_sum_along_ring` returns, to the same bits: each device adds up its parts in the order of the ring.
+
+    Simulated devices share the cores of a machine, and all of them wait for each permute. This needs one all-to-all.
+    """
+    rings = _rings(jax.lax.axis_size(axis), size, stride)
+    parts = jax.lax.all_to_all(x, axis, dim, dim, tiled=True, axis_index_groups=rings).astype(dtype)
+    parts = parts.reshape(*x.shape[:dim], size, -1, *x.shape[dim + 1 :])
+    index = jax.lax.axis_index(axis) // stride % size
+    parts = jnp.take(parts, (index - jnp.arange(size)) % size, axis=dim)  # by distance of the sender
+    across, near, half = size // 2, (size - 1) // 2, parts.shape[dim + 1] // 2
+
+    def as_sent(partial_sum: jax.Array) -> jax.Array:
+        """Round to `dtype`, which the compiler otherwise leaves out between two additions."""
+        return jax.lax.reduce_precision(partial_sum, jnp.finfo(dtype).nexp, jnp.finfo(dtype).nmant)
+
+    def from_side(step: int) -> jax.Array | int:
+        partial_sum = 0
+        if across > near:
+            opposite = jax.lax.index_in_dim(parts, across, dim, keepdims=False)
+            place = jnp.arange(opposite.shape[dim]).reshape(-1, *[1] * (x.ndim - dim - 1))
+            partial_sum = jnp.where((place < half) == (step > 0), opposite, 0)
+        for hop in range(near, 0, -1):
+            sender = jax.lax.index_in_dim(parts, step * hop % size, dim, keepdims=False)
+            partial_sum = as_sent(sender + partial_sum)
+        return partial_sum
+
+    return jax.lax.index_in_dim(parts, 0, dim, keepdims=False) + from_side(1) + from_side(-1)
 
 
 def _rings(num_devices: int, size: int, stride: int) -> list[list[int]]:
