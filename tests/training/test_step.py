@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from configs import base
 from core import assembly
+from layers import fsdp
 from parallelism.mesh import make_mesh, mesh_context
 from reporting.step_log import every
 from tests.one_step import gradients_and_scalars, small_config
@@ -101,6 +102,14 @@ def test_microbatches_of_unequal_weight_make_the_step_of_the_whole_batch(num_mic
 def test_microbatches_make_the_gradients_of_the_whole_batch_in_a_language_model(mesh):
     """Each holds another number of real tokens, on each device too."""
     assert_close(gradients_and_scalars(num_microbatches=4, **mesh), gradients_and_scalars())
+
+
+@pytest.mark.parametrize("mesh", [{"fsdp": 8}, {"fsdp": 2, "context": 4}], ids=lambda mesh: "-".join(mesh))
+def test_a_whole_step_with_the_rings_of_a_tpu_has_the_same_bits(mesh, monkeypatch):
+    """Else every other test here, which runs on CPU devices, would say nothing about the rings."""
+    exchanged = gradients_and_scalars(**mesh)
+    monkeypatch.setattr(fsdp, "platform", lambda: "tpu")
+    jax.tree.map(np.testing.assert_array_equal, exchanged, gradients_and_scalars(**mesh))
 
 
 COLLECTIVE = re.compile(r"= (.*?) (all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
