@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Llama 2 13B (arXiv:2307.09288, table 1): 40 layers, 5120 wide, 13,015,864,320 parameters.
 
-Expected: not yet run. Cost: 66 G tokens; rehearsed on v4-64 12.0 days, 23.4 of 32 GiB a chip.
+Expected: not yet run. Cost: 66 G tokens; rehearsed on v4-64 12.0 days, 24.5 of 32 GiB a chip.
 Command: make train CONFIG=configs/llama2_13b.py TOPOLOGY=v4-64
 """
 
