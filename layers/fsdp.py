@@ -202,13 +202,13 @@ def ring_reduce_scatter(
     dtype = reduce_dtype or x.dtype
     size = jax.lax.axis_size(axis)
     blocks, block = steps_of(size)
-    sum_parts = _sum_at_once if platform() == "cpu" else _sum_along_ring
     if blocks == 1:
+        sum_parts = _sum_at_once if platform() == "cpu" else _sum_along_ring
         return sum_parts(x, axis, dim, dtype, size).astype(x.dtype)
     before, after_dim = x.shape[:dim], x.shape[dim + 1 :]
-    parts = sum_parts(x.reshape(*before, blocks, -1, *after_dim), axis, dim + 1, dtype, block)
+    parts = _sum_along_ring(x.reshape(*before, blocks, -1, *after_dim), axis, dim + 1, dtype, block)
     parts = parts.reshape(*before, -1, *after_dim)
-    return sum_parts(parts, axis, dim, dtype, blocks, stride=block).astype(x.dtype)
+    return _sum_along_ring(parts, axis, dim, dtype, blocks, stride=block).astype(x.dtype)
 
 
 def _sum_along_ring(x: jax.Array, axis: str, dim: int, dtype, size: int, *, stride: int = 1) -> jax.Array:
@@ -234,16 +234,14 @@ def _sum_along_ring(x: jax.Array, axis: str, dim: int, dtype, size: int, *, stri
     return part_of(index) + from_side(1, 0, shard // 2) + from_side(-1, shard // 2, shard)
 
 
-def _sum_at_once(x: jax.Array, axis: str, dim: int, dtype, size: int, *, stride: int = 1) -> jax.Array:
+def _sum_at_once(x: jax.Array, axis: str, dim: int, dtype, size: int) -> jax.Array:
     """Return what `_sum_along_ring` returns, to the same bits: each device adds up its parts in the order of the ring.
 
     Simulated devices share the cores of a machine, and all of them wait for each permute. This needs one all-to-all.
     """
-    rings = _rings(jax.lax.axis_size(axis), size, stride)
-    parts = jax.lax.all_to_all(x, axis, dim, dim, tiled=True, axis_index_groups=rings).astype(dtype)
+    parts = jax.lax.all_to_all(x, axis, dim, dim, tiled=True).astype(dtype)
     parts = parts.reshape(*x.shape[:dim], size, -1, *x.shape[dim + 1 :])
-    index = jax.lax.axis_index(axis) // stride % size
-    parts = jnp.take(parts, (index - jnp.arange(size)) % size, axis=dim)  # by distance of the sender
+    parts = jnp.take(parts, (jax.lax.axis_index(axis) - jnp.arange(size)) % size, axis=dim)  # by distance of the sender
     across, near, half = size // 2, (size - 1) // 2, parts.shape[dim + 1] // 2
 
     def as_sent(partial_sum: jax.Array) -> jax.Array:

@@ -55,10 +55,8 @@ def test_reduce_scatter_is_the_sum_over_devices(size, dim):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("whole_torus", [64, 6], ids=["one step", "two steps"])
 @pytest.mark.parametrize("size", [2, 5, 6, 8])
-def test_the_exchange_of_a_cpu_adds_up_to_the_bits_of_the_rings_of_a_tpu(size, whole_torus, dtype, monkeypatch):
-    monkeypatch.setattr(fsdp, "WHOLE_TORUS", whole_torus)
+def test_the_exchange_of_a_cpu_adds_up_to_the_bits_of_the_rings_of_a_tpu(size, dtype, monkeypatch):
     x = np.random.default_rng(0).standard_normal((size, 3 * size, 2 * size), np.float32)
     on_cpu = [reduced(x, dim, dtype) for dim in (0, 1)]
     monkeypatch.setattr(fsdp, "platform", lambda: "tpu")
