@@ -64,6 +64,13 @@ def test_the_exchange_of_a_cpu_adds_up_to_the_bits_of_the_rings_of_a_tpu(size, d
         np.testing.assert_array_equal(exchanged, reduced(x, dim, dtype))
 
 
+def test_the_gradients_of_many_tasks_are_reduced_under_vmap():
+    """As those of an objective that differentiates through the updates of its tasks."""
+    x = np.random.default_rng(0).standard_normal((4, 3, 8, 2), np.float32)
+    of_tasks = jax.vmap(lambda part: reduce_scatter(part, "fsdp", 0))
+    assert_close(on_devices(4, lambda part: of_tasks(part[0]), P("fsdp"), P(None, "fsdp"))(x), x.sum(axis=0))
+
+
 def test_a_cpu_reduces_without_permutes(monkeypatch):
     """A permute for each hop would make 32 simulated devices wait for each other 31 times."""
     monkeypatch.delattr(jax.lax, "ppermute")
