@@ -134,8 +134,10 @@ def all_gather(shard: jax.Array, axis: str, dim: int, reduce_dtype=None) -> jax.
         return jax.lax.all_gather(shard, axis, axis=dim, tiled=True)
     if shard.size * blocks * block >= LARGE:
         return _gather_along_ring(_gather_along_ring(shard, axis, dim, block), axis, dim, blocks, stride=block)
-    for rings in (_rings(blocks * block, block, 1), _rings(blocks * block, blocks, block)):
-        shard = jax.lax.all_gather(shard, axis, axis=dim, tiled=True, axis_index_groups=rings)
+    of_blocks = [[*range(first, first + block)] for first in range(0, blocks * block, block)]
+    of_places = [[*range(place, blocks * block, block)] for place in range(block)]
+    for groups in (of_blocks, of_places):
+        shard = jax.lax.all_gather(shard, axis, axis=dim, tiled=True, axis_index_groups=groups)
     return shard
 
 
@@ -260,12 +262,6 @@ def _sum_at_once(x: jax.Array, axis: str, dim: int, dtype, size: int) -> jax.Arr
         return partial_sum
 
     return jax.lax.index_in_dim(parts, 0, dim, keepdims=False) + from_side(1) + from_side(-1)
-
-
-def _rings(num_devices: int, size: int, stride: int) -> list[list[int]]:
-    """Return the devices of each ring in their order."""
-    firsts = [device for device in range(num_devices) if device // stride % size == 0]
-    return [[first + stride * place for place in range(size)] for first in firsts]
 
 
 def _neighbours(num_devices: int, size: int, stride: int, step: int) -> list[tuple[int, int]]:
