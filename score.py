@@ -46,11 +46,11 @@ def main(command: command_line.Command) -> None:
         validation.validate(config, jax.device_count(), command.loaded)
     progress = figures.Progress() if processes.index() == 0 else lambda *batch: None
     model, step = restored_model(config, command.address, tokenizer_of(command.address, config), progress)
-    results, by_task = [], {}
+    results, by_task = [], []
     with mesh_context(model.mesh):
         for suite in suites:
             of_items, of_tasks = suite(model)
-            results, by_task = results + of_items, by_task | of_tasks
+            results, by_task = results + of_items, by_task + list(of_tasks.items())
     if processes.index() == 0:
         place = write(command, results)
         print("\n".join(figures.table(by_task)))

@@ -175,10 +175,11 @@ def train(
         start, last_step = set_steps(config, corpus, record)
         for change in stored_config.changes(record["config"], flat(config)) if start else ():
             announce(f"{change} from step {start} on")
-        if record and start >= last_step and workdirs.show_summary(workdir):
+        has_finished = record and start >= last_step and workdirs.show_summary(workdir)
+        if has_finished or start > last_step:
             passed = f"train.steps={last_step} has been passed. " if last_step < start else ""
             announce(
-                f"{passed}Finished at step {start}; nothing was trained. "
+                f"{passed}{'Finished' if has_finished else 'Saved'} at step {start}; nothing was trained. "
                 f"--config.train.steps={2 * start} continues the run."
             )
             return Result(start, "nothing to train", {}, {}, f"{checkpoints.store.place}/{start}")
@@ -239,7 +240,7 @@ def run_training(
             evaluators=[*(of_corpus(config, corpus) if corpus else []), *evaluators], checkpoints=checkpoints,
             checkpoint_refs=checkpoint_refs, corpus=corpus, batches=batches, topology=topology, clock=clock, log=log,
             rollouts=rollouts, signals=signals, lost=LostData(signals), context=context,
-            batch_sampler=BatchSampler(workdir),
+            batch_sampler=BatchSampler(checkpoints.address),
             roll_backs=processes.shared("roll backs", lambda: ledger.roll_backs(workdir)),
         )  # fmt: skip
         reason = run_job(job, record)
@@ -350,11 +351,14 @@ def main(command: command_line.Command) -> None:
     store = host_folders.of_config(config, command.workdir, command.bucket)
     if flags.verify_checkpoints:
         lines, all_good = inspection.checkpoints_table(command.address, Retention.of_config(config.checkpoint), store)
-        print("\n".join(lines))
+        if processes.index() == 0:
+            print("\n".join(lines))
         if not all_good:
             raise Damaged(f"{command.address} has damaged checkpoints")
     elif flags.explain_step is not None:
-        print("\n".join(inspection.explain_step(config, command.workdir, command.address, flags.explain_step)))
+        lines = inspection.explain_step(config, command.workdir, command.address, flags.explain_step, store)
+        if processes.index() == 0:
+            print("\n".join(lines))
     elif flags.evaluate_only:
         if config.data.source == preference.SOURCE:  # a stored configuration is loaded as a language model
             config.train.objective = "dpo"

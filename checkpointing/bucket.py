@@ -10,13 +10,13 @@ from cluster import compiled_programs
 from configs.errors import ConfigError
 from files.atomic import write_atomically
 
-GROWING = ("metrics.jsonl", "ledger.jsonl")  # append-only: the longer copy is the newer one
+GROWING = ("metrics.jsonl", "ledger.jsonl", "rollouts.jsonl")  # append-only
 COPIED = (  # in both directions
     *GROWING, "config.json", "run.json", "tokenizer.model", "tokenizer.json",
     "tokenizer_config.json", "chat_template.jinja", "summary.txt", "submission.json", "causes.html",
-    "report.html", "profile.json", "rehearsal.json",
+    "report.html", "profile.json", "rehearsal.json", "wandb_id.txt", "bad_documents.txt",
 )  # fmt: skip
-BY_STEP = {"votes": "*.gz", "rollouts": "*.npz"}  # folders of a file per step, which a repeated step overwrites
+BY_STEP = {"votes": "*.gz"}  # folders of a file per step, which a repeated step overwrites
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,10 @@ class Bucket:
     folder: pathlib.Path
 
     def fetch(self) -> None:
-        """Copy the run's small files from the bucket, as another host left them; ConfigError if it cannot be read."""
+        """Copy the run's small files from the bucket, as another host left them; ConfigError if it cannot be read.
+
+        A file that grows stays as it is if it only has more than the bucket: its last lines were not sent.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         store = path_of(self.url)
         try:
@@ -38,10 +41,12 @@ class Bucket:
             by_step = [f"{name}/{path.name}" for name in BY_STEP for path in (store / name).glob(BY_STEP[name])]
             for name in (*COPIED, *by_step):
                 there, here = store / name, self.folder / name
-                longer = name in GROWING and here.exists() and here.stat().st_size >= there.stat().length
-                if there.exists() and not longer:
+                if not there.exists():
+                    continue
+                content = there.read_bytes()
+                if not (name in GROWING and here.exists() and here.read_bytes().startswith(content)):
                     here.parent.mkdir(exist_ok=True)
-                    write_atomically(here, there.read_bytes())
+                    write_atomically(here, content)
         except OSError as error:
             raise ConfigError(f"--workdir={self.url}: {error}") from None
 

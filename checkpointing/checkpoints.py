@@ -41,7 +41,7 @@ class Damaged(CheckpointError):
     exit_status = 1
 
 
-class SaveFailed(RunError):
+class SaveFailed(processes.OfAllProcesses, RunError):
     """The state could not be saved; the message says why, and in which process."""
 
 
@@ -231,10 +231,11 @@ class Checkpoints:
                 f"it with the configuration and the versions that saved it ({versions})"
             )
 
-    def save(self, step: int, state: TrainState, record: dict) -> None:
+    def save(self, step: int, state: TrainState, record: dict, write_first: Callable[[], None] = lambda: None) -> None:
         """Start to write `state`; return when its arrays are copied.
 
-        A failure, or an unfinished earlier save, is reported; `due_again` decides when to retry.
+        A failure, or an unfinished earlier save, is reported; `due_again` decides when to retry. `write_first` writes
+        what belongs to the checkpoint and is not in it; the save fails with it.
         """
         self.wait(PATIENCE_SECONDS)
         if any(processes.gather("saving", self.saving is not None and self.saving.is_alive())):
@@ -251,6 +252,7 @@ class Checkpoints:
         def write() -> None:
             if failed:  # raised in the thread, which reports all failures to all processes
                 raise failed
+            write_first()
             self.store.write(step, text)
 
         blocked = time.perf_counter() - started
@@ -263,14 +265,16 @@ class Checkpoints:
         self.report(why, event="save_left_out", step=step)
         self.failures = max(1, self.failures)
 
-    def save_and_wait(self, step: int, state: TrainState, record: dict) -> None:
+    def save_and_wait(
+        self, step: int, state: TrainState, record: dict, write_first: Callable[[], None] = lambda: None
+    ) -> None:
         """Save the last state of the run and wait until it is on disk; raise SaveFailed after some retries."""
         self.wait()
         if step == self.begun and not self.failure:
             return
         for pause in LAST_TRIES_SECONDS:
             time.sleep(pause)
-            self.save(step, state, record)
+            self.save(step, state, record, write_first)
             self.wait()
             if not self.failure:
                 return

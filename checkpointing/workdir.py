@@ -9,6 +9,7 @@ import fcntl
 import json
 import pathlib
 import secrets
+import time
 
 from checkpointing.checkpoints import CheckpointError, Checkpoints
 from checkpointing.lease import LONGEST_NAME, read_name, this_run, trains
@@ -21,6 +22,7 @@ from files.atomic import write_atomically
 from settings import stored_config
 
 MOST_NAMED = 8  # changed keys that an error names
+LOCK_PAUSES = (0.0, 0.02, 0.05, 0.1, 0.2)  # seconds before each attempt to lock
 
 
 @contextlib.contextmanager
@@ -54,15 +56,23 @@ def _hold(lock, workdir: pathlib.Path) -> None:
     The name is only information for other runs. The file is never deleted: otherwise one run could lock the old file,
     and another its successor.
     """
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _locked(lock):
         with (workdir / "lock").open("rb") as file:
             holder = read_name(file.read(LONGEST_NAME + 1))  # None: being written, or not valid
-        raise CheckpointError(f"{trains(holder, workdir)}. Use another --workdir, or stop that process.") from None
+        raise CheckpointError(f"{trains(holder, workdir)}. Use another --workdir, or stop that process.")
     lock.truncate(0)
     json.dump(this_run(), lock)
     lock.flush()
+
+
+def _locked(lock) -> bool:
+    """Lock the open file, and return whether this succeeded; one who asks `is_held` locks it for a moment."""
+    for pause in LOCK_PAUSES:
+        time.sleep(pause)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    return False
 
 
 def _check_same_folder(workdir: pathlib.Path) -> None:

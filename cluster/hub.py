@@ -23,6 +23,7 @@ LEAD = 2  # boundaries from the furthest process to the proposed stop
 # A process that requests a stop with `hold` passes at most this many boundaries before all stop; others pass one more.
 BOUNDARIES_TO_STOP = LEAD + 3
 LEAVE_SECONDS = 10.0
+LEAVING = "leave"  # topic of the processes that are done
 LONGEST_HOST, LONGEST_REASON = 255, 1500  # characters of a process's text that are kept
 
 
@@ -165,6 +166,14 @@ class Hub:
         if len(self.values[topic]) == self.count:
             values = self.values.pop(topic)
             self._tell({"kind": "values", "topic": topic, "values": [values[i] for i in range(self.count)]})
+        self._check_none_waits_for_one_that_leaves()
+
+    def _check_none_waits_for_one_that_leaves(self) -> None:
+        leaving = {index for topic, given in self.values.items() if topic.startswith(LEAVING) for index in given}
+        for topic, given in self.values.items():
+            if not topic.startswith(LEAVING) and (ended := sorted(leaving - given.keys())):
+                who = f"process {ended[0]} of {self.count} ({self.hosts[ended[0]]})"
+                self._end(f"{who} has ended, and process {min(given)} waits for it ({topic})", 1)
 
     def _propose(self, boundary: int) -> None:
         """Ask all to wait at a boundary until all have promised it; if one has passed it, a later one is proposed."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from cluster import messages
 from cluster.door import PROOF_SECONDS, Refused, prove
-from cluster.hub import LEAVE_SECONDS, RunError
+from cluster.hub import LEAVE_SECONDS, LEAVING, RunError
 from cluster.messages import has_room, keep_alive, send
 from cluster.secret import Secret
 from files.json_reader import JsonError
@@ -113,7 +113,7 @@ class Line:
 
     def leave(self) -> None:
         """Leave the group without an error, when all processes are done."""
-        self.gather("leave", None)
+        self.gather(LEAVING, None)
         self.leaving = True
         self._say(kind="leave")
 

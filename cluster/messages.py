@@ -125,9 +125,9 @@ def read(lines: BinaryIO, schemas: Mapping[str, type], longest: int = LONGEST_ME
 
 
 def send(connection: socket.socket, message: dict) -> None:
-    """Send a message; a closed connection is ignored here, since the reader of the connection notices it."""
+    """Send a message; a broken connection is ignored here, since its reader notices it."""
     line = json.dumps(message, ensure_ascii=False).encode(errors="replace") + b"\n"
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+    with contextlib.suppress(OSError):
         connection.sendall(line)
 
 

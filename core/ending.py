@@ -62,12 +62,12 @@ def _with_one_line(kind: type, error: BaseException, trace: types.TracebackType 
             line = message if status in WITHOUT_ERROR else f"error: {message}"
         case _:
             frame, status = traceback.extract_tb(trace)[-1], 1
-            note = "".join(f"; traceback in {os.path.relpath(file)}" for file in _log_files())
+            note = "".join(f"; traceback in {_relative(file)}" for file in _log_files())
             line = f"error: {kind.__name__}: {message[:400]} ({frame.filename}:{frame.lineno}{note})"
             LOG.error("the process ends with", exc_info=(kind, error, trace))
             if processes.count() > 1 and kind.__module__.startswith("jax"):
                 time.sleep(BLAME_SECONDS)  # if another process died, the hub's message ends this one
-    if status == INTERRUPTED and kind is not KeyboardInterrupt:  # all processes have saved and stop
+    if isinstance(error, processes.OfAllProcesses):
         processes.leave()
     else:
         processes.fail(line, status)
@@ -120,5 +120,13 @@ def _log_files() -> list[pathlib.Path]:
     """Return the files of the log; create missing folders."""
     files = [pathlib.Path(h.baseFilename) for h in LOG.handlers if isinstance(h, logging.FileHandler)]
     for file in files:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # the log is then lost, but not the end of the process
+            file.parent.mkdir(parents=True, exist_ok=True)
     return files
+
+
+def _relative(file: pathlib.Path) -> str:
+    try:
+        return os.path.relpath(file)
+    except OSError:  # the current folder was deleted
+        return str(file)

@@ -3,6 +3,7 @@
 
 import base64
 import json
+import logging
 import math
 import pathlib
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from puzzles import voting
 from puzzles.voting import Votes
 from reporting.step_log import format_evaluation
 
+LOG = logging.getLogger("torus")
 HEADLINE = "pass@2"
 POOLED = "pooled/"
 OPENING_TOKENS, OPENING_WORDS = 16, 2  # of a held-out document: tokens to read, and words to take as a prompt
@@ -75,16 +77,19 @@ def batches_of_rows(
     return place(batches, sharding, rows)
 
 
-def vote(run: assembly.Run, params: dict, corpus: corpora.Corpus, on_batch: Callable = lambda: None) -> Votes:
+def vote(
+    run: assembly.Run, params: dict, corpus: corpora.Corpus, stop: Callable[[], bool] = lambda: False
+) -> Votes | None:
     """Return the votes of the answers to all held-out puzzles, the same in all processes.
 
-    `on_batch` is called before each batch.
+    `stop` is asked before each batch; once it returns true, in all processes, so does this: None.
     """
     mesh, windows, votes = run.mesh, corpus.heldout, Votes()
     layouts = axis_rules.batch_sharding(mesh, 2), axis_rules.batch_sharding(mesh, 1)
     predict = jax.jit(lambda params, batch: run.objective.predict(run.model(params), batch), out_shardings=layouts)
     for batch in heldout_batches(run, corpus):
-        on_batch()
+        if stop():
+            return None
         predictions, halt_logits = map(local_values, predict(params, batch))
         names = [windows.identifiers[row] for row in local_values(batch["puzzle_identifiers"]).tolist()]
         votes.add_batch(names, local_values(batch["inputs"]), predictions, halt_logits)
@@ -94,9 +99,9 @@ def vote(run: assembly.Run, params: dict, corpus: corpora.Corpus, on_batch: Call
 
 def vote_and_keep(
     run: assembly.Run, params: dict, corpus: corpora.Corpus, workdir: pathlib.Path, step: int,
-    on_batch: Callable = lambda: None,
-) -> dict[str, float]:  # fmt: skip
-    """Return `voting.results` of the answers of a step; {} if the held-out data has no votes.
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, float] | None:  # fmt: skip
+    """Return `voting.results` of the answers of a step; {} if the held-out data has no votes, None if it is stopped.
 
     Votes are saved in `workdir`/votes, one file for each step. Their outcome, without those of other steps, is saved in
     submission.json. `at_step/N/pass@2` is that of the votes of another step alone.
@@ -104,12 +109,17 @@ def vote_and_keep(
     tasks = corpus.heldout.test_puzzles
     if not tasks:
         return {}
-    votes, file = vote(run, params, corpus, on_batch), workdir / "votes" / f"{step}.gz"
+    votes, file = vote(run, params, corpus, stop), workdir / "votes" / f"{step}.gz"
+    if votes is None:
+        return None
 
     def keep() -> dict[str, float]:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        votes.save(file)
-        write_atomically(workdir / "submission.json", json.dumps(voting.submission(votes, tasks)).encode())
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            votes.save(file)
+            write_atomically(workdir / "submission.json", json.dumps(voting.submission(votes, tasks)).encode())
+        except OSError as error:  # such as a full disk, which ends no run
+            LOG.error(f"the votes of step {step} are not saved: {error}")
         others = {path.stem: Votes.load(path) for path in file.parent.glob("*.gz") if path != file}
         pooled = run.config.evaluation.pooled_votes
         found = voting.results(votes, tasks, [others[name] for name in sorted(others)] if pooled else [])

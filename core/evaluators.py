@@ -142,9 +142,7 @@ class Votes(Evaluator):
 
     def evaluate(self, context):
         """Return the share of solved tasks by number of answers; {} if the data has no votes."""
-        return vote_and_keep(
-            context.run, context.params, context.corpus, context.workdir, context.step, on_batch=context.stop
-        )
+        return vote_and_keep(context.run, context.params, context.corpus, context.workdir, context.step, context.stop)
 
     def lines(self, context, figures):
         """Return the results in words."""

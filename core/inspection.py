@@ -11,6 +11,7 @@ from checkpointing.folder_store import DAMAGED
 from checkpointing.retention import Retention
 from checkpointing.source_run import check_model, restore_eval_params
 from checkpointing.store import Store
+from cluster import processes
 from core import assembly
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
@@ -38,7 +39,7 @@ def checkpoints_table(address, retention: Retention, store: Store | None = None)
     return lines, len(good) == len(problems) and (bool(good) or DAMAGED not in "".join(others))
 
 
-def explain_step(config, workdir: pathlib.Path, address, step: int) -> list[str]:
+def explain_step(config, workdir: pathlib.Path, address, step: int, store: Store | None = None) -> list[str]:
     """Return a table of the documents that a step of a run was trained on.
 
     Each document has its loss under the newest valid checkpoint, if there is one. The highest loss comes first, so that
@@ -46,11 +47,11 @@ def explain_step(config, workdir: pathlib.Path, address, step: int) -> list[str]
     the run has not reached this step, or if its documents no longer exist.
     """
     corpus = with_documents(config)
-    section = ledger.section_of(workdir, step, last_step(workdir))
+    section = processes.shared("section", lambda: ledger.section_of(workdir, step, last_step(workdir)))
     examples = ledger.explain(section, step, corpus)
     if "segments" not in corpus.train.arrays or config.data.source == preference.SOURCE:
         return ledger.table(examples)
-    with Checkpoints(address) as checkpoints:
+    with Checkpoints(address, store=store) as checkpoints:
         newest = checkpoints.newest()
         if newest is None:
             return ledger.table(examples)

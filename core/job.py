@@ -160,7 +160,7 @@ class Job:
 
     def begin_stage(self, step: int, shape: Shape) -> None:
         """Switch to the mesh of the steps after `step`, and start to compile the step of the stage after them."""
-        self.run = self.run_of(shape._replace(rows=self.config.train.global_batch))
+        self.run = self.log.run = self.run_of(shape._replace(rows=self.config.train.global_batch))
         self.context.close()
         self.context.enter_context(mesh_context(self.run.mesh))
         self.compiled_steps.cycles = shape.cycles
@@ -224,9 +224,9 @@ class Job:
                 "topology": self.topology.name if self.topology else None,
             }
             self.rewrite_missing_files()
-            self.batch_sampler.save(step, self.run)
+            batch = self.batch_sampler.saving(step, self.run, self.checkpoints.store.steps)
             write = self.checkpoints.save_and_wait if ends else self.checkpoints.save
-            write(step, state, record)
+            write(step, state, record, batch)
 
     def rewrite_missing_files(self) -> None:
         """Rewrite the files that a checkpoint needs, if the folder was emptied during the run."""

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches that an objective samples from the live parameters before each step."""
 
+import io
 import pathlib
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.multihost_utils import broadcast_one_to_all
 
+from checkpointing.bucket import path_of
 from cluster import processes
 from core import assembly, decoding
 from core.assembly import Run
 from core.evaluators import engine_of
-from files.atomic import writing
+from files.atomic import write_atomically
 from input_pipeline.errors import DataError
 from objectives.objective import Objective, Sampled
 from parallelism import resharding
@@ -29,12 +32,13 @@ def samples(objective: Objective) -> bool:
 class BatchSampler:
     """Samples batches. Weights are copied to the mesh and the layout in which a token is decoded fastest.
 
-    An objective may train on a batch for several steps. If a checkpoint is saved between them, the batch is saved in
-    the run's folder, as rollouts/STEP.npz, so that a run that resumes there trains on it too.
+    An objective may train on a batch for several steps. If a checkpoint is saved between them, the batch is saved
+    before it, as rollouts/STEP.npz in the run's folder or bucket, so that a run that resumes there trains on it too.
     """
 
-    def __init__(self, workdir: pathlib.Path):
-        self._folder, self._run = workdir / "rollouts", None
+    def __init__(self, address):
+        """Sample for the run in a folder, which is a path or the address of a bucket folder."""
+        self._folder, self._is_local, self._run = path_of(address) / "rollouts", "://" not in str(address), None
         self._step, self._kept = 0, {}  # the last step, and the batch that it trained on
 
     def sample(self, run: Run, params: dict, frozen: dict, batch: dict[str, jax.Array], step: int) -> Sampled:
@@ -53,13 +57,31 @@ class BatchSampler:
         check_batch(sampled.batch, wanted, what)
         return sampled._replace(batch=_placed(sampled.batch, run))
 
-    def save(self, step: int, run: Run) -> None:
-        """Write the batch of a step if the next step trains on it too; a run that resumed at this step has read it."""
+    def saving(self, step: int, run: Run, steps: Callable[[], list[int]]) -> Callable[[], None]:
+        """Return a function that writes the batch of a step, if the next step trains on it too, before its checkpoint.
+
+        A run that resumed at this step has read it. Batches of other steps than `steps()`, those of the checkpoints,
+        are deleted.
+        """
         keeps = samples(run.objective) and processes.index() == 0 and not self._is_first(run, step + 1)
-        if keeps and self._step == step:
-            self._folder.mkdir(exist_ok=True)
-            with writing(self._folder / f"{step}.npz") as file:
-                np.savez(file, **self._kept)
+        if not keeps or self._step != step:
+            return lambda: None
+        batch = self._kept
+
+        def write() -> None:
+            content = io.BytesIO()
+            np.savez(content, **batch)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if self._is_local:
+                write_atomically(pathlib.Path(self._folder) / f"{step}.npz", content.getvalue())
+            else:  # where an object is written at once
+                (self._folder / f"{step}.npz").write_bytes(content.getvalue())
+            kept = {f"{number}.npz" for number in (step, *steps())}
+            for file in self._folder.glob("*.npz"):
+                if file.name not in kept:
+                    file.unlink()
+
+        return write
 
     def _is_first(self, run: Run, step: int) -> bool:
         """Return whether a step is the first one on its batch."""
@@ -80,7 +102,7 @@ class BatchSampler:
         """Return the batch in the file of a step, and why it cannot be used; "" if it can."""
         file = self._folder / f"{step}.npz"
         try:
-            with np.load(file, allow_pickle=False) as arrays:
+            with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
                 found = dict(arrays)
             check_batch(found, wanted, str(file))
         except (OSError, ValueError) as error:

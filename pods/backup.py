@@ -26,7 +26,8 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
     elif not folder.startswith("/") and (num_workers := transport.num_workers) > 1:
         _join(settings, transport, num_workers, folder, target)
     else:
-        inside = "/*" if target.is_dir() else ""  # scp would put the folder into an existing one
+        everything = "/." if settings.transport == "local" else "/*"  # cp and scp put a folder into an existing one
+        inside = everything if target.is_dir() else ""
         local_folder(settings, str(target.parent))
         worker = str(settings.coordinator_worker)
         transport.copy(f"{_on_host(settings, folder)}{inside}", str(target), worker=worker)

@@ -73,6 +73,7 @@ class Supervisor:
         self.final = studies.FINAL if record.get("study") else hosts.FINAL
         self.mixed_since: float | None = None
         self.recovering = False
+        self.needs_code = False  # whether a pod was created, and its code is not installed yet
         given = settings.given("poll_seconds") or settings.transport != "local"
         self.poll_seconds = settings.poll_seconds if given else LOCAL_POLL_SECONDS
 
@@ -153,6 +154,9 @@ class Supervisor:
                 self.create_again()
             else:
                 self.stop()
+            if self.needs_code:
+                self.transport.put_code()
+                self.needs_code = False
             record = self.record | {"time": time.time()}
             launch.start(self.settings, self.transport, record, unless_ended=True, was_stopped=True)
         except PodError as error:  # the next check sees that nothing runs, and counts it
@@ -161,10 +165,10 @@ class Supervisor:
         return True
 
     def create_again(self) -> None:
-        """Delete the rest of the pod, create it as before, wait for it and install the code."""
+        """Delete the rest of the pod, create it as before and wait for it."""
+        self.needs_code = True
         for step in (self.transport.delete, self.transport.create, self.transport.wait):
             print(step(), flush=True)
-        self.transport.put_code()
 
     def stop(self) -> None:
         """Stop all programs that still run."""

@@ -2,6 +2,7 @@
 """The energy of a step: measured by NVML on NVIDIA GPUs, else estimated from the published power of a chip."""
 
 import importlib.util
+import os
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -46,7 +47,7 @@ def nvml_joules(gpus: Iterable[int]) -> float | None:
     """Return the joules that GPUs have used since their driver was loaded; None if NVML cannot tell.
 
     Args:
-      gpus: their numbers on this host.
+      gpus: their numbers among those that CUDA shows to this process.
     """
     if importlib.util.find_spec("pynvml") is None:
         return None
@@ -54,7 +55,15 @@ def nvml_joules(gpus: Iterable[int]) -> float | None:
 
     try:
         pynvml.nvmlInit()
-        handles = map(pynvml.nvmlDeviceGetHandleByIndex, gpus)
+        handles = [_handle(pynvml, gpu) for gpu in gpus]
         return sum(map(pynvml.nvmlDeviceGetTotalEnergyConsumption, handles)) / 1000
     except pynvml.NVMLError:  # no driver, or a GPU before Volta, which does not count
         return None
+
+
+def _handle(pynvml, gpu: int):
+    """Return NVML's handle of a GPU. CUDA numbers the GPUs of CUDA_VISIBLE_DEVICES, and NVML all GPUs of the host."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    name = visible.split(",")[gpu].strip() if visible else str(gpu)
+    by_number, by_uuid = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
+    return by_number(int(name)) if name.isdecimal() else by_uuid(name)

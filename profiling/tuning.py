@@ -13,12 +13,15 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
+
 from cluster import processes
 from core.callbacks import Callback, Stop
 from profiling.advice import Advice
 from profiling.recording import FILE, Profile
 from profiling.windows import Window
 from rehearsal.sections import options, seconds_text
+from reporting import preflight
 from reporting.display import aligned
 from settings import validation
 
@@ -123,7 +126,11 @@ def tune(train: Callable, config, workdir: pathlib.Path, say: Callable[[str], No
         if changed is None:
             continue
         say(f"{change.line()}; trying it")
-        trial = measure(train, changed, folder, **arguments)
+        trial = _measured_if_it_fits(train, changed, folder, **arguments)
+        if trial is None:
+            rows.append((options(change.keys), "-", "-", "not kept: does not fit"))
+            say("  does not fit into memory")
+            continue
         saved = best.timing.seconds - trial.timing.seconds
         helped = saved > NOISES * math.hypot(best.timing.error, trial.timing.error)
         said = "kept" if helped else "not kept: no gain beyond the noise"
@@ -133,6 +140,18 @@ def tune(train: Callable, config, workdir: pathlib.Path, say: Callable[[str], No
             kept, best, tried = kept | change.keys, trial, set()
     _conclude(say, rows, kept, before, best)
     return kept
+
+
+def _measured_if_it_fits(*what, **arguments) -> Trial | None:
+    """Return what `measure` does; None if there is too little memory for the step."""
+    try:
+        return measure(*what, **arguments)
+    except preflight.StepTooLarge:
+        return None
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return None
 
 
 def _is_new(advice: Advice, tried: set) -> bool:

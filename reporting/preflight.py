@@ -18,6 +18,10 @@ _measured_peak = functools.cache(throughput.measured_matmul_peak)  # a process t
 USUAL_EFFICIENCY = {"cpu": 0.5, "gpu": 0.4, "tpu": 0.5}  # of the peak, for the estimate before step 1
 
 
+class StepTooLarge(ConfigError):
+    """A step that needs more memory than the machine has."""
+
+
 def check_state_fits(run) -> None:
     """Raise ConfigError if a CPU machine's memory cannot hold the state, gradients and frozen weights of a run."""
     leaves = jax.tree.leaves((run.abstract_state, run.abstract_state.params, run.abstract_frozen))
@@ -71,12 +75,12 @@ def peak_flops(topology, num_devices: int) -> tuple[float | None, str]:
 
 
 def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
-    """Return the lines before step 1. Raises ConfigError if a CPU machine has too little memory for the step."""
+    """Return the lines before step 1. Raises StepTooLarge if a CPU machine has too little memory."""
     backend, available = jax.default_backend(), throughput.host_memory_gib()[1]
     simulated = run.mesh.size if backend == "cpu" else 1
     needed = compiled_gib(compiled) * simulated
     if backend == "cpu" and needed > available:
-        raise ConfigError(
+        raise StepTooLarge(
             f"the step needs {needed:.1f} GiB, but this machine has {available:.0f}; "
             f"try --config.train.gradient_accumulation={2 * run.num_microbatches} or --config.model.remat=full"
         )

@@ -68,10 +68,10 @@ def lines(found: dict[str, float]) -> list[str]:
     return [f"{name}: {_text(found[name])}{errors.get(name, '')}" for name in found if not name.endswith("_stderr")]
 
 
-def table(tasks: dict[str, dict[str, Figure]]) -> list[str]:
-    """Return the lines of a table of all tasks."""
+def table(tasks: Iterable[tuple[str, dict[str, Figure]]]) -> list[str]:
+    """Return the lines of a table of all tasks; two of them may have one name."""
     rows = [("task", "metric", "value", "standard error", "items")]
-    for task, metrics in tasks.items():
+    for task, metrics in tasks:
         for name, (value, error, count) in metrics.items():
             rows.append((task, name, _text(value), "-" if math.isnan(error) else _text(error), f"{count:,}"))
     return aligned(rows)

@@ -13,6 +13,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from serving.errors import ApiError, answer_api_error, answer_failure, answer_http_error
 from serving.metrics import Metrics
@@ -42,7 +43,7 @@ class Service(Protocol):
         """Return the endpoints."""
 
 
-def make_app(service: Service, key: str) -> Starlette:
+def make_app(service: Service, key: str) -> ASGIApp:
     """Return the application; without a key it answers only requests to names of this machine."""
     model = {
         "id": service.name, "object": "model", "created": int(time.time()), "owned_by": "torus",
@@ -72,13 +73,14 @@ def make_app(service: Service, key: str) -> Starlette:
         Route("/v1/models/{name:path}", one_model), *service.routes(),
     ]  # fmt: skip
     guard = Middleware(RequireKey, key=key) if key else Middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_NAMES)
-    return Starlette(
+    answers = Starlette(
         routes=routes,
-        middleware=[Middleware(CountRequests, metrics=service.metrics, paths={route.path for route in routes}), guard],
+        middleware=[guard],
         exception_handlers={
             ApiError: answer_api_error, HTTPException: answer_http_error, Exception: answer_failure
         },
     )  # fmt: skip
+    return CountRequests(answers, service.metrics, {route.path for route in routes})
 
 
 class RequireKey:
@@ -102,7 +104,10 @@ class RequireKey:
 
 
 class CountRequests:
-    """Counts answers by path and status; all paths that are not known count as one."""
+    """Counts answers by path and status; all paths that are not known count as one.
+
+    It is outside of Starlette, which answers an unexpected error outside of all middleware.
+    """
 
     def __init__(self, app, metrics: Metrics, paths: Collection[str]):
         self._app, self._metrics, self._paths = app, metrics, paths

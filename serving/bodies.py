@@ -4,10 +4,10 @@
 from typing import TypeVar
 
 import pydantic
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from configs.errors import shown
-from serving.errors import ApiError, of_validation
+from serving.errors import ApiError, gone, of_validation
 from serving.requests import FIELDS
 
 MOST_BYTES = 8 << 20  # of a body
@@ -23,10 +23,13 @@ async def read(request: Request, schema: type[Schema], model: str) -> Schema:
     if kind != "application/json":
         raise ApiError(400, f"the body has the type {shown(kind or 'nothing')}; send Content-Type: application/json")
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BYTES:
-            raise ApiError(413, f"the body is larger than {MOST_BYTES:,} bytes")
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MOST_BYTES:
+                raise ApiError(413, f"the body is larger than {MOST_BYTES:,} bytes")
+    except ClientDisconnect:
+        raise gone() from None
     try:
         given = schema.model_validate_json(bytes(body))
     except pydantic.ValidationError as error:

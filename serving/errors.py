@@ -58,6 +58,11 @@ def of_validation(error: pydantic.ValidationError, fields: Collection[str]) -> A
     return ApiError(400, message, param=name or None, code="invalid_value")
 
 
+def gone() -> ApiError:
+    """Return the error of a request whose client has disconnected."""
+    return ApiError(499, "the client has disconnected")
+
+
 def _name(place: tuple[int | str, ...], fields: Collection[str]) -> str:
     """Return a place in the JSON as messages[0].content, without the names of types."""
     words = [

@@ -159,6 +159,7 @@ async function ask(event) {
 
 async function receive(answer, turn) {
   for await (const part of events(answer)) {
+    if (part.error) throw new Error(part.error.message);
     const choice = part.choices[0];
     if (choice) {
       turn.content += choice.delta?.content ?? choice.text ?? "";

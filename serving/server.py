@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from configs.errors import ConfigError, shown
 
@@ -61,7 +61,7 @@ def read_key(file: str, host: str) -> str:
 class Server(uvicorn.Server):
     """Says when it is ready, and when it stops."""
 
-    def __init__(self, app: Starlette, grace_seconds: int, has_failed: Callable[[], bool]):
+    def __init__(self, app: ASGIApp, grace_seconds: int, has_failed: Callable[[], bool]):
         """Serve an application.
 
         Args:

@@ -258,7 +258,7 @@ async def unless_disconnected(request: Request, work):
     try:
         await asyncio.wait({found, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not found.done():
-            raise ApiError(499, "the client has disconnected")
+            raise gone()
         return found.result()
     finally:
         found.cancel()

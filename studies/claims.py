@@ -3,13 +3,17 @@
 
 Optuna's own queue cannot serve: on SQLite two processes may pop one trial, and its heartbeats mark a trial as failed
 that only compiles for long. Here a claim is a row with a primary key, so that the database accepts one of two. A worker
-counts `beat` up. Another worker takes a claim over if its holder was a process of this machine that has ended, or if
-the count has stood still for STALE_SECONDS by the clock of the one who looks, so that no clocks are compared.
+counts `beat` up, from a random number, so that no two holdings look the same. Another worker takes a claim over if its
+holder was a process of this machine that has ended, or if the count has stood still for STALE_SECONDS by the clock of
+the one who looks, so that no clocks are compared.
 """
 
+import contextlib
 import os
 import pathlib
+import secrets
 import socket
+import threading
 import time
 from typing import NamedTuple
 
@@ -29,7 +33,7 @@ TABLE = sqlalchemy.Table(
 
 
 class Holder(NamedTuple):
-    """A row: who holds a claim, and how often it has counted."""
+    """A row: who holds a claim, and its count."""
 
     worker: str
     beat: int
@@ -51,18 +55,36 @@ class Claims:
         """Return whether this worker holds a claim now; it takes a free one, and one whose holder is gone."""
         try:
             with self.engine.begin() as connection:
-                connection.execute(TABLE.insert().values(name=name, worker=self.worker, beat=0))
+                connection.execute(TABLE.insert().values(name=name, worker=self.worker, beat=secrets.randbits(30)))
             return True
         except exc.IntegrityError:
             holder = self.holders().get(name)
         if holder is None or not self.is_gone(name, holder):
             return False
         same = (TABLE.c.name == name) & (TABLE.c.worker == holder.worker) & (TABLE.c.beat == holder.beat)
-        return self._changes(TABLE.update().where(same).values(worker=self.worker, beat=0))
+        return self._changes(TABLE.update().where(same).values(worker=self.worker, beat=secrets.randbits(30)))
 
     def keep(self, name: str) -> bool:
         """Count up; return whether the claim is still this worker's."""
         return self._changes(TABLE.update().where(self._own(name)).values(beat=TABLE.c.beat + 1))
+
+    @contextlib.contextmanager
+    def kept(self, name: str):
+        """Count a claim up in a thread, so that no other worker takes it over while this one works for long."""
+        done = threading.Event()
+
+        def count() -> None:
+            while not done.wait(BEAT_SECONDS):
+                with contextlib.suppress(exc.SQLAlchemyError):  # the next count may reach the database again
+                    self.keep(name)
+
+        thread = threading.Thread(target=count, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def drop(self, name: str) -> None:
         """Give a claim back, if it is this worker's."""

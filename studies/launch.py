@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from optuna.trial import TrialState
 
+from cluster import processes
 from reporting import display
 from reporting.display import counted
 from settings.loading import ROOT
@@ -21,7 +22,7 @@ from studies.program import TRAIN
 from studies.worker import Task
 
 
-class Unfinished(RuntimeError):
+class Unfinished(processes.OfAllProcesses):
     """Trials are left; the same command continues them."""
 
     exit_status = 75

@@ -43,12 +43,15 @@ class Order:
     topology: str
 
     def attributes(self) -> dict[str, object]:
-        """Return the user attributes of a waiting trial."""
+        """Return the user attributes of a waiting trial.
+
+        The digest is last: `adopt` writes one after the other, and a trial without a digest is never run.
+        """
         member = self.member
         return {
-            "digest": member.digest, "group": member.group, "configuration": member.name, "seed": member.seed,
+            "group": member.group, "configuration": member.name, "seed": member.seed,
             "workdir": self.workdir, "topology": self.topology, "recipe": member.recipe, "changes": member.changes,
-            "config": member.values, "failures": [], "cancelled": False,
+            "config": member.values, "failures": [], "cancelled": False, "digest": member.digest,
         }  # fmt: skip
 
 
@@ -93,7 +96,8 @@ class Queue:
         while not self.claims.take(lock):
             time.sleep(ENQUEUE_SECONDS)
         try:
-            yield
+            with self.claims.kept(lock):
+                yield
         finally:
             self.claims.drop(lock)
 

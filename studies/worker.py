@@ -259,6 +259,7 @@ def output_of(workdir: str):
         with tempfile.TemporaryFile() as file:
             with contextlib.suppress(OSError):
                 file.write(stored.read_bytes())
+            file.flush()  # the trial's process continues where this one has written to
             yield file
             file.seek(0)
             with contextlib.suppress(OSError):

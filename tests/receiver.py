@@ -30,6 +30,8 @@ class Receiver:
                 if status == 200:
                     self.taken.append(json.loads(content))
                 handler.send_response(status)
+                if 300 <= status < 400:
+                    handler.send_header("Location", f"{self.url}/elsewhere")
                 handler.end_headers()
 
             def log_message(handler, *unused):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Causal analysis during training: which activations carry what distinguishes two prompts."""
 
+import logging
+
 import numpy as np
 
 from causality import explanation, page
@@ -10,6 +12,7 @@ from core.evaluators import Evaluator
 from files.atomic import write_atomically
 from input_pipeline.corpus import Corpus
 
+LOG = logging.getLogger("torus")
 KIND = "causality"
 
 
@@ -44,7 +47,10 @@ class CausalAnalysis(Evaluator):
         found = explanation.explain(run.graph, context.params, *self.prompts, decode)
         if processes.index() == 0:
             text = page.page(found, f"Causal analysis at step {context.step:,}")
-            write_atomically(context.workdir / "causes.html", text.encode())
+            try:
+                write_atomically(context.workdir / "causes.html", text.encode())
+            except OSError as error:  # such as a full disk, which ends no run
+                LOG.error(f"causes.html is not written: {error}")
         return explanation.figures(found)
 
     def lines(self, context, figures):

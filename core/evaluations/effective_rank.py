@@ -5,6 +5,8 @@ It is exp(-sum_i p_i ln p_i) with p_i = s_i / sum_j s_j, for the singular values
 and Vetterli, "The effective rank", EUSIPCO 2007).
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,18 +36,26 @@ class EffectiveRank(Evaluator):
     def __init__(self, every: int):
         """Measure every `every` steps."""
         self.every = every
+        self._run = self._grams = None  # the last run, and the program that is compiled for it
 
     def evaluate(self, context):
         """Return `effective_rank`, the mean over layers, and `smallest_effective_rank`."""
         if context.stop():
             return None
         batch = next(heldout_batches(context.run, context.corpus, 1, context.on_lost))
-        ranks_L = of_batch(context.run, context.params, batch)
+        if context.run is not self._run:
+            self._run, self._grams = context.run, grams_of(context.run)
+        ranks_L = of_batch(self._grams, context.params, batch)
         return {"effective_rank": ranks_L.mean(), "smallest_effective_rank": ranks_L.min()}
 
 
-def of_batch(run: Run, params: dict, batch: dict) -> np.ndarray:
-    """Return the effective rank of the hidden units of each layer, float64 [L], on one batch; padding counts.
+def of_batch(grams: Callable, params: dict, batch: dict) -> np.ndarray:
+    """Return the effective rank of the hidden units of each layer, float64 [L], on one batch; padding counts."""
+    return np.array([of_gram(gram) for gram in np.asarray(grams(params, batch))])
+
+
+def grams_of(run: Run) -> Callable:
+    """Return a jitted function of parameters and a batch: X X^T of each layer's hidden units, float32 [L, M, M].
 
     A model whose only units are those of routed experts has the rank of their output instead.
     """
@@ -59,8 +69,7 @@ def of_batch(run: Run, params: dict, batch: dict) -> np.ndarray:
         x_LMF = x_LMF[:, :: -(-x_LMF.shape[1] // TOKENS)]
         return jnp.einsum("lmf,lnf->lmn", x_LMF, x_LMF, precision=jax.lax.Precision.HIGHEST)
 
-    replicated = NamedSharding(run.mesh, PartitionSpec())
-    return np.array([of_gram(gram) for gram in np.asarray(jax.jit(grams, out_shardings=replicated)(params, batch))])
+    return jax.jit(grams, out_shardings=NamedSharding(run.mesh, PartitionSpec()))
 
 
 def of_gram(gram: np.ndarray) -> float:

@@ -60,6 +60,17 @@ def make(config, workdir: pathlib.Path, process: int) -> Sink | None:
     return Alerts(address, workdir.name, process) if address and process < 2 else None
 
 
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Makes a redirect an error: urllib would follow it with a GET request, without the alert."""
+
+    def redirect_request(self, *unused):
+        """Follow nothing."""
+        return None
+
+
+OPENER = urllib.request.build_opener(NoRedirect)
+
+
 class Alerts(Sink):
     """Sends alerts in a thread; one that is not delivered is a line of the log, which never has the address."""
 
@@ -153,7 +164,7 @@ class Alerts(Sink):
         headers = {"Content-Type": "application/json", "User-Agent": "torus"}
         try:
             request = urllib.request.Request(self.address, body, headers)
-            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS):
+            with OPENER.open(request, timeout=TIMEOUT_SECONDS):
                 return "", False
         except urllib.error.HTTPError as error:
             error.close()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `sweep.py run` asks before it first launches a recipe on a slice of several hosts: an earlier small run."""
 
+import shlex
+
 import optuna
 from optuna.trial import TrialState
 
@@ -8,6 +10,7 @@ from checkpointing.bucket import path_of
 from configs import topologies
 from configs.errors import ConfigError
 from settings import stored_config
+from settings.keys import LENGTHS
 from studies.cost import rehearsals
 from studies.storage import open_storage
 from studies.suites import Member
@@ -60,9 +63,10 @@ def has_finished(workdir: str, recipe: str) -> bool:
 
 def small_run(member: Member, topology: str, root: str) -> str:
     """Return the command of a short run on the smallest slice of the same chip, simulated where none is attached."""
-    typed = member.changes | {"train.steps": str(SMALL_STEPS)}
-    keys = " ".join(f"--config.{key}={value}" for key, value in typed.items())
-    return f"train.py --config={member.recipe} --topology={_smallest(topology)} --workdir={root}/{SMALL} {keys}"
+    typed = {key: value for key, value in member.changes.items() if key not in LENGTHS}
+    keys = [f"--config.{key}={value}" for key, value in ({"train.steps": SMALL_STEPS} | typed).items()]
+    where = [f"--topology={_smallest(topology)}", f"--workdir={root}/{SMALL}"]
+    return shlex.join(["train.py", f"--config={member.recipe}", *where, *keys])
 
 
 def _smallest(topology: str) -> str:

@@ -174,6 +174,23 @@ def test_a_pod_that_was_taken_away_is_made_again(looks, state):
     assert one.transport.asked == ["delete", "create", "wait", "put_code"]
 
 
+def test_code_whose_installation_failed_is_installed_by_the_next_restart(looks, monkeypatch):
+    found, launched = looks
+    found += [workers(**ended(1)), FINISHED]
+    one, failures = supervisor(), [PodError("pip cannot reach the index")]
+    one.transport.described = None
+
+    def put_code():
+        one.transport.described = {"state": "READY"}
+        one.transport.asked.append("put_code")
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(one.transport, "put_code", put_code, raising=False)
+    assert one.run() == 0 and len(launched) == 1
+    assert one.transport.asked == ["delete", "create", "wait", "put_code", "stop", "put_code"]
+
+
 def test_restarts_are_bounded_and_progress_forgets_them(looks, capfd):
     found, launched = looks
     found += [workers(**ended(1))]

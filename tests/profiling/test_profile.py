@@ -109,6 +109,10 @@ class Nvml(types.ModuleType):
         """Return a handle."""
         return number
 
+    def nvmlDeviceGetHandleByUUID(self, name):
+        """Return a handle."""
+        return {"GPU-a": 0, "GPU-b": 1}[name]
+
     def nvmlDeviceGetTotalEnergyConsumption(self, handle):
         """Return millijoules."""
         if handle:
@@ -121,6 +125,9 @@ def test_energy_of_gpus_is_what_nvml_counts(monkeypatch):
     library.__spec__ = importlib.machinery.ModuleSpec("pynvml", None)
     monkeypatch.setitem(sys.modules, "pynvml", library)
     assert energy.nvml_joules([0]) == 5.0 and energy.nvml_joules([0, 1]) is None
+    for visible in ("1,0", "GPU-b,GPU-a"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert energy.nvml_joules([1]) == 5.0 and energy.nvml_joules([0]) is None, "CUDA's GPU 0 is NVML's 1"
     found = energy.measured(4800, 16, 2.0, 1000)
     assert (found["estimate"], found["watts_per_chip"], found["joules_per_token"]) == (False, 150.0, 4.8)
 

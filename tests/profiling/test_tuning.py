@@ -4,11 +4,13 @@
 import json
 import types
 
+import jax
 import pytest
 
 from profiling import tuning
 from profiling.advice import Advice
 from profiling.recording import FILE
+from reporting import preflight
 from settings import loading
 
 SECONDS = 0.02  # of a step of the healthy configuration
@@ -97,3 +99,35 @@ def test_what_did_not_help_is_tried_again_when_something_slower_is_gone(clock, c
 
     kept = tuning.tune(hidden, config, tmp_path / "run", lambda line: None)
     assert kept == {"data.readers": 4, "model.remat": "none"}
+
+
+@pytest.mark.parametrize(
+    "error", [preflight.StepTooLarge("the step needs 30 GiB"), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: memory")]
+)
+def test_a_change_that_does_not_fit_is_said_and_the_others_are_tried(clock, config, tmp_path, error):
+    said, measured = [], fake_train(clock, {"train.log_every": (1, SECONDS / 2)}, TWO_CHANGES, [])
+    kept = tuning.tune(failing(measured, error), config, tmp_path / "run", said.append)
+    assert kept == {"train.log_every": 20} and "not kept: does not fit" in "\n".join(said)
+
+
+def test_another_error_ends_the_tuning(clock, config, tmp_path):
+    measured = fake_train(clock, {"train.log_every": (1, SECONDS / 2)}, TWO_CHANGES, [])
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        tuning.tune(failing(measured, jax.errors.JaxRuntimeError("INTERNAL: a bug")), config, tmp_path / "run", print)
+
+
+TWO_CHANGES = [
+    Advice("excess remat", "20 %", {"model.remat": "none"}, gain=0.2),
+    Advice("host synchronisation", "20 %", {"train.log_every": 20}, gain=0.2),
+]
+
+
+def failing(train, error: Exception):
+    """Return `train`, which fails for activations that are not recomputed."""
+
+    def or_fail(config, folder, **arguments):
+        if config.model.remat == "none":
+            raise error
+        train(config, folder, **arguments)
+
+    return or_fail

@@ -106,6 +106,7 @@ def test_several_updates_train_on_the_same_answers_also_after_a_resume_between_t
         with pytest.raises(RunError, match=r"rollouts/3\.npz cannot be read, and step 4 trains on the answers"):
             train.train(config.copy_and_resolve_references(), tmp_path / "lost")
     assert [one["step"] for one in records(tmp_path / "whole")] == [1] * 8 + [3] * 8
+    assert [file.name for file in (tmp_path / "whole" / "rollouts").iterdir()] == ["3.npz"]
     first, second, *_ = trained_lines(tmp_path / "whole")
     assert first["reward"] == second["reward"] and first["mismatch"] < 1e-5 < second["mismatch"]
 

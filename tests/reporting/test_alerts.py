@@ -125,7 +125,7 @@ def test_process_1_tells_only_that_process_0_is_lost(tmp_path):
     assert told(server) == [("lost_worker", "process 0 of 3 (host) died", 0)]
 
 
-@pytest.mark.parametrize(("status", "attempts"), [(404, 1), (500, 4)])
+@pytest.mark.parametrize(("status", "attempts"), [(301, 1), (404, 1), (500, 4)])
 def test_an_alert_that_is_not_delivered_is_a_line_of_the_log_without_the_address(caplog, status, attempts):
     with receiver(*[status] * 9) as server:
         one = alerts.Alerts(server.url, "mine")

@@ -6,6 +6,8 @@ import importlib.util
 import pathlib
 import sqlite3
 import struct
+import sys
+import types
 
 import pytest
 
@@ -14,7 +16,7 @@ from configs import base
 from configs.errors import ConfigError
 from reporting import sink
 from reporting.metrics import MetricsWriter
-from reporting.sinks import weights_and_biases
+from reporting.sinks import track_io, weights_and_biases
 from reporting.sinks.tensorboard import TensorBoard
 from studies import suites
 
@@ -154,3 +156,17 @@ def test_trackio_keeps_every_figure_of_a_run_that_continues(workdir, monkeypatch
         rows = database.execute("select run_name, step, metrics from metrics order by step").fetchall()
     assert [(name, step) for name, step, _ in rows] == [("mine", step) for step in range(1, 5)]
     assert all(b"train/loss" in text and b"mfu" not in text for *_, text in rows)
+
+
+def test_a_failure_of_trackio_is_a_line_of_the_log_and_ends_nothing(workdir, monkeypatch, caplog):
+    def fail(*unused, **also_unused):
+        raise failure
+
+    client = types.SimpleNamespace(init=lambda *_, **__: types.SimpleNamespace(log=fail, finish=fail))
+    monkeypatch.setitem(sys.modules, "trackio", client)
+    failure = sqlite3.OperationalError("database is locked")
+    write(config_with(trackio=True), workdir, [1])
+    assert "trackio: database is locked" in caplog.text
+    client.init, failure = fail, OSError("no space left on device")
+    assert track_io.make(config_with(trackio=True), workdir, 0) is None
+    assert "nothing is kept by trackio: no space left on device" in caplog.text

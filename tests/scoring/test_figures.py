@@ -38,7 +38,7 @@ def test_figures_are_flat_in_metrics_and_a_table_on_the_terminal():
     tasks = {"mine": {"acc": Figure(0.5, 0.25, 4), "acc_norm": Figure(1.0, math.nan, 1)}}
     assert figures.flat(tasks) == {"mine/acc": 0.5, "mine/acc_stderr": 0.25, "mine/acc_norm": 1.0}
     assert figures.lines(figures.flat(tasks)) == ["mine/acc: 0.5000 (standard error 0.2500)", "mine/acc_norm: 1.0000"]
-    assert figures.table(tasks)[1:] == [
+    assert figures.table(tasks.items())[1:] == [
         "mine  acc       0.5000  0.2500          4", "mine  acc_norm  1.0000  -               1",
     ]  # fmt: skip
 

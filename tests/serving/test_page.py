@@ -96,6 +96,16 @@ def test_the_key_is_asked_for(browser, completing):
     browser.errors.clear()
 
 
+def test_an_error_in_the_middle_of_an_answer_is_shown(browser, chatting):
+    browser.open(chatting.url)
+    browser.wait("!document.querySelector('#panel').hidden")
+    events = r'data: {"choices": [{"text": "one"}]}\n\ndata: {"error": {"message": "the model failed"}}\n\n'
+    browser.value(f"void (window.fetch = async () => new Response('{events}'))")
+    submit(browser, "7 is")
+    browser.wait("!document.querySelector('#error').hidden")
+    assert browser.value("document.querySelector('#error').textContent") == "the model failed"
+
+
 @pytest.mark.parametrize(("width", "dark"), [(1100, False), (390, True)])
 def test_it_fits_in_a_wide_and_in_a_narrow_window(browser, chatting, tmp_path, width, dark):
     browser.open(chatting.url, width=width, dark=dark)

@@ -7,7 +7,9 @@ import json
 import os
 import re
 import signal
+import socket
 import time
+import types
 
 import httpx2
 import numpy as np
@@ -21,6 +23,7 @@ from trained_run import open_run
 
 openai = pytest.importorskip("openai", reason="needs the packages of `make setup EXTRAS=serve`")
 pytest.importorskip("uvicorn", reason="needs the packages of `make setup EXTRAS=serve`")
+testclient = pytest.importorskip("starlette.testclient", reason="needs the packages of `make setup EXTRAS=serve`")
 
 PROMPTS = ["1 is", "7 is 1 times", "what is the answer?", "so \u00e9\U0001f600", ""]
 HELLO = [{"role": "user", "content": "what is 2 + 3?"}]
@@ -235,6 +238,35 @@ def test_the_model_health_and_metrics(chatting, client):
         assert after[name] - before[name] == count
     assert after["torus_rows"] == 4
     assert chatting.said[1:] == ["chatting: completions, chat", f"ready: {chatting.url}"]
+
+
+def test_a_client_that_goes_before_its_request_is_complete_is_no_failure_of_the_server(chatting):
+    before = metrics(chatting)
+    name = 'torus_requests_total{path="/v1/completions",status="499"}'
+    with socket.create_connection(chatting.url.removeprefix("http://").split(":")) as connection:
+        head = "POST /v1/completions HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json"
+        connection.sendall("\r\n".join([*head, "Content-Length: 90", "", '{"prompt": "1']).encode())
+    deadline = time.time() + 30
+    while metrics(chatting).get(name, 0) != before.get(name, 0) + 1:
+        assert time.time() < deadline, "the request is not counted"
+
+
+def test_a_failure_of_the_server_is_counted():
+    from starlette.routing import Route
+
+    from serving.app import make_app
+    from serving.metrics import Metrics
+
+    async def fail(request):
+        raise RuntimeError("a bug")
+
+    counts = Metrics({})
+    service = types.SimpleNamespace(
+        name="m", abilities=[], max_length=1, metrics=counts, routes=lambda: [Route("/v1/fail", fail)]
+    )
+    client = testclient.TestClient(make_app(service, ""), base_url="http://localhost", raise_server_exceptions=False)
+    assert client.get("/v1/fail").status_code == 500
+    assert 'torus_requests_total{path="/v1/fail",status="500"} 1.0' in counts.text().decode()
 
 
 def test_a_key_is_needed_and_not_shown(completing, keyed):

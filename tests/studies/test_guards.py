@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is asked before trials are launched on several hosts: a durable root, and an earlier small run."""
 
+import dataclasses
+import shlex
+
 import pytest
 
 from configs.errors import ConfigError
@@ -44,6 +47,17 @@ def asked(folder) -> tuple:
     study, names = suites.find("exp08-ema", "mini")
     members = suites.members(study, names, topology="v4-64")
     return members, "v4-64", str(folder / "runs"), f"sqlite:///{folder}/studies.db"
+
+
+def test_the_small_run_says_once_how_long_it_trains_and_its_values_are_words_of_a_shell():
+    from studies.cost import guards
+
+    study, names = suites.find("exp08-ema", "mini")
+    member = suites.members(study, names, topology="v4-64")[0]
+    typed = {"train.epochs": "3", "layout.changes": "100: fsdp 4"}
+    words = shlex.split(guards.small_run(dataclasses.replace(member, changes=typed), "v4-64", "/runs"))
+    assert words[-2:] == ["--config.train.steps=20", "--config.layout.changes=100: fsdp 4"]
+    assert not any("epochs" in word for word in words)
 
 
 def test_a_trial_that_is_done_is_enough_and_one_that_failed_is_not(tmp_path):

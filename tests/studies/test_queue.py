@@ -239,3 +239,44 @@ def test_a_claim_has_one_holder_and_passes_on_when_its_holder_is_gone(tmp_path, 
     first.worker = ended_process
     assert first.take("mine")
     assert second.take("mine"), "a process of this machine that has ended loses its claims at once"
+
+
+def test_a_lock_that_is_taken_again_and_one_that_is_held_for_long_have_one_holder(tmp_path, monkeypatch):
+    from studies import claims
+
+    monkeypatch.setattr(claims, "BEAT_SECONDS", 0.01)
+    first, second = queue_of(tmp_path), queue_of(tmp_path).claims
+    first.claims.worker, lock = "another machine 1 1", f"{first.name}: enqueue"
+    clock = [0.0]
+    monkeypatch.setattr(claims.time, "monotonic", lambda: clock[0])
+    for clock[0] in (0.0, 2 * claims.STALE_SECONDS):
+        first.claims.take(lock)
+        assert not second.take(lock), "it was given back and taken again meanwhile"
+        first.claims.drop(lock)
+    with first.locked():
+        held = second.holders()[lock]
+        assert not second.take(lock)
+        deadline = time.time() + 30
+        while second.holders()[lock] == held:
+            assert time.time() < deadline, "nothing counts it up"
+        clock[0] = 4 * claims.STALE_SECONDS
+        assert not second.take(lock), "it is counted up while it is held"
+
+
+def test_a_search_trial_whose_worker_dies_while_it_is_adopted_is_never_run(tmp_path, monkeypatch):
+    import optuna
+
+    queue = queue_of(tmp_path)
+    order = next(iter(orders(tmp_path)))
+    written = []
+
+    def set_user_attr(trial, name, content):
+        assert not queue.everything(), f"a trial with {written} would be run"
+        written.append(name)
+        original(trial, name, content)
+
+    original = optuna.Trial.set_user_attr
+    monkeypatch.setattr(optuna.Trial, "set_user_attr", set_user_attr)
+    study = optuna.load_study(study_name=queue.name, storage=queue.storage)
+    adopted = queue.adopt(study.ask(), order)
+    assert written[-1] == "digest" and [trial.number for trial in queue.everything()] == [adopted.number]

@@ -2,6 +2,7 @@
 """Which checkpoints of a study stay on disk: with real workers, after a deletion that was cut short, in a bucket."""
 
 import pathlib
+import subprocess
 
 import pytest
 
@@ -105,7 +106,9 @@ def test_what_a_trial_in_a_bucket_prints_is_kept_there(tmp_path):
     with empty_bucket() as files:
         from studies.worker import output_of
 
-        for line in (b"first attempt\n", b"second attempt\n"):
+        for line in ("first attempt", "second attempt"):
             with output_of("gs://runs/mine") as output:
-                output.write(line)
+                subprocess.run(["echo", line], stdout=output, check=True)  # which writes without Python's buffer
+                output.seek(0)
+                assert output.read().decode().endswith(f"{line}\n")
         assert files.cat("runs/mine/output.txt") == b"first attempt\nsecond attempt\n"
