@@ -203,6 +203,20 @@ def test_a_signal_to_one_stops_all_at_the_same_step_saved(place, of_two):
 
 
 @pytest.mark.slow
+def test_processes_whose_run_diverges_wait_until_its_findings_are_written(place):
+    """All raise the same error, and process 0 then reads the documents and writes the report."""
+    changes = {"train.bad_steps": 1, "train.roll_backs": 0, "logging.report": True}
+    ended = groups.finish(start(place, "diverged", 2, changes, ["--faults=nan@4"]))
+    assert [status for status, _, _ in ended] == [3, 3], ended
+    lines = [err.strip().splitlines()[-1] for _, _, err in ended]
+    assert all("the documents of the bad batches are in" in line for line in lines), lines
+    assert {"bad_documents.txt", "report.html"} <= {path.name for path in (place / "diverged").iterdir()}
+    words = ["train.py", f"--workdir={place}/diverged", "--explain_step=3"]
+    told, silent = groups.finish(groups.start(words, count=2, cache=place / "cache", devices=DEVICES))
+    assert told[0] == silent[0] == 0 and "under checkpoint 2" in told[1] and silent[1] == "", (told, silent)
+
+
+@pytest.mark.slow
 def test_tasks_are_scored_by_two_processes_as_by_one_and_written_once(place):
     """By the same program: one process has both devices. The items fill several batches, one of them not full."""
     items = [{"question": f"{n} is", "choices": [f"{n // 2} times", "9"], "answer": 0} for n in range(2, 13)]

@@ -49,6 +49,13 @@ def start(place, homes: str, count: int = 2, changes: dict | None = None, flags=
     return groups.start(arguments, count=count, cache=place / "cache", devices=4, variables=variables)
 
 
+def explaining(place, homes: str) -> list:
+    """Start two processes that explain a step of the run in their homes."""
+    variables = {host: {"HOME": str(place / homes / str(host))} for host in (0, 1)}
+    words = ["train.py", f"--workdir=~/{MODELS}", "--explain_step=3"]
+    return groups.start(words, count=2, cache=place / "cache", devices=4, variables=variables)
+
+
 def checkpoint(place, homes: str, host: int, step: int) -> pathlib.Path:
     return place / homes / str(host) / MODELS / "checkpoints" / str(step)
 
@@ -110,6 +117,8 @@ def test_a_killed_run_resumes_bit_for_bit_from_a_checkpoint_whose_parts_are_all_
     for host in (0, 1):
         assert arrays_of(place, homes, host, 6) == arrays_of(place, "trained", host, 6)
         assert checkpoint(place, homes, host, 4).with_name("4.damaged").is_dir()
+    told, silent = groups.finish(explaining(place, homes))
+    assert told[0] == silent[0] == 0 and "under checkpoint 6" in told[1] and silent[1] == "", (told, silent)
 
 
 @pytest.mark.slow

@@ -94,6 +94,18 @@ def test_process_0_ends_only_when_the_others_have_been_told():
         assert member.ended.wait(5) and member.end[0].endswith("): disk full")
 
 
+def test_one_that_is_done_while_another_waits_for_its_value_ends_the_run():
+    group = members(3)
+    waiting = [threading.Thread(target=call, daemon=True) for call in (
+        lambda: group[0].line.gather("data", 1), group[1].line.leave, lambda: group[2].line.gather("data", 1)
+    )]  # fmt: skip
+    for thread in waiting:
+        thread.start()
+    for member in group:
+        assert member.ended.wait(5) and member.end[1] == 1
+        assert re.fullmatch(r"process 1 of 3 \(.*\) has ended, and process [02] waits for it \(data 1\)", member.end[0])
+
+
 def test_who_leaves_with_all_the_others_is_not_dead():
     group = members(3)
     together(group, lambda member: member.line.leave())
