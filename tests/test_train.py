@@ -132,7 +132,8 @@ def test_the_log_has_the_memory_of_the_host_at_each_logged_step_and_evaluation(p
 def stopped(place) -> str:
     """The last line of stderr of a run in `place`/stopped, as long as `whole`, in tokens; it was continued.
 
-    To continue it only the folder was named: what was typed at the start holds.
+    To continue it only the folder was named: what was typed at the start holds. A number of steps that it has passed
+    changes nothing.
     """
     given = [a for a in arguments(place, "stopped", evaluation__sample_tokens=0) if "train.steps" not in a]
     run = ["train.py", *given, f"--config.train.tokens={12 * 8 * 32}"]
@@ -142,7 +143,13 @@ def stopped(place) -> str:
     process.send_signal(signal.SIGTERM)
     status, _, said = finish(process)
     assert status == 75
-    status, out, err = finish(command("train.py", f"--workdir={place / 'stopped'}", cache=place))
+    workdir = f"--workdir={place / 'stopped'}"
+    status, out, err = finish(command("train.py", workdir, "--config.train.steps=2", cache=place))
+    assert status == 0 and re.search(r"train\.steps=2 has been passed\. Saved at step \d+; nothing was trained", out), (
+        err
+    )
+    assert not (place / "stopped" / "summary.txt").exists(), "it has not finished"
+    status, out, err = finish(command("train.py", workdir, cache=place))
     assert status == 0 and "step 12/12" in out, err
     return said.strip().splitlines()[-1]
 

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A workdir has one run at a time; the error of a second run names the first."""
 
+import fcntl
 import json
 import pathlib
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from checkpointing.checkpoints import CheckpointError
 from checkpointing.workdir import exclusive
+from files.lock import is_held
 from tests.support import ROOT
 
 HOLDER = """
@@ -62,3 +65,13 @@ def test_a_lock_without_a_name_holds_too(holder, tmp_path):
     (tmp_path / "lock").write_text("")
     with pytest.raises(CheckpointError, match="another process has been training in"):
         hold(tmp_path)
+
+
+def test_one_who_asks_whether_a_run_is_alive_makes_no_start_fail(tmp_path):
+    """`files/lock.py: is_held` holds the lock for a moment."""
+    (tmp_path / "lock").touch()
+    with (tmp_path / "lock").open("rb") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        threading.Timer(0.1, fcntl.flock, [asking, fcntl.LOCK_UN]).start()
+        with exclusive(tmp_path):
+            assert is_held(tmp_path / "lock")

@@ -12,11 +12,12 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
 
-from cluster import blame, line, processes
+from cluster import blame, line, messages, processes
 from cluster.blame import Heartbeat
 from cluster.hub import BOUNDARIES_TO_STOP, Hub, RunError
 from cluster.line import Line
@@ -104,6 +105,19 @@ def test_one_that_is_done_while_another_waits_for_its_value_ends_the_run():
     for member in group:
         assert member.ended.wait(5) and member.end[1] == 1
         assert re.fullmatch(r"process 1 of 3 \(.*\) has ended, and process [02] waits for it \(data 1\)", member.end[0])
+
+
+def test_one_that_cannot_be_reached_is_not_blamed_on_the_one_that_was_being_answered():
+    """TCP says so with other errors than a closed connection has."""
+    unreachable = types.SimpleNamespace(sendall=fail_with(TimeoutError("timed out")))
+    messages.send(unreachable, {"kind": "leave"})
+
+
+def fail_with(error: Exception):
+    def fail(*unused):
+        raise error
+
+    return fail
 
 
 def test_who_leaves_with_all_the_others_is_not_dead():
