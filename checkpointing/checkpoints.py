@@ -25,6 +25,7 @@ from checkpointing.store import CheckpointError, Store
 from cluster import identity, processes
 from cluster.hub import RunError
 from cluster.interruption import Interrupted
+from configs.errors import OfAllProcesses
 from reporting.step_log import NonFinite
 from training.state import TrainState
 
@@ -41,7 +42,7 @@ class Damaged(CheckpointError):
     exit_status = 1
 
 
-class SaveFailed(processes.OfAllProcesses, RunError):
+class SaveFailed(OfAllProcesses, RunError):
     """The state could not be saved; the message says why, and in which process."""
 
 

@@ -11,12 +11,13 @@ from collections.abc import Callable
 import jax
 
 from cluster import processes
+from configs.errors import OfAllProcesses
 
 POLL_SECONDS = 0.05
 ECHO_SECONDS = 0.5  # make forwards a SIGTERM that was sent to the whole process group, so that it arrives twice
 
 
-class Interrupted(processes.OfAllProcesses):
+class Interrupted(OfAllProcesses):
     """The run was asked to stop and its state is saved; the message is the last line that the user reads."""
 
     exit_status = 75

@@ -44,10 +44,6 @@ ONE_HOST = {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_HOST_BOUNDS": "1,1,1"}  # libtpu
 LISTENING = "JAX_COORDINATOR_BIND_ADDRESS"  # jax's variable, for a coordinator address that is not local to process 0
 
 
-class OfAllProcesses(Exception):
-    """An error that all processes of a run raise, so that each ends by itself once it has done what it does then."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Group:
     """The group of this process and its place in it.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error of a configuration, and the words of its message."""
+"""The error of a configuration, and the words of its message; errors that all processes of a run raise."""
 
 import difflib
 
@@ -10,6 +10,10 @@ class ConfigError(ValueError):
     """A configuration that cannot run: one line with the key, the value, the rule and what would work."""
 
     exit_status = 2
+
+
+class OfAllProcesses(Exception):
+    """An error that all processes of a run raise, so that each ends by itself once it has done what it does then."""
 
 
 def shown(value) -> str:

@@ -17,6 +17,7 @@ import types
 from collections.abc import Callable
 
 from cluster import processes
+from configs.errors import OfAllProcesses
 from reporting.sink import INTERRUPTED, LAST_WORDS
 
 LOG = logging.getLogger("torus")
@@ -67,7 +68,7 @@ def _with_one_line(kind: type, error: BaseException, trace: types.TracebackType 
             LOG.error("the process ends with", exc_info=(kind, error, trace))
             if processes.count() > 1 and kind.__module__.startswith("jax"):
                 time.sleep(BLAME_SECONDS)  # if another process died, the hub's message ends this one
-    if isinstance(error, processes.OfAllProcesses):
+    if isinstance(error, OfAllProcesses):
         processes.leave()
     else:
         processes.fail(line, status)

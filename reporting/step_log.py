@@ -8,7 +8,7 @@ from concurrent import futures
 import jax
 import numpy as np
 
-from cluster import processes
+from configs.errors import OfAllProcesses
 from reporting.display import Display
 from reporting.goodput import Goodput
 from reporting.metrics import MetricsWriter
@@ -26,7 +26,7 @@ class Diverged(ArithmeticError):
         super().__init__(what)
 
 
-class NonFinite(processes.OfAllProcesses, ArithmeticError):
+class NonFinite(OfAllProcesses, ArithmeticError):
     """The run diverged, and rolling back did not help; the bad state is not saved."""
 
     exit_status = 3

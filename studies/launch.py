@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from optuna.trial import TrialState
 
-from cluster import processes
+from configs.errors import OfAllProcesses
 from reporting import display
 from reporting.display import counted
 from settings.loading import ROOT
@@ -22,7 +22,7 @@ from studies.program import TRAIN
 from studies.worker import Task
 
 
-class Unfinished(processes.OfAllProcesses):
+class Unfinished(OfAllProcesses):
     """Trials are left; the same command continues them."""
 
     exit_status = 75
