@@ -12,7 +12,7 @@ import types
 
 import pytest
 
-from pods import launch
+from pods import backup, launch, settings
 from scripts import search_then_train
 from tests.pods.local_pods import LAUNCH, LocalPod, alive, wait_until
 from tests.support import ROOT
@@ -341,3 +341,13 @@ def test_without_a_pod_its_absence_is_told(tmp_path):
 def test_another_type_than_the_pods_own_is_refused(two):
     done = two.run("launch", ACCEL="v4-32")
     assert done.status == 2 and "ACCEL=v4-32, but the pod mine is a v4-16" in done.last_line
+
+
+@pytest.mark.parametrize(("transport", "inside"), [("local", "/."), ("gcloud", "/*")])
+def test_a_second_backup_copies_what_is_in_the_folder(tmp_path, transport, inside):
+    """cp reads no patterns of a shell, and the scp of gcloud needs one."""
+    asked, _ = settings.read([f"--transport={transport}", "--name=mine", "--workdir=~/run"], {})
+    copied = []
+    there = types.SimpleNamespace(num_workers=1, copy=lambda source, target, worker: copied.append((source, target)))
+    backup.backup(asked, there, [str(tmp_path)])
+    assert copied == [(f"mine:~/run{inside}", str(tmp_path))]
