@@ -11,7 +11,7 @@ detected := $(shell exec 2>/dev/null; \
 # Without ACCELERATOR, the one that .venv was made for is used, so that a finished .venv needs no network.
 installed := $(patsubst .venv/installed-%.lock,%,$(wildcard .venv/installed-*.lock))
 ACCELERATOR ?= $(or $(installed),$(detected))
-EXTRAS ?= $(patsubst .venv/extra-%,%,$(wildcard .venv/extra-*))
+override EXTRAS := $(sort $(EXTRAS) $(patsubst .venv/extra-%,%,$(wildcard .venv/extra-*)))
 
 # A variable that is not read is an error: TOPOLGY=v4-32 would otherwise train without a topology.
 variables := ACCELERATOR ARGS CONFIG EXTRAS OSV PORT PYTHON STORAGE TOPOLOGY WORKDIR
@@ -70,7 +70,7 @@ endef
 # A .venv for another accelerator is made again. flock, if it is installed, lets only one set-up run at a time.
 setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS="bench causality huggingface interop lm-eval reasoning serve studies wandb"] [PYTHON=python3.12]
 	$(if $(filter cpu gpu tpu,$(ACCELERATOR)),,$(error ACCELERATOR=$(ACCELERATOR) is unknown: it is cpu, gpu or tpu))
-	$(if $(filter-out bench causality huggingface interop lm-eval reasoning serve studies wandb,$(EXTRAS)),$(error EXTRAS=$(EXTRAS) is unknown: it is bench, causality, huggingface, interop, lm-eval, reasoning, serve, studies, wandb))
+	$(if $(filter-out bench causality huggingface interop lm-eval reasoning serve studies wandb,$(EXTRAS)),$(error EXTRAS=$(filter-out bench causality huggingface interop lm-eval reasoning serve studies wandb,$(EXTRAS)) is unknown: it is bench, causality, huggingface, interop, lm-eval, reasoning, serve, studies, wandb))
 	@exec 9<Makefile; flock 9 2>/dev/null; \
 	if $(usable) && cat $(locks) | cmp -s - $(stamp); then exit; fi; \
 	{ $(if $(filter-out cpu $(ACCELERATOR),$(installed)),false,$(usable)); } || { $(create); }; \
@@ -97,6 +97,8 @@ tensorboard: setup ## show the metrics and profiles of runs in a browser [WORKDI
 
 dashboard: setup ## show the studies in a browser, after make setup EXTRAS=studies [STORAGE=sqlite:///studies.db]
 	$(if $(or $(STORAGE),$(wildcard studies.db)),,$(error there is no studies.db here: sweep.py makes it; or name one, STORAGE=sqlite:///FILE))
+	$(if $(STORAGE),$(if $(findstring ://,$(STORAGE)),,$(error STORAGE=$(STORAGE) is no address of a database; write STORAGE=sqlite:///FILE)))
+	$(if $(filter sqlite:///%,$(STORAGE)),$(if $(wildcard $(STORAGE:sqlite:///%=%)),,$(error STORAGE=$(STORAGE): there is no such file; sweep.py makes it)))
 	.venv/bin/optuna-dashboard $(or $(STORAGE),sqlite:///studies.db)
 
 # One process more than there are cores, of up to 1.5 GiB each, since some tests wait for programs that they started.

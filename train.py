@@ -59,7 +59,7 @@ from core.evaluators import Evaluator, check_names, check_without_corpus, evalua
 from core.between_steps.faults import Fault, Faults, NaNGradients, parse_faults
 from core.job import Job, digest, losses_of
 from core.between_steps.run_report import RunReport
-from core.sampling import BatchSampler
+from core.sampling import BatchSampler, samples
 from core.between_steps.slow_data import SlowData
 from core.between_steps.stages import Stages, position_of
 from core.start import (
@@ -215,7 +215,7 @@ def run_training(
     sinks = sink.sinks_of(config, workdir, processes.index())
     with (
         MetricsWriter(workdir, sinks=sinks, first=first) as writer,
-        MetricsWriter(workdir, "rollouts.jsonl", first=first) as rollouts,
+        MetricsWriter(workdir, "rollouts.jsonl", first=first and samples(run.objective)) as rollouts,
         display,
         watchdog(clock, 0 if run.slow else config.train.hang_seconds, processes.log_file(workdir)),
         interruption() as signals,

@@ -10,6 +10,7 @@ Exit status: 0 finished; 2 usage or configuration; 3 loss or gradient not finite
 
 import dataclasses
 import functools
+import itertools
 import logging
 import math
 import os
@@ -115,6 +116,7 @@ def parse_flags(description: str) -> dict[str, str]:
     if {"-h", "--help", "-help"} & set(rest):
         _print_help(description)
         sys.exit(0)
+    _check_values(rest[1:])
     try:
         stray = FLAGS(rest)[1:]
     except flags.UnrecognizedFlagError as error:
@@ -127,6 +129,15 @@ def parse_flags(description: str) -> dict[str, str]:
     if empty := [name for name in ("config", "topology", "workdir") if FLAGS[name].present and not FLAGS[name].value]:
         raise ConfigError(f"--{empty[0]}= has no value; add one, or omit the flag")
     return overrides
+
+
+def _check_values(words: list[str]) -> None:
+    """Raise ConfigError for a flag without its value; absl would take the flag that follows for the value."""
+    for word, following in itertools.pairwise(words):
+        name = word.removeprefix("--")
+        needs_value = word.startswith("--") and name in FLAGS and not FLAGS[name].boolean
+        if needs_value and following.startswith("--"):
+            raise ConfigError(f"{word} has no value: {following} follows it; write {word}=VALUE")
 
 
 def parse(
@@ -279,6 +290,8 @@ def check_file_to_write(flag: str) -> None:
         raise ConfigError(f"--{flag}={path}: the folder {path.parent} does not exist; create it, or name another")
     if FLAGS[flag].value and path.is_dir():
         raise ConfigError(f"--{flag}={path} is a folder; name a file in it")
+    if FLAGS[flag].value and not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"--{flag}={path}: the folder {path.parent} cannot be written; name a file in another")
 
 
 def log_to(workdir: pathlib.Path) -> None:
@@ -302,9 +315,11 @@ def _workdir() -> tuple[pathlib.Path, Bucket | None]:
     name = FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}{topology}"
     try:
         workdir = pathlib.Path(name).expanduser()
-        workdir.exists()
+        is_file = workdir.exists() and not workdir.is_dir()
     except (OSError, RuntimeError, ValueError) as error:  # the name is too long, or the user unknown
         raise ConfigError(f"--workdir={shown(name)}: {' '.join(str(error).split())[:200]}") from None
+    if is_file:
+        raise ConfigError(f"--workdir={name} is a file; name a folder")
     return workdir, None
 
 
@@ -330,6 +345,8 @@ def _own_flags() -> list[flags.Flag]:
 
 def _similar_options(name: str) -> list[str]:
     """Return suggestions for an unknown flag: keys of that name, else a similar flag, else similar keys."""
+    if name in base.KEYS:
+        return [f"--config.{name}"]
     keys, close = similar_keys(name, sorted(base.KEYS)), similar(name, [flag.name for flag in _own_flags()])
     known = name in NAMES_ELSEWHERE or (keys[:1] and keys[0].split(".")[-1] == name)
     return [f"--{flag}" for flag in close] if close and not known else [f"--config.{key}" for key in keys]

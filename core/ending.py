@@ -2,6 +2,7 @@
 """How a process ends: with one last line on stderr that says what is wrong, and its exit status."""
 
 import contextlib
+import errno
 import faulthandler
 import functools
 import logging
@@ -61,6 +62,9 @@ def _with_one_line(kind: type, error: BaseException, trace: types.TracebackType 
             line, status = "error: the program that read the output has ended", 1
         case BaseException(exit_status=status):
             line = message if status in WITHOUT_ERROR else f"error: {message}"
+        case OSError(errno=errno.ENOSPC | errno.EROFS | errno.EDQUOT | errno.EACCES):
+            line, status = f"error: {error.filename or 'a file'} cannot be written: {error.strerror}", 1
+            LOG.error("the process ends with", exc_info=(kind, error, trace))
         case _:
             frame, status = traceback.extract_tb(trace)[-1], 1
             note = "".join(f"; traceback in {_relative(file)}" for file in _log_files())
@@ -106,7 +110,11 @@ def _end(line: str, status: int) -> None:
     for tell in list(LAST_WORDS):
         tell(line, status)
     speaker = threading.Thread(target=_say_last, args=[line], daemon=True)
-    speaker.start()
+    try:
+        speaker.start()
+    except RuntimeError:  # Python ends already, and starts no threads
+        _say_last(line)
+        os._exit(status)
     speaker.join(LAST_WORD_SECONDS)  # the pipe may have no reader
     os._exit(status)  # does not wait for threads that may hang after the failure
 

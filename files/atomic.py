@@ -10,13 +10,21 @@ from typing import BinaryIO
 
 
 def write_atomically(path: pathlib.Path, content: bytes) -> None:
-    """Write a small file in an existing folder. Several processes and threads may write it; the last one wins."""
+    """Write a small file in an existing folder. Several processes and threads may write it; the last one wins.
+
+    A link stays, and its file is written. A device such as /dev/null is written as it is.
+    """
+    if _is_special(path):
+        path.write_bytes(content)
+        return
+    path = _without_link(path)
     partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_native_id()}.partial")
     try:
         partial.write_bytes(content)
         partial.replace(path)
     except OSError:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the first error is the cause
+            partial.unlink(missing_ok=True)
         raise
 
 
@@ -24,11 +32,25 @@ def write_atomically(path: pathlib.Path, content: bytes) -> None:
 def writing(path: pathlib.Path) -> Iterator[BinaryIO]:
     """Open a file of any size that appears at `path` when it is complete and on disk. One writer at a time.
 
-    An interrupted write leaves PATH.part, which the next write replaces.
+    An interrupted write leaves PATH.part, which the next write replaces. Links and devices are as in
+    `write_atomically`.
     """
+    if _is_special(path):
+        with path.open("wb") as file:
+            yield file
+        return
+    path = _without_link(path)
     part = path.with_name(path.name + ".part")
     with part.open("wb") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
+
+
+def _is_special(path: pathlib.Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _without_link(path: pathlib.Path) -> pathlib.Path:
+    return path.resolve() if path.is_symlink() else path

@@ -5,6 +5,7 @@ import pathlib
 import tempfile
 
 from checkpointing import host_parts
+from pods import records
 from pods.calls import call
 from pods.errors import PodError, usage_error
 from pods.life import local_folder
@@ -19,7 +20,7 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
     if len(rest) > 1:
         raise usage_error(f"backup takes one folder of this machine, by default {BACKUP}")
     target = pathlib.Path(rest[0] if rest else BACKUP)
-    folder = settings.run_folder()
+    folder = _run_folder(settings)
     if "://" in folder or (folder.startswith("/") and settings.transport == "local"):
         words = ["gcloud", "storage", "rsync", "-r", folder] if "://" in folder else ["cp", "-r", f"{folder}/."]
         expect_success([call(settings, [*words, local_folder(settings, str(target))], show=True)], f"back {folder} up")
@@ -35,6 +36,12 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
         files = [file for file in target.rglob("*") if file.is_file()]
         print(f"{folder} is in {target}: {len(files)} files, {sum(f.stat().st_size for f in files) / 1e6:.1f} MB")
     return 0
+
+
+def _run_folder(settings: Settings) -> str:
+    """Return the folder that is typed, else that of the launched run, else that of a run with these settings."""
+    is_typed = settings.given("workdir") or settings.given("ckpt_out") or not records.launched(settings)
+    return (not is_typed and records.read(settings)["workdir"]) or settings.run_folder()
 
 
 def _on_host(settings: Settings, folder: str) -> str:

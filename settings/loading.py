@@ -82,6 +82,8 @@ def run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
         raise ConfigError(f"--config={path} is not a Python file, as recipes are{near}")
 
     def result(module: types.ModuleType) -> tuple[ConfigDict, dict[str, str]]:
+        if "get_config" not in vars(module):
+            raise ValueError(f"it has no get_config(), as recipes have{near}")
         config = module.get_config()
         if flat(config).keys() != base.KEYS.keys():
             raise ValueError("get_config() must return the configuration of configs/base.py, changed")

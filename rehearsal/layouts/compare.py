@@ -28,6 +28,8 @@ def slices(load: Callable, wanted: list[presets.Topology], display) -> dict:
             pairs.append((loaded.config, topology))
         except ConfigError as error:
             results[topology.name] = error
+    if not pairs:
+        raise results[wanted[0].name]
     for index, result in display.compile_all(pairs, f"compiling for {', '.join(t.name for _, t in pairs)}"):
         results[pairs[index][1].name] = result
     rows = [{"topology": t.name, "Chips": t.chips} | report.row(results[t.name]) for t in wanted]

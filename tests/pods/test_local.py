@@ -12,7 +12,7 @@ import types
 
 import pytest
 
-from pods import backup, launch, settings
+from pods import backup, launch, records, settings
 from scripts import search_then_train
 from tests.pods.local_pods import LAUNCH, LocalPod, alive, wait_until
 from tests.support import ROOT
@@ -351,3 +351,14 @@ def test_a_second_backup_copies_what_is_in_the_folder(tmp_path, transport, insid
     there = types.SimpleNamespace(num_workers=1, copy=lambda source, target, worker: copied.append((source, target)))
     backup.backup(asked, there, [str(tmp_path)])
     assert copied == [(f"mine:~/run{inside}", str(tmp_path))]
+
+
+@pytest.mark.parametrize(("typed", "folder"), [([], "/launched/tiny"), (["--workdir=/mine"], "/mine")])
+def test_a_backup_is_of_the_launched_run_unless_another_is_typed(tmp_path, monkeypatch, typed, folder):
+    asked, _ = settings.read(["--transport=gcloud", "--name=mine", *typed], {})
+    monkeypatch.setattr(records, "launched", lambda _: True)
+    monkeypatch.setattr(records, "read", lambda _: LAUNCH | {"workdir": "/launched/tiny"})
+    copied = []
+    there = types.SimpleNamespace(num_workers=1, copy=lambda source, target, worker: copied.append(source))
+    backup.backup(asked, there, [str(tmp_path)])
+    assert copied == [f"mine:{folder}/*"]

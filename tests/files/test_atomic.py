@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files appear when they are complete; links and devices stay what they are."""
+
+import errno
+import os
+import stat
+
+import pytest
+
+from files import atomic
+
+
+def write_whole(path, content: bytes) -> None:
+    """Write through the other function of the module."""
+    with atomic.writing(path) as file:
+        file.write(content)
+
+
+WAYS = pytest.mark.parametrize("write", [atomic.write_atomically, write_whole])
+
+
+@WAYS
+def test_the_file_of_a_link_is_written_and_the_link_stays(tmp_path, write):
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    write(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+
+
+@WAYS
+def test_a_pipe_is_written_and_not_replaced(tmp_path, write):
+    """As /dev/null and /dev/stdout, which root could replace."""
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write(tmp_path / "pipe", b"content")
+        assert os.read(reader, 100) == b"content" and stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    finally:
+        os.close(reader)
+
+
+def test_the_first_error_is_the_one_that_is_reported(tmp_path, monkeypatch):
+    """On a disk that became read-only, the rest cannot be removed either."""
+
+    def fail(path, *unused, **also_unused):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(atomic.pathlib.Path, "write_bytes", fail)
+    monkeypatch.setattr(atomic.pathlib.Path, "unlink", lambda *_, **__: fail("the rest"))
+    with pytest.raises(OSError, match=r"file.*partial"):
+        atomic.write_atomically(tmp_path / "file", b"content")
