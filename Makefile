@@ -77,7 +77,7 @@ setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS="b
 	$(install)
 
 train: setup ## train [CONFIG=configs/large.py] [TOPOLOGY=v4-32] [WORKDIR=runs/mine] [ARGS="--config.train.steps=10"]
-	$(python) train.py --config=$(CONFIG) $(if $(TOPOLOGY),--topology=$(TOPOLOGY)) $(if $(WORKDIR),--workdir=$(WORKDIR)) $(ARGS)
+	$(python) train.py --config=$(CONFIG) $(if $(TOPOLOGY),--topology=$(TOPOLOGY)) $(if $(WORKDIR),--workdir='$(WORKDIR)') $(ARGS)
 
 runs: setup ## list the runs with state, step, losses and command [ARGS=FOLDER]
 	$(python) scripts/list_runs.py $(ARGS)
@@ -93,7 +93,7 @@ reasoning: setup ## train on arithmetic countdown; compare searches, then reinfo
 	$(python) benchmarks/grpo.py $(ARGS)
 
 tensorboard: setup ## show the metrics and profiles of runs in a browser [WORKDIR=runs/mine] [PORT=6006]
-	.venv/bin/tensorboard --logdir=$(or $(WORKDIR),runs) --host=127.0.0.1 --port=$(or $(PORT),6006)
+	.venv/bin/tensorboard --logdir='$(or $(WORKDIR),runs)' --host=127.0.0.1 --port=$(or $(PORT),6006)
 
 dashboard: setup ## show the studies in a browser, after make setup EXTRAS=studies [STORAGE=sqlite:///studies.db]
 	$(if $(or $(STORAGE),$(wildcard studies.db)),,$(error there is no studies.db here: sweep.py makes it; or name one, STORAGE=sqlite:///FILE))

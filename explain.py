@@ -59,7 +59,7 @@ def check(command: command_line.Command) -> None:
     for name in ("prompt", "corrupt"):
         if not flags[name].value:
             raise ConfigError(f"--{name} is not given; --prompt and --corrupt are two texts of as many tokens")
-    command_line.check_file_to_write("html")
+    command_line.check_file_to_write("html", None if command.bucket else command.workdir / PAGE)
 
 
 def write(command: command_line.Command, text: str) -> str:

@@ -70,7 +70,7 @@ def check(command: command_line.Command) -> list[Callable[..., Scores]]:
         )
     if flags.include_path and not pathlib.Path(flags.include_path).expanduser().is_dir():
         raise ConfigError(f"--include_path={flags.include_path} is not a folder; name one with task definitions")
-    command_line.check_file_to_write("results")
+    command_line.check_file_to_write("results", None if command.bucket else command.workdir / RESULTS)
     tokenizer_of(command.address, config)
     found = []
     if flags.questions:

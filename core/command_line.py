@@ -283,14 +283,20 @@ def config_text(loaded: Loaded) -> str:
     return "".join(f"{key} = {value!r}  ({loaded.origins.get(key, 'configs/base.py')})\n" for key, value in values)
 
 
-def check_file_to_write(flag: str) -> None:
-    """Raise ConfigError if the file that a flag names cannot be written; call this before its content is computed."""
-    path = pathlib.Path(FLAGS[flag].value).expanduser()
-    if FLAGS[flag].value and not path.parent.is_dir():
+def check_file_to_write(flag: str, default: pathlib.Path | None = None) -> None:
+    """Raise ConfigError if a file cannot be written; call this before its content is computed.
+
+    Args:
+      flag: names the file; without a value it is `default`, if there is one.
+    """
+    path = pathlib.Path(FLAGS[flag].value).expanduser() if FLAGS[flag].value else default
+    if path is None:
+        return
+    if not path.parent.is_dir():
         raise ConfigError(f"--{flag}={path}: the folder {path.parent} does not exist; create it, or name another")
-    if FLAGS[flag].value and path.is_dir():
+    if path.is_dir():
         raise ConfigError(f"--{flag}={path} is a folder; name a file in it")
-    if FLAGS[flag].value and not os.access(path.parent, os.W_OK):
+    if not os.access(path.parent, os.W_OK):
         raise ConfigError(f"--{flag}={path}: the folder {path.parent} cannot be written; name a file in another")
 
 

@@ -63,8 +63,7 @@ def _with_one_line(kind: type, error: BaseException, trace: types.TracebackType 
         case BaseException(exit_status=status):
             line = message if status in WITHOUT_ERROR else f"error: {message}"
         case OSError(errno=errno.ENOSPC | errno.EROFS | errno.EDQUOT | errno.EACCES):
-            line, status = f"error: {error.filename or 'a file'} cannot be written: {error.strerror}", 1
-            LOG.error("the process ends with", exc_info=(kind, error, trace))
+            line, status = f"error: {error.filename or 'a file'}: {error.strerror}", 1
         case _:
             frame, status = traceback.extract_tb(trace)[-1], 1
             note = "".join(f"; traceback in {_relative(file)}" for file in _log_files())

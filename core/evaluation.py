@@ -161,11 +161,17 @@ def heldout_lines(run: assembly.Run, figures: dict, weight: int, corpus: corpora
 
 
 def opening(corpus: corpora.Corpus) -> str:
-    """Return the first words of a held-out document as a prompt; "" if its first line has none."""
+    """Return the first words of a held-out document as a prompt; "" if its first line has none that can be typed."""
     batch = corpus.heldout.read(np.array([0]), OPENING_TOKENS)
     first = batch["targets"][0][batch["segments"][0] == 1].tolist()
     words = corpus.tokenizer.decode(first).lstrip().split("\n")[0].split()
-    return " ".join(words[:OPENING_WORDS]) + " " if words else ""
+    words = [word for word in words[:OPENING_WORDS] if word.isprintable()]
+    return " ".join(words) + " " if words else ""
+
+
+def _visible(line: str) -> str:
+    """Return a line in which characters that would act on a terminal are replaced, such as escape sequences."""
+    return "".join(character if character.isprintable() or character == "\t" else "\ufffd" for character in line)
 
 
 def sample_lines(run: assembly.Run, params: dict, corpus: corpora.Corpus) -> list[str]:
@@ -176,7 +182,7 @@ def sample_lines(run: assembly.Run, params: dict, corpus: corpora.Corpus) -> lis
         run, params, corpus.tokenizer, [prompt], max_tokens=min(run.config.evaluation.sample_tokens, room),
         temperature=SAMPLE_TEMPERATURE, seed=run.config.train.seed,
     )[0]  # fmt: skip
-    lines = text.rstrip().split("\n")
+    lines = [_visible(line) for line in text.rstrip().split("\n")]
     shown = [line if len(line) <= SAMPLE_WIDTH else f"{line[:SAMPLE_WIDTH]}..." for line in lines[:SAMPLE_LINES]]
     shown += ["..."] if len(lines) > SAMPLE_LINES else []
     return [f"sample (temperature {SAMPLE_TEMPERATURE}):", *["  | " + line for line in shown]]
