@@ -70,7 +70,7 @@ MORE = (
     Case("deepseek_like_v4-64", "deepseek_like", "v4-64", {"train.global_batch": 64} | NOTHING_KEPT),
     Case("llama_1b_v4-8", "llama_1b", "v4-8", ONE_B),
     Case("llama_1b_v5e-8", "llama_1b", "v5e-8", EIGHT_PARTS | {"model.remat": "dots"}),
-    Case("llama_1b_v6e-8", "llama_1b", "v6e-8", FOUR_PARTS | {"model.remat": "mlp"}),
+    Case("llama_1b_v6e-8", "llama_1b", "v6e-8", TWO_PARTS | {"model.remat": "mlp"}),
     Case("small_v5e-1", "small", "v5e-1"),
     Case("small_v6e-1", "small", "v6e-1"),
     Case("medium_v5e-1", "medium", "v5e-1", EIGHT_PARTS),
