@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.support import ROOT, write_sums
 
 # Each takes a tenth of a second to seconds to import, and a first step on a CPU needs none of them.
@@ -38,6 +40,7 @@ train.train(loaded.config, pathlib.Path(folder), callbacks=[Imported()])
 """
 
 
+@pytest.mark.slow
 def test_the_first_step_waits_for_no_library_that_it_does_not_need(tmp_path):
     write_sums(tmp_path / "texts", 20)
     keys = {

@@ -59,6 +59,7 @@ def place(tmp_path_factory):
         yield folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("script", "status"), [(["train.py"], 0), (["-c", FAILING], 1)], ids=["whole", "failed"])
 def test_a_run_keeps_no_secret(place, script, status):
     given = arguments(place, f"ends-{status}", train__steps=3, logging__alerts=f"http://127.0.0.1:9/{SECRET}")

@@ -142,6 +142,7 @@ def test_a_gradient_that_is_no_number_changes_nothing_but_the_count(
     assert (event["step"], event["gradient_norm"]) == (4, None)
 
 
+@pytest.mark.slow
 def test_too_many_in_a_row_go_back_to_the_last_good_checkpoint_and_leave_out_their_batches(texts, tmp_path):
     """The result is, bit for bit, that of a run that was given the other batches from the start.
 
@@ -200,6 +201,7 @@ def test_a_poisoned_document_is_not_learned_and_stands_at_the_top_of_its_step(si
         assert "poison.txt" in table[2], table[:4]
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_found_by_computing_a_step_twice_and_its_device_is_named(texts, tmp_path):
     config = on_texts(texts, train__steps=8, train__recheck_every=3)
     with pytest.raises(

@@ -176,6 +176,7 @@ def test_deployment_measures_the_step_on_every_host_and_reports_exactly_the_swit
 HOLDS = "import time; print('ready', flush=True); time.sleep(600)"
 
 
+@pytest.mark.slow
 def test_on_a_busy_pod_all_that_needs_no_device_is_checked_and_the_run_goes_on(pair, tmp_path):
     """The guide's order for a live pod: setup_optimizations, validate and only then stop."""
     flags = small_run(tmp_path)
