@@ -11,6 +11,7 @@ from configs.errors import ConfigError
 from files.atomic import write_atomically
 
 GROWING = ("metrics.jsonl", "ledger.jsonl", "rollouts.jsonl")  # append-only
+COMPARED_BYTES = 1 << 16
 COPIED = (  # in both directions
     *GROWING, "config.json", "run.json", "tokenizer.model", "tokenizer.json",
     "tokenizer_config.json", "chat_template.jinja", "summary.txt", "submission.json", "causes.html",
@@ -43,10 +44,9 @@ class Bucket:
                 there, here = store / name, self.folder / name
                 if not there.exists():
                     continue
-                content = there.read_bytes()
-                if not (name in GROWING and here.exists() and here.read_bytes().startswith(content)):
+                if not (name in GROWING and here.exists() and _continues(here, there)):
                     here.parent.mkdir(exist_ok=True)
-                    write_atomically(here, content)
+                    write_atomically(here, there.read_bytes())
         except OSError as error:
             raise ConfigError(f"--workdir={self.url}: {error}") from None
 
@@ -81,6 +81,18 @@ class Bucket:
                 if not there.exists() or there.stat().length != path.stat().st_size:
                     found.append(path)
         return found
+
+
+def _continues(here: pathlib.Path, there) -> bool:
+    """Return whether a file that grows begins as its copy in the bucket, by the end of what both have."""
+    length = there.stat().length
+    if here.stat().st_size < length:
+        return False
+    start = max(0, length - COMPARED_BYTES)  # lines have the time, so that other lines differ
+    with here.open("rb") as ours, there.open("rb") as theirs:
+        ours.seek(start)
+        theirs.seek(start)
+        return ours.read(length - start) == theirs.read(length - start)
 
 
 def syncing(bucket: Bucket | None, log: pathlib.Path, *, first: bool) -> Callable[[], None]:

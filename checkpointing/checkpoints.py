@@ -33,6 +33,7 @@ LEAST_STEPS = 4  # between checks for a retry, since each check gathers values f
 RETRIES = 16  # the first retry comes after save_every / RETRIES steps, the next after 2, 4, ... times as many
 LAST_TRIES_SECONDS = (0.0, 1.0, 5.0)  # pauses before the attempts to save the last state of a run
 PATIENCE_SECONDS = 5.0  # limit of the wait for the previous save
+Work = Callable[[], None]
 MOST_NAMED = 3  # problems or arrays that a message names
 
 
@@ -72,7 +73,7 @@ class Checkpoints:
         self.retention, self.losses = retention, {}
         self.early_events: list[dict] = []
         self.report: Callable[..., None] = self._report_early
-        self.on_save: Callable[[], None] = lambda: None
+        self.on_save: Work = lambda: None
         self.saving: threading.Thread | None = None
         self.failure: SaveFailed | None = None  # of the last save
         self.failures = self.parts_waited = 0
@@ -232,7 +233,7 @@ class Checkpoints:
                 f"it with the configuration and the versions that saved it ({versions})"
             )
 
-    def save(self, step: int, state: TrainState, record: dict, write_first: Callable[[], None] = lambda: None) -> None:
+    def save(self, step: int, state: TrainState, record: dict, write_first: Work = lambda: None) -> None:
         """Start to write `state`; return when its arrays are copied.
 
         A failure, or an unfinished earlier save, is reported; `due_again` decides when to retry. `write_first` writes
@@ -266,9 +267,7 @@ class Checkpoints:
         self.report(why, event="save_left_out", step=step)
         self.failures = max(1, self.failures)
 
-    def save_and_wait(
-        self, step: int, state: TrainState, record: dict, write_first: Callable[[], None] = lambda: None
-    ) -> None:
+    def save_and_wait(self, step: int, state: TrainState, record: dict, write_first: Work = lambda: None) -> None:
         """Save the last state of the run and wait until it is on disk; raise SaveFailed after some retries."""
         self.wait()
         if step == self.begun and not self.failure:
@@ -312,7 +311,7 @@ class Checkpoints:
         self.parts_waited = 0
         return True
 
-    def _finish(self, step: int, write: Callable[[], None], blocked: float) -> None:
+    def _finish(self, step: int, write: Work, blocked: float) -> None:
         """Take a save from its second phase (see checkpointing/store.py) to its end, and clean up; in the background.
 
         Args:

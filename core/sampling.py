@@ -15,7 +15,7 @@ from cluster import processes
 from core import assembly, decoding
 from core.assembly import Run
 from core.evaluators import engine_of
-from files.atomic import write_atomically
+from files.atomic import writing
 from input_pipeline.errors import DataError
 from objectives.objective import Objective, Sampled
 from parallelism import resharding
@@ -69,17 +69,18 @@ class BatchSampler:
         batch = self._kept
 
         def write() -> None:
-            content = io.BytesIO()
+            content, place = io.BytesIO(), self._folder / f"{step}.npz"
             np.savez(content, **batch)
             self._folder.mkdir(parents=True, exist_ok=True)
             if self._is_local:
-                write_atomically(pathlib.Path(self._folder) / f"{step}.npz", content.getvalue())
-            else:  # where an object is written at once
-                (self._folder / f"{step}.npz").write_bytes(content.getvalue())
+                with writing(pathlib.Path(place)) as file:  # on disk before the checkpoint that needs it
+                    file.write(content.getvalue())
+            else:
+                place.write_bytes(content.getvalue())  # an object of a bucket is replaced as a whole
             kept = {f"{number}.npz" for number in (step, *steps())}
-            for file in self._folder.glob("*.npz"):
-                if file.name not in kept:
-                    file.unlink()
+            for old in self._folder.glob("*.npz"):
+                if old.name not in kept:
+                    old.unlink()
 
         return write
 
