@@ -168,7 +168,7 @@ def test_a_killed_process_ends_the_others_who_name_it(place, of_four):
             log = (place / "four" / "logs" / f"train_worker_{number}.out").read_text()
             assert "the stacks of this process:" in log
             # In the loop, or at the end if a collective failed before this process got the message.
-            assert "train.py" in log or "in _end_with_one_line" in log
+            assert "train.py" in log or "in _with_one_line" in log
 
 
 def test_a_killed_process_is_one_alert_of_process_0(of_four, alerted):
