@@ -35,7 +35,7 @@ def use_of_run(parsed, verb: str) -> str:
         raise ConfigError(f"convert.py {verb or '...'}: the first argument must be import, export or logits")
     unread = [flag for flags in VERBS.values() for flag in flags if flag not in VERBS[verb]]
     if verb == "import" and parsed.hf:
-        unread += ["config", "topology"]
+        unread += ["config"]
         if not parsed.workdir:
             raise ConfigError("convert.py import --hf needs --workdir=FOLDER, the folder of the new run")
     if given := [flag for flag in unread if parsed[flag].present]:

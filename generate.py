@@ -53,6 +53,7 @@ from parallelism.mesh import mesh_context
 from puzzles import pictures, puzzle_file, solving
 from reasoning import page as tree_page
 from inference.sampling import check_answers
+from reporting.display import visible
 from trained_run import TrainedRun, tokenizer_of
 from files.atomic import write_atomically
 
@@ -83,13 +84,14 @@ def continue_prompts(flags, config, address) -> None:
     trained = TrainedRun(address, config)
     print(trained.describe(), file=sys.stderr)
     how = {name: flags[name].value for name in SAMPLING}
+    shown = visible if sys.stdout.isatty() else str
     if flags.stream:
         for part in trained.stream(flags.prompt[0], message=next(iter(flags.message), None), **how):
-            print(part, end="", flush=True)
+            print(shown(part), end="", flush=True)
         print()
         return
     texts = trained.answer(flags.message, **how) if flags.message else trained.generate(flags.prompt, **how)
-    print("\n---\n".join(texts))
+    print(shown("\n---\n".join(texts)))
 
 
 def search_answers(flags, config, address) -> None:

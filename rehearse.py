@@ -11,6 +11,7 @@ from core import command_line
 from core.command_line import FLAGS, flags
 
 MODES = ("same_batch", "any_batch", "model")
+NOT_READ = ("workdir", "join_seconds")  # flags of the other commands
 MOST_DIMS = 6  # of a tensor; every mesh axis may shard each of them
 MOST_PROCESSES = 1_000
 MOST_ROWS, MOST_TOKENS, USUAL_LENGTH = 100_000, 100_000_000, 2048  # of --decode
@@ -41,7 +42,9 @@ flags.DEFINE_float("price", None, "dollars per chip-hour; default: the topology'
 
 if __name__ == "__main__":
     sys.argv = [{"--search": "--search=same_batch"}.get(argument, argument) for argument in sys.argv]
-    LOADED = command_line.parse_configuration(__doc__, use=lambda flags: command_line.IGNORE)
+    LOADED = command_line.parse_configuration(
+        __doc__, use=lambda flags: command_line.IGNORE, not_read=NOT_READ, why="a rehearsal trains nothing"
+    )
 
 import dataclasses
 import json
@@ -111,8 +114,6 @@ def load_for(name: str) -> Loaded:
 
 def check_flags(loaded: Loaded) -> None:
     """Raise ConfigError for invalid flags, before anything is compiled."""
-    if FLAGS.workdir:
-        raise ConfigError("--workdir is not read here: a rehearsal trains nothing; leave it out")
     asked = [name for name in ("search", "compare", "scaling", "advise_sharding", "decode") if FLAGS[name].value]
     check_tensor()
     if FLAGS.checklist and asked:
@@ -167,7 +168,7 @@ def check_tensor() -> None:
 
 def priced(name: str) -> topologies.Topology:
     """Return a topology, with the price of --price if given."""
-    topology = topologies.get(name)
+    topology = topologies.get(name, "--compare" if FLAGS.compare else "--topology")
     check_compiler(topology)
     return topology if FLAGS.price is None else dataclasses.replace(topology, price_per_chip_hour=FLAGS.price)
 

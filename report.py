@@ -26,9 +26,7 @@ def main(arguments: list[str]) -> None:
     """Read the runs that the command line names, and write their page."""
     words, rest = positional(arguments)
     sys.argv = [sys.argv[0], *rest]
-    overrides = command_line.parse_flags(__doc__)
-    if given := [*(f"config.{key}" for key in overrides), *(flag for flag in NOT_READ if is_given(flag))]:
-        raise ConfigError(f"--{given[0]} is not read here: a report shows runs as they are; leave it out")
+    command_line.parse_flags(__doc__, NOT_READ, "a report shows runs as they are")
     if not words:
         raise ConfigError(f"no run is named; give its folder, as in report.py runs/mine --html={PAGE}")
     command_line.check_file_to_write("html")
@@ -50,11 +48,6 @@ def positional(arguments: list[str]) -> tuple[list[str], list[str]]:
     for before, word in zip(["", *arguments], arguments, strict=False):
         (rest if word.startswith("-") or before == "--html" else words).append(word)
     return words, rest
-
-
-def is_given(flag: str) -> bool:
-    """Return whether a flag is on the command line."""
-    return bool(command_line.FLAGS[flag].present)
 
 
 def by_name(places: list[str]) -> dict[str, str]:

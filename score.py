@@ -68,6 +68,8 @@ def check(command: command_line.Command) -> list[Callable[..., Scores]]:
             f"{command.address} is a recursive model, which has no log-likelihoods of texts; score it with train.py "
             "--evaluate_only"
         )
+    if flags.include_path and not flags.tasks:
+        raise ConfigError("--include_path has definitions for --tasks; name the tasks, or omit it")
     if flags.include_path and not pathlib.Path(flags.include_path).expanduser().is_dir():
         raise ConfigError(f"--include_path={flags.include_path} is not a folder; name one with task definitions")
     command_line.check_file_to_write("results", None if command.bucket else command.workdir / RESULTS)

@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
     """Run the subcommand of the command line; return the exit status."""
     words, rest = positional(arguments)
     sys.argv = [sys.argv[0], *rest]
-    overrides = command_line.parse_flags(__doc__)
+    overrides = command_line.parse_flags(__doc__, NOT_READ, "a study has its recipe and the folders of its trials")
     known = [*SUBCOMMANDS, SEARCH]
     if not words or words[0] not in known:
         near = did_you_mean(similar(words[0], known)) if words else ""
@@ -105,9 +105,6 @@ def main(arguments: list[str]) -> int:
 
 def check_flags(subcommand: str) -> None:
     """Raise ConfigError for a flag that the subcommand does not read."""
-    for flag in NOT_READ:
-        if command_line.FLAGS[flag].present:
-            raise ConfigError(f"--{flag} is not read here: a study has its recipe and the folders of its trials")
     for flag, readers in READ_BY.items():
         if command_line.FLAGS[flag].present and subcommand not in readers:
             readers = f", but by {' and '.join(readers)}" if len(readers) < 4 else ""

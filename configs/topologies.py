@@ -117,21 +117,21 @@ SLICES = {  # name: (chip, chips, hosts, the compiler's name); the default mesh 
 }
 
 
-def get(name: str) -> Topology:
+def get(name: str, flag: str = "--topology") -> Topology:
     """Return the preset called `name`; for TPUs, also several slices, such as 2xv4-32.
 
     Raises:
-      ConfigError: there is none; the message names the nearest.
+      ConfigError: there is none; the message has the flag that named it, and the nearest.
     """
     if (several := SEVERAL.fullmatch(name)) and several["slice"] in SLICES:
-        one, count = get(several["slice"]), int(several["count"])
+        one, count = get(several["slice"], flag), int(several["count"])
         return dataclasses.replace(
             one, name=name, slices=count, chips=count * one.chips, hosts=count * one.hosts,
             mesh={"dcn_data": count} | one.mesh,
         )  # fmt: skip
     if name not in SLICES:
         near = did_you_mean(similar(shown(name), SLICES))
-        raise ConfigError(f"--topology={shown(name)} is unknown{near} (all: {', '.join(SLICES)})")
+        raise ConfigError(f"{flag}={shown(name)} is unknown{near} (all: {', '.join(SLICES)})")
     chip, chips, hosts, compiler_name = SLICES[name]
     return Topology(
         name=name, chip=chip, chips=chips, hosts=hosts, compiler_name=compiler_name, mesh={"fsdp": chips},

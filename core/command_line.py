@@ -109,12 +109,18 @@ class Command:
         ]
 
 
-def parse_flags(description: str) -> dict[str, str]:
-    """Parse sys.argv with absl; return the `--config.key=value` overrides as text. Install the exit hooks."""
+def parse_flags(description: str, not_read: tuple[str, ...] = (), why: str = "") -> dict[str, str]:
+    """Parse sys.argv with absl; return the `--config.key=value` overrides as text. Install the exit hooks.
+
+    Args:
+      description: for --help.
+      not_read: common flags that the command refuses; with "config" also all keys.
+      why: the reason.
+    """
     ending.install()
     overrides, rest = split_overrides(sys.argv)
     if {"-h", "--help", "-help"} & set(rest):
-        _print_help(description)
+        _print_help(description, not_read)
         sys.exit(0)
     _check_values(rest[1:])
     try:
@@ -126,6 +132,9 @@ def parse_flags(description: str) -> dict[str, str]:
         raise ConfigError(" ".join(str(error).split())) from None
     if stray:
         raise ConfigError(stray_argument(stray[0]))
+    given = [f"config.{key}" for key in overrides if "config" in not_read]
+    if given := [*given, *(name for name in not_read if FLAGS[name].present)]:
+        raise ConfigError(f"--{given[0]} is not read here: {why}; omit it")
     if empty := [name for name in ("config", "topology", "workdir") if FLAGS[name].present and not FLAGS[name].value]:
         raise ConfigError(f"--{empty[0]}= has no value; add one, or omit the flag")
     return overrides
@@ -152,9 +161,8 @@ def parse(
       one_device: whether the command uses only one device.
       chooses_mesh: whether the command chooses its mesh itself, when it knows the devices, and validates it then.
     """
-    loaded = parse_configuration(description, use=use)
-    if one_device and FLAGS["topology"].present:
-        raise ConfigError("--topology is not used by this command, which runs on one device; omit it")
+    not_read = ("topology",) if one_device else ()
+    loaded = parse_configuration(description, use=use, not_read=not_read, why="this command runs on one device")
     if "train.init_from" in loaded.typed and not (FLAGS.workdir or FLAGS["config"].present):
         raise ConfigError(
             f"train.init_from={loaded.config.train.init_from} begins a new run; give it a folder with --workdir"
@@ -219,9 +227,16 @@ def _check_hosts_have_run(workdir: pathlib.Path) -> None:
         )
 
 
-def parse_configuration(description: str, *, use: Callable[[flags.FlagValues], str]) -> Loaded:
-    """Return the configuration of the command line; with --print_config, print it and exit."""
-    overrides = parse_flags(description)
+def parse_configuration(
+    description: str, *, use: Callable[[flags.FlagValues], str], not_read: tuple[str, ...] = (), why: str = ""
+) -> Loaded:
+    """Return the configuration of the command line; with --print_config, print it and exit.
+
+    Args:
+      description, not_read, why: see `parse_flags`.
+      use: see `parse`.
+    """
+    overrides = parse_flags(description, not_read, why)
     loaded = _load(overrides, use(FLAGS))
     if FLAGS.print_config:
         validation.check_keys(loaded.config)
@@ -358,9 +373,10 @@ def _similar_options(name: str) -> list[str]:
     return [f"--{flag}" for flag in close] if close and not known else [f"--config.{key}" for key in keys]
 
 
-def _print_help(description: str) -> None:
+def _print_help(description: str, not_read: tuple[str, ...]) -> None:
     print(description.strip() + "\n\nFlags:")
-    for flag in _own_flags():
+    for flag in [flag for flag in _own_flags() if flag.name not in not_read]:
         default = f" (default {flag.default!r})" if flag.default not in (None, "", []) else ""
         print(f"  --{flag.name}: {flag.help}{default}")
-    print("  --config.SECTION.KEY=VALUE: any key of configs/base.py, where each is documented")
+    if "config" not in not_read:
+        print("  --config.SECTION.KEY=VALUE: any key of configs/base.py, where each is documented")

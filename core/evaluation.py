@@ -21,6 +21,7 @@ from parallelism import axis_rules
 from parallelism.placement import local_rows, local_values, place
 from puzzles import voting
 from puzzles.voting import Votes
+from reporting.display import visible
 from reporting.step_log import format_evaluation
 
 LOG = logging.getLogger("torus")
@@ -169,11 +170,6 @@ def opening(corpus: corpora.Corpus) -> str:
     return " ".join(words) + " " if words else ""
 
 
-def _visible(line: str) -> str:
-    """Return a line in which characters that would act on a terminal are replaced, such as escape sequences."""
-    return "".join(character if character.isprintable() or character == "\t" else "\ufffd" for character in line)
-
-
 def sample_lines(run: assembly.Run, params: dict, corpus: corpora.Corpus) -> list[str]:
     """Return the model's continuation of the first words of a held-out document, at most SAMPLE_LINES lines."""
     prompt = opening(corpus)
@@ -182,7 +178,7 @@ def sample_lines(run: assembly.Run, params: dict, corpus: corpora.Corpus) -> lis
         run, params, corpus.tokenizer, [prompt], max_tokens=min(run.config.evaluation.sample_tokens, room),
         temperature=SAMPLE_TEMPERATURE, seed=run.config.train.seed,
     )[0]  # fmt: skip
-    lines = [_visible(line) for line in text.rstrip().split("\n")]
+    lines = visible(text.rstrip()).split("\n")
     shown = [line if len(line) <= SAMPLE_WIDTH else f"{line[:SAMPLE_WIDTH]}..." for line in lines[:SAMPLE_LINES]]
     shown += ["..."] if len(lines) > SAMPLE_LINES else []
     return [f"sample (temperature {SAMPLE_TEMPERATURE}):", *["  | " + line for line in shown]]

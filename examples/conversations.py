@@ -15,7 +15,6 @@ COUNT = 3000  # conversations, and pairs
 def main(folder: pathlib.Path) -> None:
     """Write FOLDER/talks.jsonl and FOLDER/pairs.jsonl."""
     rng = random.Random(0)
-    folder.mkdir(parents=True, exist_ok=True)
     with (folder / "talks.jsonl").open("w") as talks, (folder / "pairs.jsonl").open("w") as pairs:
         for _ in range(COUNT):
             number = rng.randrange(1000)
@@ -28,4 +27,9 @@ def main(folder: pathlib.Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
-    main(parser.parse_args().folder)
+    target = parser.parse_args().folder
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"{target}: {error.strerror}; name a folder that can be made")
+    main(target)

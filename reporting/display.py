@@ -99,6 +99,11 @@ class Display:
             self.line(text)
 
 
+def visible(text: str) -> str:
+    """Return a text in which characters that a terminal would act on are replaced, such as escape sequences."""
+    return "".join(character if character.isprintable() or character in "\t\n" else "\ufffd" for character in text)
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, such as "1 trial" or "2 trials"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -47,6 +47,9 @@ class Run(NamedTuple):
 
 def main(arguments: list[str]) -> None:
     """Print the list; a usage error ends with status 2."""
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__.strip())
+        return
     if len(arguments) > 1 or (arguments and not pathlib.Path(arguments[0]).is_dir()):
         print(f"error: {' '.join(arguments)} is not a folder; usage: list_runs.py [FOLDER]", file=sys.stderr)
         sys.exit(2)

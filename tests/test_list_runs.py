@@ -63,3 +63,7 @@ def test_a_folder_without_runs_and_one_that_is_not_there(tmp_path):
     assert listed(tmp_path).stdout == f"There are no runs below {tmp_path}. `make train` starts one.\n"
     done = listed(tmp_path / "none")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "not a folder" in done.stderr
+
+
+def test_help_says_what_it_does():
+    assert "List the runs below a folder" in listed("--help").stdout

@@ -262,6 +262,12 @@ def test_help_lists_the_flags_and_points_to_the_keys():
     assert all(words in ended.stdout for words in ("What it does.", "--topology", "--workdir", "configs/base.py"))
 
 
+def test_help_lists_no_flag_that_the_command_refuses():
+    ended = run("from core import command_line\ncommand_line.parse_flags('It reads.', ('config', 'workdir'))", "--help")
+    assert ended.returncode == 0 and "--topology" in ended.stdout
+    assert not any(words in ended.stdout for words in ("--config", "--workdir"))
+
+
 def test_output_that_nobody_reads_any_more_ends_the_command_in_one_line():
     """As in `sweep.py plan trm | head`."""
     command = [sys.executable, "-u", "sweep.py", "plan", "trm"]
