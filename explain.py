@@ -45,8 +45,8 @@ def main(command: command_line.Command) -> None:
     with mesh_context(trained.run.mesh):
         found = explanation.explain(trained.run.graph, trained.params, clean_T, corrupt_T, tokenizer.decode)
     if processes.index() == 0:
+        print("\n".join(explanation.lines(found)))  # before the page, which a full disk may fail
         place = write(command, page.page(found, f"{flags.prompt} | {flags.corrupt}"))
-        print("\n".join(explanation.lines(found)))
         print(f"{trained.describe()}; heat maps: {place}", file=sys.stderr)
     processes.leave()
 

@@ -238,13 +238,18 @@ def page_runner(tree: pathlib.Path, prepared: pathlib.Path) -> Iterator:
 
 
 def _finished(command: list[str], tree: pathlib.Path) -> tuple[int, str]:
+    """Return the status and the end of the output; at a limit of time or a signal, what it started ends too."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=tree, env=A_POD | os.environ, start_new_session=True, **pipes)
     try:
-        done = subprocess.run(
-            command, cwd=tree, capture_output=True, text=True, timeout=LIMIT_SECONDS, env=A_POD | os.environ
-        )
+        out, err = process.communicate(timeout=LIMIT_SECONDS)
     except subprocess.TimeoutExpired:
         return 124, f"not finished within {LIMIT_SECONDS} s"
-    return done.returncode, done.stdout[-1500:] + done.stderr[-1500:]
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    return process.returncode, out[-1500:] + err[-1500:]
 
 
 def _until_it_answers(server: subprocess.Popen, port: int) -> tuple[int, str]:

@@ -9,7 +9,7 @@ All arms begin with the model that benchmarks/countdown.py trains, which a secon
 - `grpo_minutes`: of an arm, with rollouts and without compiling.
 
 The problems are held out, and the judge is exact arithmetic. Gate: grpo is at least 10 points above start and above
-supervised_longer, and random_reward does not gain: it is at most 2 standard errors above start.
+supervised_longer, and random_reward does not gain: it is at most 2 standard errors (of at least 0.02) above start.
 """
 
 import statistics

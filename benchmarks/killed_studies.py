@@ -117,6 +117,8 @@ def main() -> None:
     support.finish("killed_studies", figures)
     slow = [name for name, most in MOST_SECONDS.items() if figures[f"{name}_seconds"] >= most]
     kinds = "trials_ended_once", "trials_equal_bit_for_bit"
+    if not figures["workers_killed"]:
+        sys.exit("studies: no worker was killed, so nothing is shown")
     if slow or any(figures[kind] != figures["trials"] for kind in kinds):
         sys.exit(f"studies: too slow: {', '.join(slow) or 'nothing'}; trials ended once, and equal: "
                  f"{', '.join(str(figures[kind]) for kind in kinds)} of {figures['trials']}")  # fmt: skip

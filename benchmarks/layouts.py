@@ -27,6 +27,7 @@ from input_pipeline.synthetic import MarkovWindows
 from parallelism.mesh import mesh_context
 from parallelism.placement import place
 
+MOST_APART = 1e-4  # nats, in float32
 STEPS = 4 if support.QUICK else 200
 RECIPES = ("tiny",) if support.QUICK else ("tiny", "char", "small", "large", "llama2_7b", "llama3_8b")
 MESHES = (
@@ -93,6 +94,8 @@ def main() -> None:
     support.finish("layouts", figures)
     if figures["layouts_that_differ"]:
         sys.exit("a layout computes something else than one device, see above")
+    if figures["largest_loss_difference"] > MOST_APART:
+        sys.exit(f"layouts: losses are more than {MOST_APART} apart")
 
 
 if __name__ == "__main__":

@@ -40,8 +40,17 @@ def life(folder: pathlib.Path, name: str, workers: int) -> dict:
         "TRANSPORT": "local", "POD_ROOT": str(folder), "NAME": "bench", "ACCEL": name,
         "XDG_CACHE_HOME": str(folder / "cache"),
     }  # fmt: skip
-    run = folder / "bench" / "shared" / "tiny"
     pod(environment, "create")
+    try:
+        return measured(folder, environment, workers)
+    finally:  # also where a step never comes
+        pod(environment, "stop")
+        pod(environment, "delete")
+
+
+def measured(folder: pathlib.Path, environment: dict, workers: int) -> dict:
+    """Return the figures of a pod that is created: launch, stop, restart."""
+    run = folder / "bench" / "shared" / "tiny"
     started = time.perf_counter()
     pod(environment, "launch", *RUN)
     groups = [int(file.read_text()) for file in (folder / "bench").glob("worker-*/torus/run.pid")]
@@ -58,8 +67,6 @@ def life(folder: pathlib.Path, name: str, workers: int) -> dict:
     wait_for_step(run, last + 1)
     restart = time.perf_counter() - started
     went_on_at = steps(run)[len(steps(run)) - steps(run)[::-1].index(last + 1) - 1]
-    pod(environment, "stop")
-    pod(environment, "delete")
     return {
         "workers": len(groups),
         "launch_to_first_step_seconds": round(first_step, 1),

@@ -78,9 +78,9 @@ def main() -> None:
         "steps": STEPS, "dense_loss": round(dense["loss"], 4), "moe_loss": round(moe["loss"], 4),
         "moe_load_violation": round(moe["load_violation"], 3), "moe_router_entropy": round(moe["router_entropy"], 3),
     }  # fmt: skip
-    if end > BALANCED or moe["dropped_share"]:
-        sys.exit(f"not balanced, or dropped: {figures}")
     support.finish("moe", figures)
+    if end > BALANCED or moe["dropped_share"]:
+        sys.exit("moe: not balanced, or dropped")
 
 
 if __name__ == "__main__":

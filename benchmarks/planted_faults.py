@@ -478,6 +478,8 @@ def main() -> None:
             sys.exit(f"fails without any fault: {', '.join(wrong)}")
         template.close()
     support.finish("planted_faults", {"planted": len(chosen), "caught": len(chosen) - len(missed), "missed": missed})
+    if missed:
+        sys.exit(f"planted_faults: {len(missed)} of {len(chosen)} are missed")
 
 
 if __name__ == "__main__":

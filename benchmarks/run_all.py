@@ -9,6 +9,8 @@ import sys
 
 import support
 
+from files.atomic import write_atomically
+
 FOLDER = pathlib.Path(__file__).resolve().parent
 RESULTS, HEADING = (
     FOLDER / "RESULTS.md",
@@ -27,13 +29,16 @@ def main() -> None:
     unknown = [name for name in chosen if name not in names]
     if unknown:
         support.usage_error(f"{unknown[0]} is not a benchmark; the benchmarks are {', '.join(names)}")
+    if (special := [word for word in sys.argv[1:] if word.startswith(support.OF_ONE)]) and len(chosen) != 1:
+        support.usage_error(f"{special[0]} is not read by every benchmark; name one, as in: run_all.py cpu_step")
     sections, failed = earlier_sections(), []
     for name in chosen or names:
         print(f"== {name}", flush=True)
-        result = run(name)
-        failed += [] if result else [name]
-        sections[name] = section(name, result)
-        RESULTS.write_text(HEADING + "".join(sections[known] for known in names if known in sections))
+        status, result = run(name)
+        failed += [name] if status or result is None else []
+        sections[name] = section(name, status, result)
+        text = HEADING + "".join(sections[known] for known in names if known in sections)
+        write_atomically(RESULTS, text.encode())
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 
@@ -44,26 +49,27 @@ def earlier_sections() -> dict[str, str]:
     return {part.partition("\n")[0]: f"## {part}" for part in text.split("## ")[1:]}
 
 
-def run(name: str) -> dict | None:
-    """Return the closing JSON line of a benchmark, None if it failed; its output is shown as it comes."""
+def run(name: str) -> tuple[int, dict | None]:
+    """Return the status and the closing JSON line of a benchmark, None without one; its output is shown as it comes."""
     flags = [argument for argument in sys.argv[1:] if argument.startswith("-")]
     command = [sys.executable, str(FOLDER / f"{name}.py"), *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    last = ""
+    closing = None
     for line in process.stdout:
         print(line, end="", flush=True)
-        last = line
-    return json.loads(last) if process.wait() == 0 else None
+        closing = json.loads(line) if line.startswith(support.CLOSING) else closing
+    return process.wait(), closing
 
 
-def section(name: str, result: dict | None) -> str:
+def section(name: str, status: int, result: dict | None) -> str:
     """Return the Markdown of one benchmark."""
     if result is None:
         return f"## {name}\n\nfailed\n\n"
+    missed = f"A goal is missed: the benchmark ended with status {status}.\n\n" if status else ""
     rows = "".join(f"| {figure} | {value} |\n" for figure, value in result["figures"].items())
     versions = ", ".join(f"{library} {version}" for library, version in result["versions"].items())
     when = datetime.date.today().isoformat() + (", with --quick, cut short" if result["quick"] else "")
-    return f"## {name}\n\n{when}, {result['machine']}; {versions}\n\n| figure | value |\n|---|---|\n{rows}\n"
+    return f"## {name}\n\n{when}, {result['machine']}; {versions}\n\n{missed}| figure | value |\n|---|---|\n{rows}\n"
 
 
 if __name__ == "__main__":

@@ -122,9 +122,14 @@ def main() -> None:
     if (given.keep is None) == (given.against is None):
         support.usage_error("give one of --keep=FOLDER and --against=FOLDER")
     folder = given.keep or given.against
+    known = [case.name for case in record.cases()]
+    if unknown := [name for name in given.names if name not in known]:
+        support.usage_error(f"{unknown[0]} is not recorded; there are {', '.join(known)}")
     cases = [case for case in record.cases() if not given.names or case.name in given.names]
     if given.against:
         cases = [case for case in cases if (folder / f"{case.name}.json").exists()]
+        if not cases:
+            support.usage_error(f"{folder} has no program to compare with; keep some there with --keep")
     folder.mkdir(parents=True, exist_ok=True)
     loaded = [case.load() for case in cases]
     same = reordered = different = 0

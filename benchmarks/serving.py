@@ -149,12 +149,15 @@ def server(workdir: pathlib.Path) -> Iterator[tuple[int, str]]:
     """Serve a run; yield (process number, address). It must end with status 0."""
     command = [sys.executable, "serve.py", f"--workdir={workdir}", "--port=0"]
     process = subprocess.Popen(command, cwd=support.ROOT, stdout=subprocess.PIPE, text=True)
-    line = next((line for line in process.stdout if line.startswith("ready: ")), None)
-    if line is None:
-        sys.exit(f"{' '.join(command)} ended with status {process.wait()}")
-    yield process.pid, line.split()[1]
-    process.send_signal(signal.SIGTERM)
-    if process.wait():
+    try:
+        line = next((line for line in process.stdout if line.startswith("ready: ")), None)
+        if line is None:
+            sys.exit(f"{' '.join(command)} ended with status {process.wait()}")
+        yield process.pid, line.split()[1]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+    if process.returncode:
         sys.exit(f"the server ended with status {process.returncode}")
 
 
@@ -186,9 +189,9 @@ def main() -> None:
         "first_token_median_ms": round(1000 * statistics.median(firsts)),
         "first_token_95th_percentile_ms": round(1000 * statistics.quantiles(firsts, n=20)[-1]),
     }  # fmt: skip
-    if wrong or figures["lost"] or growth > LIMIT_MB:
-        sys.exit(f"failed: {figures}")
     support.finish("serving", figures)
+    if wrong or figures["lost"] or growth > LIMIT_MB:
+        sys.exit("serving: an answer is wrong or lost, or memory grows")
 
 
 if __name__ == "__main__":

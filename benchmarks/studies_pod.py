@@ -91,6 +91,8 @@ def main() -> None:
         "calm_seconds": round(seconds, 1),
     }  # fmt: skip
     support.finish("studies_pod", figures)
+    if not struck:
+        sys.exit("studies_pod: no process was killed, so nothing is shown")
     if {figures["trials_ended_once"], figures["trials_equal_bit_for_bit"]} != {figures["trials"]}:
         sys.exit("studies_pod: a trial did not end once, or differs from that of the undisturbed study")
 

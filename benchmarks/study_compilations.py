@@ -20,7 +20,6 @@ from studies import suites
 DIVIDED = {  # sizes of the study by what they are divided by
     "model.embed_dim": 16, "model.mlp_dim": 16, "model.puzzle_dim": 16, "train.global_batch": 768,
 }  # fmt: skip
-XLA_FLAGS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 def members() -> list[suites.Member]:

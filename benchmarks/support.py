@@ -19,7 +19,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 QUICK = "--quick" in sys.argv
 OPTIONS = ("--quick", "--text=", "--exhaustive", "--mechanism=")  # of all benchmarks but those that parse their own
+OF_ONE = OPTIONS[1:]  # which not every benchmark reads
 PARSES_ITS_OWN = ("docs", "interactions", "levers", "record", "same_programs", "search_grid", "story")
+CLOSING_KEY = "benchmark"
+CLOSING = f'{{"{CLOSING_KEY}": '  # how the closing line begins
 LIBRARIES = ("jax", "libtpu", "flax", "optax", "qwix", "numpy", "tensorflow-cpu", "sentencepiece", "torch")
 
 
@@ -29,7 +32,8 @@ def check_options() -> None:
     if program.resolve().parent != ROOT / "benchmarks" or program.stem in PARSES_ITS_OWN:
         return
     names = sys.argv[1:] if program.stem != "run_all" else [word for word in sys.argv[1:] if word.startswith("-")]
-    if unknown := [word for word in names if not word.startswith(OPTIONS)]:
+    words = tuple(option for option in OPTIONS if option.endswith("="))
+    if unknown := [word for word in names if word not in OPTIONS and not word.startswith(words)]:
         usage_error(f"{unknown[0]} is no option of a benchmark; there are {', '.join(OPTIONS)}")
 
 
@@ -43,8 +47,15 @@ def finish(name: str, figures: dict) -> None:
     """Print the closing line of a benchmark."""
     found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
     versions = {"python": platform.python_version()} | {lib: found[lib] for lib in LIBRARIES if lib in found}
-    told = {"benchmark": name, "quick": QUICK, "figures": figures, "versions": versions, "machine": machine()}
+    told = {CLOSING_KEY: name, "quick": QUICK, "figures": figures, "versions": versions, "machine": machine()}
     print(json.dumps(told), flush=True)
+
+
+def judge(name: str, figures: dict, missed: str = "") -> None:
+    """Print the closing line, and then end with status 1 if a goal is missed."""
+    finish(name, figures)
+    if missed and not QUICK:
+        sys.exit(f"{name}: {missed}")
 
 
 def machine() -> str:

@@ -18,9 +18,15 @@ def pc(data: np.ndarray, alpha: float = 0.01) -> np.ndarray:
     """Return the graph of normally distributed variables with linear effects.
 
     Args:
-      data: float [n, D]; no column may be constant.
+      data: float [n, D], n > D + 1; no column may be constant.
       alpha: two variables are called dependent if the Fisher z test has a p-value below this.
+
+    Raises:
+      ValueError: there are too few rows for the test of two variables given all others.
     """
+    n, D = data.shape
+    if n <= D + 1:
+        raise ValueError(f"pc: {n} rows are too few for {D} variables; give more than {D + 1}")
     adjacent_DD, separators = skeleton(np.corrcoef(data, rowvar=False), len(data), alpha)
     return oriented(adjacent_DD, separators)
 

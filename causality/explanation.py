@@ -113,8 +113,11 @@ def strongest(table: np.ndarray, count: int) -> list[tuple[int, int]]:
 def headline(found: Explanation) -> list[str]:
     """Return what is compared, in sentences."""
     pair = found.pair
+    continued = f"The prompt is continued by {found.answer!r} and the corrupted prompt by {found.other!r}."
+    if pair.corrupt > 0:
+        continued = f"Both prompts are continued by {found.answer!r}; next after the corrupted one is {found.other!r}."
     return [
-        f"The prompt is continued by {found.answer!r} and the corrupted prompt by {found.other!r}.",
+        continued,
         f"logit({found.answer!r}) - logit({found.other!r}) is {pair.clean:.3f} after the prompt and {pair.corrupt:.3f} "
         "after the corrupted prompt.",
         f"P({found.answer!r}) is {found.traced.clean:.3f}, and {found.traced.corrupt:.3f} with noise on the tokens in "

@@ -39,7 +39,7 @@ def page(found: Explanation, title: str) -> str:
     """Return an HTML document with a heat map for each method and tap; the same result gives the same bytes."""
     sections = [page_parts.paragraphs(headline(found))]
     for (name, text), tables in zip(METHODS, (found.restored, found.attributed, found.traced.effects), strict=True):
-        largest = 1.0 if name != "Tracing" else max(float(np.nanmax(np.abs(table))) for table in tables.values())
+        largest = 1.0 if name != "Tracing" else max(float(np.nanmax(np.abs(table))) for table in tables.values()) or 1.0
         sections.append(f"<h2>{name}</h2>{page_parts.paragraphs([text])}")
         maps = "".join(_map_of(found, tables[tap], tap, largest) for tap in NAMES)
         sections.append(f'<div class="maps">{maps}</div>')

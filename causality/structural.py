@@ -91,25 +91,33 @@ class StructuralModel:
         """Return what the observed units would have been with some variables set (theorem 7.1.7).
 
         The noise of each unit is recovered from what was observed (abduction), the mechanisms of the set variables are
-        replaced (action), and all variables are computed again (prediction).
+        replaced (action), and all variables that depend on them are computed again (prediction).
 
         Raises:
-          ValueError: the noise of a variable that is needed cannot be recovered.
+          ValueError: the noise of a variable that depends on the set ones cannot be recovered.
         """
-        noises = {}
+        self._check(do)
+        values: Values = {}
+        changed = set(do)
         for name, mechanism in self.mechanisms.items():
             if name in do:
-                noises[name] = np.zeros_like(observed[name])  # is not used
+                values[name] = np.full(observed[name].shape, do[name], np.float64)
+            elif not changed & set(mechanism.parents):
+                values[name] = observed[name]
             elif mechanism.invert is None:
                 raise ValueError(f"counterfactual: {name} has no `invert`, so its noise is unknown; give it one")
             else:
-                parents = [observed[parent] for parent in mechanism.parents]
-                noises[name] = mechanism.invert(*parents, observed[name])
-        return self._values(noises, do)
+                noise = mechanism.invert(*(observed[parent] for parent in mechanism.parents), observed[name])
+                values[name] = mechanism.function(*(values[parent] for parent in mechanism.parents), noise)
+                changed.add(name)
+        return values
 
-    def _values(self, noises: Values, do: Mapping[str, float]) -> Values:
+    def _check(self, do: Mapping[str, float]) -> None:
         if unknown := [name for name in do if name not in self.mechanisms]:
             raise ValueError(f"do: {unknown[0]} is no variable; the variables are {', '.join(self.mechanisms)}")
+
+    def _values(self, noises: Values, do: Mapping[str, float]) -> Values:
+        self._check(do)
         values: Values = {}
         for name, mechanism in self.mechanisms.items():
             if name in do:

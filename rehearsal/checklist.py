@@ -17,6 +17,7 @@ from layers.fsdp import REDUCE_SCATTER
 from rehearsal import hlo, roofline, schedule
 from rehearsal.assumptions import Assumptions, of_topology
 from rehearsal.compiler import GIB, Compiled, capacity_gib
+from rehearsal.layouts import sizing
 from rehearsal.sections import Section, Table, seconds_text
 from reporting.display import duration
 from settings import cycles
@@ -160,19 +161,31 @@ def one_reduction(seen: Seen) -> Verdict:
         return None, "one device has the whole batch"
     found = [cost for cost in seen.replayed.costs if _reduces(cost, axes)]
     reduced = sum(cost.count * _elements_before(cost, seen.mesh) for cost in found)
-    gradient = seen.parameter_bytes / BYTES * seen.mesh.get("fsdp", 1)
+    gradient = seen.parameter_bytes / BYTES * _times_gathered(seen.config, seen.mesh)
     counts = {kind: round(sum(cost.count for cost in found if cost.kind == kind)) for kind in REDUCING}
     kinds = ", ".join(f"{count:,} {kind}s" for kind, count in counts.items() if count) or "no reductions"
     evidence = f"{kinds} over {', '.join(axes)} a step, of {reduced / gradient:.2f} times the gradient"
     return reduced <= ONCE * gradient, evidence
 
 
-def _reduces(cost: schedule.Cost, axes: list[str]) -> bool:
-    """Return whether a collective adds up gradients over axes of the batch.
+def _times_gathered(config, mesh: dict[str, int]) -> float:
+    """Return how many times its own part of the weights a device has the gradient of, before it is reduced.
 
-    A permute or an all-to-all does so only in layers/fsdp.py: ring_reduce_scatter.
+    parallelism/axis_rules.py shards weights over fsdp, context and expert; those of experts stay split over expert.
     """
-    if cost.kind not in REDUCING or not cost.axes or not set(cost.axes.split("*")) <= set(axes):
+    model, expert = config.model, mesh.get("expert", 1)
+    experts = sizing.expert_parameters(model) / sizing.num_parameters(config) if model.num_experts else 0.0
+    return mesh.get("fsdp", 1) * mesh.get("context", 1) * (expert * (1 - experts) + experts)
+
+
+def _reduces(cost: schedule.Cost, axes: list[str]) -> bool:
+    """Return whether a collective adds up gradients over axes of the batch, and of context with them.
+
+    Over context alone, attention adds up the gradients of keys and values. A permute or an all-to-all adds up only in
+    layers/fsdp.py: ring_reduce_scatter.
+    """
+    over = set(cost.axes.split("*")) if cost.axes else set()
+    if cost.kind not in REDUCING or not over & set(axes) or not over <= {*axes, "context"}:
         return False
     return cost.kind in ("reduce-scatter", "all-reduce") or REDUCE_SCATTER in cost.instruction.op_name
 

@@ -52,7 +52,14 @@ def _cheapest_first(row: dict) -> tuple:
 
 
 def scaling(loaded, topology: presets.Topology, display) -> dict:
-    """Return a table of data x fsdp meshes on slices of the topology's kind, with a constant batch per chip."""
+    """Return a table of data x fsdp meshes on slices of the topology's kind, with a constant batch per chip.
+
+    Raises:
+      ConfigError: the configuration is not valid, or has a key that this sets.
+    """
+    if own := [key for key in loaded.typed if key.startswith("mesh.") or key == "train.gradient_accumulation"]:
+        raise ConfigError(f"--scaling chooses {own[0]} itself; omit --config.{own[0]}")
+    validation.validate(loaded.config, topology.chips, loaded)
     rows_per_chip = max(1, loaded.config.train.global_batch // topology.chips)
     meshes = [(data, fsdp) for fsdp in FSDP for data in DATA if _part_of(topology, data * fsdp)]
     pairs = []

@@ -89,6 +89,8 @@ def layouts(loaded, topology, *, any_batch: bool) -> list[Candidate]:
     """
     found = []
     held = {key: value for key, value in flat(loaded.config).items() if key in loaded.typed}  # typed keys are fixed
+    if not held.get("train.gradient_accumulation"):
+        held.pop("train.gradient_accumulation", None)  # 0 is automatic
     for mesh in _meshes(loaded.config, topology.chips):
         shards = topology.chips // mesh["mesh.model"] // loaded.config.mesh.context
         for batch in _batches(loaded.config, shards, any_batch):
@@ -203,6 +205,9 @@ def _compile(chosen: list[Candidate], topology, display, progress: str) -> None:
 
 def _table(loaded, topology, candidates: list[Candidate], tried: list[Candidate]) -> dict:
     fitting = sorted((c for c in tried if c.seconds < math.inf), key=lambda c: c.seconds)
+    if not candidates:
+        keys = " and ".join(f"--config.{key}={value}" for key, value in loaded.typed.items()) or "the recipe's batch"
+        raise ConfigError(f"no layout of {loaded.recipe} on {topology.name} is possible with {keys}; change or omit it")
     if not fitting:
         raise ConfigError(
             f"no layout of {loaded.recipe} fits {topology.name}: {len(tried)} of {len(candidates)} were compiled, and "
@@ -243,7 +248,13 @@ def _row(candidate: Candidate) -> dict:
 
 
 def largest_model(loaded, topology, display) -> dict:
-    """Return a table by sequence length: the widest model of the recipe's depth, and the deepest of its width."""
+    """Return a table by sequence length: the widest model of the recipe's depth, and the deepest of its width.
+
+    Raises:
+      ConfigError: the sizes of the recipe's model are not known here.
+    """
+    if loaded.config.model.name != "decoder_lm":
+        raise ConfigError(f"--search=model sizes a decoder_lm, not model.name={loaded.config.model.name}")
     rows = []
     for length in sorted({*LENGTHS, loaded.config.train.sequence_length}):
         for what, sizes in (("widest", _widths(loaded.config)), ("deepest", _depths(loaded.config))):

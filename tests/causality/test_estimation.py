@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from causality import adjustment, discovery
-from causality.structural import StructuralModel, binary, linear
+from causality.structural import Mechanism, StructuralModel, binary, linear
 
 CHAIN = StructuralModel(
     {"z": linear({}), "x": linear({"z": 0.8}), "m": linear({"x": 0.5}), "y": linear({"m": 2, "z": -1})}
@@ -57,12 +57,24 @@ def test_a_counterfactual_is_that_of_the_closed_form():
     np.testing.assert_allclose(CHAIN.counterfactual(observed, {})["y"], observed["y"], atol=1e-12)
 
 
+def test_what_does_not_depend_on_a_set_variable_needs_no_inverse():
+    """z is binary, so its noise cannot be recovered, but x does not cause it."""
+    model = StructuralModel({
+        "z": Mechanism((), lambda noise: (noise > 0) + 0.0, lambda rng, n: rng.normal(size=n)),
+        "x": linear({"z": 1}), "y": linear({"x": 2, "z": 1}),
+    })  # fmt: skip
+    observed = model.sample(100, np.random.default_rng(0))
+    other = model.counterfactual(observed, {"x": 1.0})
+    np.testing.assert_array_equal(other["z"], observed["z"])
+    np.testing.assert_allclose(other["y"], observed["y"] + 2 * (1 - observed["x"]), atol=1e-9)
+
+
 def test_mistakes_of_a_model_name_the_variable():
     with pytest.raises(ValueError, match="x needs z, which is no variable before it"):
         StructuralModel({"x": linear({"z": 1}), "z": linear({})})
     with pytest.raises(ValueError, match="do: q is no variable; the variables are z, x, m, y"):
         CHAIN.sample(2, np.random.default_rng(0), do={"q": 1})
-    with pytest.raises(ValueError, match="z has no `invert`"):
+    with pytest.raises(ValueError, match="y has no `invert`"):
         simpson().counterfactual(simpson().sample(3, np.random.default_rng(0)), {"x": 1})
 
 

@@ -45,6 +45,17 @@ def test_lines_have_the_planted_head_first_among_the_heads(found):
     assert lines[0] == f"The prompt is continued by {found.answer!r} and the corrupted prompt by {found.other!r}."
 
 
+def test_prompts_with_the_same_continuation_are_not_said_to_differ(found):
+    same = found._replace(pair=found.pair._replace(corrupt=0.25))
+    says = f"Both prompts are continued by {found.answer!r}; next after the corrupted one is {found.other!r}."
+    assert explanation.headline(same)[0] == says
+
+
+def test_the_page_of_a_model_on_which_noise_has_no_effect(found):
+    traced = found.traced._replace(effects={name: 0 * table for name, table in found.traced.effects.items()})
+    assert page.page(found._replace(traced=traced), "title")
+
+
 def test_the_page_is_complete_in_itself_and_the_same_each_time(found):
     text = page.page(found, "<title> & more")
     assert text == page.page(found, "<title> & more") and "&lt;title&gt; &amp; more" in text

@@ -35,7 +35,7 @@ def seen(text: str, keys: dict | None = None, **changes) -> checklist.Seen:
     sizes = {
         "accelerator": "tpu", "state_bytes": size, "parameter_bytes": size, "total_bytes": 20e9, "capacity_bytes": 32e9,
     }  # fmt: skip
-    return checklist.see(config, text, given=of_topology(TOPOLOGY), mesh={"data": 4}, **(sizes | changes))
+    return checklist.see(config, text, given=of_topology(TOPOLOGY), **({"mesh": {"data": 4}} | sizes | changes))
 
 
 def verdicts(judged: list[checklist.Point]) -> dict[str, bool | None]:
@@ -75,6 +75,17 @@ def test_a_fault_of_the_program_is_found(programs, name, fault, evidence):
 def test_a_fault_of_the_configuration_is_found(healthy, name, keys, evidence):
     [point] = [point for point in checklist.judge(seen(healthy, keys)) if point.name == name]
     assert point.holds is False and evidence in point.evidence, point
+
+
+@pytest.mark.parametrize(
+    ("mesh", "parts"), [({"data": 4}, 1), ({"data": 2, "context": 2}, 2), ({"fsdp": 2, "context": 2}, 4)]
+)
+def test_a_gradient_is_whole_before_it_is_reduced_over_each_mesh(programs, mesh, parts):
+    """The program adds up a whole gradient over 4 devices, each of which keeps a part of the weights."""
+    for name, times in (("healthy", "1.00"), ("in_loop", "4.00")):
+        given = seen(programs[name], mesh=mesh, parameter_bytes=4 * WIDTH**2 / parts)
+        holds, evidence = checklist.one_reduction(given)
+        assert evidence.endswith(f"of {times} times the gradient") and holds == (name == "healthy"), evidence
 
 
 def test_little_memory_to_spare_is_found(healthy):
