@@ -130,8 +130,8 @@ def check_enough(mixture: Mixture, sequence_length: int, global_batch: int) -> N
     most = mixture.num_examples(sequence_length)
     if most < global_batch and not any(part.batch_exceeds_pass for part in mixture.parts):
         raise DataError(
-            f"train.global_batch={global_batch} * train.sequence_length={sequence_length} is more than the "
-            f"{mixture.num_tokens:,} tokens to train on; use --config.train.global_batch={most} or less, or more text"
+            f"train.global_batch={global_batch} is more than the {most:,} rows of train.sequence_length="
+            f"{sequence_length} to train on; use --config.train.global_batch={most} or less, or more text"
         )
 
 

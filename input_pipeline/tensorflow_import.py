@@ -2,7 +2,10 @@
 """Imports TensorFlow lazily and without its log messages, because the import takes seconds."""
 
 import os
+import tempfile
 from functools import cache
+
+tempfile.gettempdir()  # the import asks for it, often later than here; on a disk that is full by then, it would fail
 
 
 @cache

@@ -26,12 +26,13 @@ class Windows:
         num_identifiers: rows that a table of puzzle embeddings needs.
         tokenizer: of the texts, if the source encodes them itself.
         input_dim: numbers of an input, if examples are vectors; 0: they are tokens.
+        largest_input: if examples are rows of integers with a label.
         test_puzzles: {name: task}, if the answers to the windows of a task are votes; most sources have none.
     """
 
     fills: Mapping[str, int] = dict.fromkeys(KEYS, 0)
     batch_exceeds_pass = False
-    num_documents = num_tokens = num_bytes = num_identifiers = vocab_size = input_dim = 0
+    num_documents = num_tokens = num_bytes = num_identifiers = vocab_size = input_dim = largest_input = 0
     tokenizer: AnyTokenizer | None = None
     test_puzzles: Mapping[str, dict] = MappingProxyType({})
 

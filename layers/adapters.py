@@ -94,7 +94,7 @@ def add_adapters(model: nnx.Module, lora: LoRA, rngs: nnx.Rngs) -> nnx.Module:
     freeze(model)
     for _, module in nnx.iter_modules(model):
         if isinstance(module, Projections):
-            for name in set(lora.targets) & vars(module).keys():
+            for name in [name for name in INPUTS if name in lora.targets and name in vars(module)]:  # each draws
                 weight, how = vars(module)[name], dict(rank=lora.rank, scale=lora.alpha / lora.rank, rngs=rngs)
                 module.adapters[name] = Adapter(weight, INPUTS[name], **how)
     return model

@@ -71,7 +71,8 @@ def _chunk_loss(x_BTD, targets_BT, weights_BT, head_DV, z_loss, logit_cap):
     """Return ((total, loss), (float32 logits, log Z)) of one chunk."""
     logits_BTV = soft_cap(einsum_f32("BTD,DV->BTV", x_BTD, head_DV), logit_cap)
     log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
-    loss_BT = log_z_BT - jnp.take_along_axis(logits_BTV, targets_BT[..., None], axis=-1)[..., 0]
+    target_BT = jnp.take_along_axis(logits_BTV, jnp.maximum(targets_BT, 0)[..., None], axis=-1)[..., 0]
+    loss_BT = log_z_BT - target_BT
     total = jnp.sum(weights_BT * (loss_BT + z_loss * log_z_BT**2))
     return (total, jnp.sum(weights_BT * loss_BT)), (logits_BTV, log_z_BT)
 

@@ -17,6 +17,8 @@ from layers.attention.attention import soft_cap
 from layers.cross_entropy import chunks
 from layers.products import einsum_f32
 
+NO_WORD = -1e9  # the logit of padding; its exponential is 0, and its square is finite
+
 
 class How(NamedTuple):
     """The loss: hard_weight * (cross-entropy + z_loss * log(Z)^2) + soft_weight * temperature^2 * divergence.
@@ -29,7 +31,7 @@ class How(NamedTuple):
     temperature: float
     reverse: bool  # KL(student || teacher) in its place
     num_chunks: int = 1  # divides the length; a chunk takes every num_chunks-th token
-    num_parts: int = 1  # divides the vocabulary; a part takes every num_parts-th word
+    num_parts: int = 1  # of the vocabulary; a part takes every num_parts-th word
     z_loss: float = 0.0
     logit_cap: float = 0.0  # soft cap of the logits, 0 for none
     teacher_cap: float = 0.0  # that of the teacher's
@@ -75,18 +77,23 @@ def distillation_loss(
 
 
 def _parts(head: jax.Array, teacher_head: jax.Array, num_parts: int) -> tuple:
-    """Return (number of the part, head [num_parts, D, V / num_parts], that of the teacher)."""
-    heads = [jnp.moveaxis(h.reshape(len(h), -1, num_parts), 2, 0) for h in (head, teacher_head)]
-    return jnp.arange(num_parts), *heads
+    """Return (words that exist, head [num_parts, D, V / num_parts], that of the teacher), of each part.
+
+    A vocabulary that is not a multiple of the parts is padded with words that do not exist, and are -1.
+    """
+    words = jnp.arange(head.shape[1])
+    padded = [jnp.pad(h, ((0, 0), (0, -h.shape[1] % num_parts))) for h in (head, teacher_head)]
+    words = jnp.pad(words, (0, -len(words) % num_parts), constant_values=-1).reshape(-1, num_parts).T
+    return words, *(jnp.moveaxis(h.reshape(len(h), -1, num_parts), 2, 0) for h in padded)
 
 
 def _logits(chunk: tuple, part: tuple, how: How) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return float32 logits of student and teacher for the words of a part, and which word is the target."""
-    (x_BTD, teacher_x, targets_BT, _), (number, head_DV, teacher_head) = chunk, part
+    (x_BTD, teacher_x, targets_BT, _), (words_V, head_DV, teacher_head) = chunk, part
     student_BTV = soft_cap(einsum_f32("BTD,DV->BTV", x_BTD, head_DV), how.logit_cap)
     teacher_BTV = soft_cap(einsum_f32("BTD,DV->BTV", teacher_x, teacher_head), how.teacher_cap)
-    words_V = jnp.arange(student_BTV.shape[-1]) * how.num_parts + number
-    return student_BTV, teacher_BTV, words_V == targets_BT[..., None]
+    student_BTV, teacher_BTV = (jnp.where(words_V < 0, NO_WORD, logits) for logits in (student_BTV, teacher_BTV))
+    return student_BTV, teacher_BTV, words_V == jnp.maximum(targets_BT, 0)[..., None]
 
 
 def _in_order(student_BTV, teacher_BTV, how: How) -> tuple[jax.Array, jax.Array]:
@@ -158,7 +165,7 @@ def _forward(x, head_DV, teacher_x, teacher_head, targets, weights, how: How):
     (totals, head_gradient), x_gradient = jax.lax.scan(
         of_chunk, start, chunks(how.num_chunks, x, teacher_x, targets, weights)
     )
-    head_gradient = jnp.moveaxis(head_gradient, 0, 2).reshape(head_DV.shape)
+    head_gradient = jnp.moveaxis(head_gradient, 0, 2).reshape(len(head_DV), -1)[:, : head_DV.shape[1]]
     return totals, (jnp.moveaxis(x_gradient, 0, 2).reshape(x.shape), head_gradient.astype(head_DV.dtype))
 
 

@@ -19,16 +19,15 @@ from objectives import language_modeling
 from objectives.language_modeling import LanguageModeling, weights
 from objectives.objective import FrozenModel
 
-LEAST_PARTS = 4  # of the vocabulary: then the logits and softmaxes of both models need the memory of one's logits
+NUM_PARTS = 4  # of the vocabulary: then the logits and softmaxes of both models need the memory of one's logits
 EPSILON = 1e-6  # added to mean squares
 
 
 def make(config) -> "Distillation":
     """Return the objective of a configuration."""
-    keys, vocab_size = config.distillation, config.model.vocab_size
-    parts = next(n for n in range(min(LEAST_PARTS, vocab_size), vocab_size + 1) if vocab_size % n == 0)
+    keys = config.distillation
     how = How(
-        keys.hard_weight, keys.soft_weight, keys.temperature, keys.divergence == "reverse", num_parts=parts,
+        keys.hard_weight, keys.soft_weight, keys.temperature, keys.divergence == "reverse", num_parts=NUM_PARTS,
         z_loss=config.train.z_loss,
     )  # fmt: skip
     return Distillation(**vars(language_modeling.make(config)), how=how, hidden_weight=keys.hidden_weight)

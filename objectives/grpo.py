@@ -39,6 +39,9 @@ def make(config) -> "GRPO":
     )  # fmt: skip
 
 
+MOST_CHANGE = 20.0  # of a log probability; beyond it the gradient is 0, where that of exp would overflow
+
+
 @dataclasses.dataclass(frozen=True)
 class GRPO(LanguageModeling):
     """The GRPO loss on sampled answers. Held-out rows are judged as in next-token prediction."""
@@ -80,12 +83,14 @@ class GRPO(LanguageModeling):
         weights_BT = weights(batch)
         p_BT = self._log_probabilities(model, batch, key)
         change_BT = jnp.where(weights_BT > 0, p_BT - numbers_of(batch["old_log_probs"]), 0)
-        ratio_BT, advantages_B1 = jnp.exp(change_BT), numbers_of(batch["advantages"])[:, None]
+        ratio_BT = jnp.exp(jnp.minimum(change_BT, MOST_CHANGE))
+        advantages_B1 = numbers_of(batch["advantages"])[:, None]
         clipped_BT = jnp.clip(ratio_BT, 1 - self.clip, 1 + self.clip_high)
         loss_BT = -jnp.minimum(ratio_BT * advantages_B1, clipped_BT * advantages_B1)
         if self.kl:
             behind_BT = jax.lax.stop_gradient(self._log_probabilities(reference, batch, None)) - p_BT
-            divergence_BT = jnp.where(weights_BT > 0, jnp.exp(behind_BT) - behind_BT - 1, 0)
+            behind_BT = jnp.where(weights_BT > 0, jnp.minimum(behind_BT, MOST_CHANGE), 0)
+            divergence_BT = jnp.exp(behind_BT) - behind_BT - 1
             loss_BT += self.kl * divergence_BT
         share_BT = self._shares(weights_BT)
         total, weight = jnp.sum(loss_BT * share_BT), share_BT.sum()

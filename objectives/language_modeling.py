@@ -76,7 +76,7 @@ class LanguageModeling(Objective):
         starts_BT = jax.random.bernoulli(of_starts, 4 / self.length, (self.rows, self.length)).at[:, 0].set(True)
         index_BT = jnp.broadcast_to(jnp.arange(self.length), starts_BT.shape)
         first_BT = jax.lax.cummax(jnp.where(starts_BT, index_BT, 0), axis=1)
-        segments_BT = jnp.cumsum(starts_BT, axis=1).at[-1, -(self.length // 3) :].set(0)
+        segments_BT = jnp.cumsum(starts_BT, axis=1).at[-1, self.length - self.length // 3 :].set(0)
         return {
             "tokens": stream[:, :-1], "targets": stream[:, 1:], "segments": segments_BT,
             "positions": index_BT - first_BT,

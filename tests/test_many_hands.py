@@ -83,6 +83,19 @@ def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch):
         cache_path("")
 
 
+@pytest.mark.slow
+def test_tensorflow_is_imported_on_a_disk_that_became_full(tmp_path):
+    """A run imports it after its first steps."""
+    code = """if True:
+        from input_pipeline import tensorflow_import
+        from tests.checkpointing import test_disk
+        test_disk.FILE_BYTES = 0
+        with test_disk.full_disk():
+            tensorflow_import.tensorflow()
+    """
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
 def test_a_cache_on_a_full_disk_is_an_error_of_the_cache(tmp_path):
     refused = pytest.raises(DataError, match=r"File too large; the cache must be writable, on a disk with free space")
     with full_disk(), refused, locked(tmp_path / "shards.lock", print), writing(tmp_path / "shards") as file:

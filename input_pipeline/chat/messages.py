@@ -23,6 +23,8 @@ Piece = tuple[str | None, bool]
 def document(kind: str, name: str, line: bytes, form) -> bytes:
     """Return the document in a line, `kind` being one of KINDS; BadDocument, with `name`, if the line is invalid."""
     sequences = KINDS[kind](name, record_of(name, line), form)
+    if not all(any(text for text, _ in pieces) for pieces in sequences):
+        raise BadDocument(name, "without text", " (its chat template leaves nothing of it)")
     return encoded(name, json.dumps(sequences, ensure_ascii=False, separators=(",", ":")))
 
 

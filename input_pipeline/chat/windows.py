@@ -134,8 +134,12 @@ class PreferenceWindows(ConversationWindows):
         return [tokens[~second], tokens[second]]
 
     def _cut(self, document: int, sequence_length: int) -> list[np.ndarray]:
-        """Return both sequences with marks; if they are too long for a row, each keeps at least half of it."""
+        """Return both sequences with marks; if they are too long for a row, each keeps at least half of it.
+
+        The chosen one has the odd place.
+        """
         chosen, rejected = sides = self._sides(document)
         half = sequence_length // 2
-        rooms = [sequence_length - min(len(other) - 1, half) for other in (rejected, chosen)]
+        most = half, sequence_length - half  # of the other side
+        rooms = [sequence_length - min(len(other) - 1, m) for other, m in zip((rejected, chosen), most, strict=True)]
         return [side[: room + 1] for side, room in zip(sides, rooms, strict=True)]

@@ -81,12 +81,15 @@ class PuzzleWindows(Windows):
         """
         indices, split = np.asarray(indices, np.int64), self._split
         inputs, labels = (np.asarray(array[indices], np.int32) for array in (split.inputs, split.labels))
-        highest = max(inputs.max(initial=0), labels.max(initial=0))
-        if highest >= self.vocab_size:
-            raise DataError(f"{self.folder}: has the token {highest}, but vocab_size={self.vocab_size}; build it again")
         ignored = split.metadata["ignore_label_id"]
         if ignored is not None:
             labels[labels == ignored] = IGNORED
+        for tokens in (inputs, labels[labels != IGNORED]):
+            wrong = tokens[(tokens < 0) | (tokens >= self.vocab_size)]
+            if wrong.size:
+                raise DataError(
+                    f"{self.folder}: has the token {wrong[0]}, but vocab_size={self.vocab_size}; build it again"
+                )
         identifiers = split.identifiers[self._puzzles(indices)].astype(np.int32)
         return {"inputs": inputs, "labels": labels, "puzzle_identifiers": identifiers}
 

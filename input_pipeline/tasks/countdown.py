@@ -23,6 +23,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from input_pipeline.cache import digest_of_json
+from input_pipeline.errors import DataError
 from input_pipeline.hashes import is_held_out, stream_key
 from input_pipeline.order import mix
 from input_pipeline.packing import empty_rows, put_sequence
@@ -36,7 +37,10 @@ MISTAKEN_SHARE = 0.4  # of the attempts
 HELDOUT_SHARE = 1 / 16  # of the problems
 TOKENS = {"train": 1 << 32, "heldout": 1 << 17}  # by stream
 
+MOST_DRAWS = 1000  # of problems in vain
+USUAL_LENGTH = 128  # of a row
 State = tuple[int, ...]  # the numbers that are left, ascending
+Path = list[tuple[str, State]]  # moves, each a line and the numbers that it leaves
 VERDICT = re.compile(r"^\?[yn]", re.MULTILINE)
 PROBLEM = re.compile(r"(\d+(?: \d+)+)=(\d+):")
 
@@ -140,17 +144,33 @@ class CountdownWindows(Windows):
         texts = dict.fromkeys(question(*problem[:2]) for problem in itertools.islice(found, 2 * count))
         return list(texts)[:count]
 
+    def check_counts(self, sequence_length: int) -> None:
+        """Raise DataError if no problem fits in a row."""
+        self.read(np.zeros(1, np.int64), sequence_length)
+
     def _sequences(self, key: int, length: int) -> Iterator[tuple[list[int], list[bool]]]:
         """Yield (tokens, which are learned) of each text of a row."""
-        draw = random.Random(key)
+        draw, left = random.Random(key), length
         while True:
-            numbers, target, path = self._problem(draw, 4 if draw.random() < FOUR_SHARE else 3)
-            parts = [(question(numbers, target), False), *_answer(draw, numbers, target, path)]
-            tokens, is_learned = self._encoded(parts)
-            if len(tokens) - 1 > length:
+            tokens, is_learned = self._fitting(draw, length)
+            left -= len(tokens) - 1
+            if left < 0:
                 return
-            length -= len(tokens) - 1
             yield tokens, is_learned
+
+    def _fitting(self, draw: random.Random, length: int) -> tuple[list[int], list[bool]]:
+        """Return (tokens, which are learned) of the next text that fits in an empty row."""
+        for _ in range(MOST_DRAWS):
+            numbers, target, path = self._problem(draw, 4 if draw.random() < FOUR_SHARE else 3)
+            parts = [(question(numbers, target), False), *self._answer(draw, numbers, target, path)]
+            tokens, is_learned = self._encoded(parts)
+            if len(tokens) - 1 <= length:
+                return tokens, is_learned
+        raise DataError(f"train.sequence_length={length} is too short for a countdown problem; use {USUAL_LENGTH}")
+
+    def _answer(self, draw: random.Random, numbers: State, target: int, path: Path) -> list[tuple[str, bool]]:
+        """Return the parts of an answer."""
+        return _answer(draw, numbers, target, path)
 
     def _encoded(self, parts: list[tuple[str, bool]]) -> tuple[list[int], list[bool]]:
         encoded = [(self.tokenizer.encode(text), learned) for text, learned in parts]
@@ -212,9 +232,11 @@ class CountdownRollouts(CountdownWindows):
 
     def _sequences(self, key, length):
         """Yield the question and the right answer of one problem."""
-        draw = random.Random(key)
-        numbers, target, path = self._problem(draw, 4 if draw.random() < FOUR_SHARE else 3)
-        yield self._encoded([(question(numbers, target), False), *((f"{line}\n?y", True) for line, _ in path)])
+        yield self._fitting(random.Random(key), length)
+
+    def _answer(self, draw, numbers, target, path):
+        """Return the lines of the right answer."""
+        return [(f"{line}\n?y", True) for line, _ in path]
 
 
 def _walk(draw: random.Random, numbers: State, count: int) -> list[tuple[str, State]]:

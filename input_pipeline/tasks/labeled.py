@@ -18,6 +18,7 @@ class LabeledWindows(Windows):
     Attributes:
         digest: of all rows of the file, of both splits.
         vocab_size: number of classes.
+        largest_input: of all rows.
     """
 
     fills = MappingProxyType({"inputs": 0, "labels": -1})
@@ -26,6 +27,7 @@ class LabeledWindows(Windows):
     def __init__(self, rows: np.ndarray, num_classes: int, of_file: str):
         self._rows, self.vocab_size, self.digest = rows, num_classes, of_file
         self.num_documents, self.num_tokens = len(rows), rows[:, :-1].size
+        self.largest_input = int(rows[:, :-1].max())
 
     def num_examples(self, sequence_length: int) -> int:
         """Return the number of rows; DataError if they are not of this length."""

@@ -169,9 +169,7 @@ def test_fewer_tokens_than_a_batch_are_an_error():
     mixture = mixture_of_one(MarkovWindows(16, 0, 1_000, "train"))
     arguments = {"seed": 0, "sequence_length": 100, "first_example": 0, "num_steps": 1}
     assert len(list(training_batches(mixture, global_batch=10, rows=np.arange(10), **arguments))) == 1
-    message = (
-        r"train.global_batch=11 \* train.sequence_length=100 is more than the 1,000 tokens to train on; use --config.tr"
-    )
+    message = "train.global_batch=11 is more than the 10 rows of train.sequence_length=100 to train on; use --config.tr"
     with pytest.raises(DataError, match=message):
         training_batches(mixture, global_batch=11, rows=np.arange(11), **arguments)
 

@@ -115,6 +115,16 @@ def test_what_is_reachable():
     }
 
 
+@pytest.mark.parametrize("kind", [CountdownWindows, countdown.CountdownRollouts])
+def test_problems_that_do_not_fit_a_row_are_left_out_and_a_row_without_any_is_an_error(kind):
+    windows = kind(seed=0, stream="train")
+    learned = windows.read(np.arange(64), 32)["targets"] != IGNORED
+    assert learned.any(axis=1).all(), "each row has an answer"
+    windows.check_counts(32)
+    with pytest.raises(DataError, match=r"train.sequence_length=8 is too short for a countdown problem; use 128"):
+        windows.check_counts(8)
+
+
 def test_the_source_needs_a_token_for_each_number():
     data = loading.load("configs/countdown.py", "", {}).config.data
     other = loading.load("configs/countdown.py", "", {"data.tokenizer": "sentencepiece"}).config.data

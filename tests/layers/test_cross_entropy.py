@@ -59,6 +59,14 @@ def test_a_token_without_weight_has_no_influence():
     np.testing.assert_array_equal(np.abs(gradient).sum(-1) > 0, weights > 0)
 
 
+@pytest.mark.parametrize("ignored", [-1, -100])
+def test_a_target_below_0_has_no_influence_whatever_it_is(ignored):
+    """-100 is that of PyTorch, and less than -V."""
+    x, head, targets, weights = inputs()
+    masked = np.where(weights > 0, targets, ignored)
+    assert_close(cross_entropy(x, head, masked, weights, 3)[0], cross_entropy(x, head, targets, weights, 3)[0])
+
+
 def test_large_logits_do_not_overflow():
     x, head, targets, weights = inputs()
     value, gradients = jax.jit(

@@ -42,8 +42,10 @@ def plain(x, head, teacher_x, teacher_head, targets, weights, how):
         How(0.3, 0.7, 2.0, False, num_chunks=3, num_parts=7),
         How(0.3, 0.7, 2.0, True, num_chunks=4, num_parts=2, z_loss=0.1, logit_cap=5.0, teacher_cap=9.0),
         How(0.0, 1.0, 1.0, False, num_chunks=1, num_parts=3, logit_cap=3.0),
+        How(0.3, 0.7, 2.0, False, num_parts=4, z_loss=0.1, logit_cap=5.0, teacher_cap=9.0),
+        How(0.3, 0.7, 0.1, True, num_parts=5, logit_cap=5.0),
     ],
-    ids=["forward", "reverse", "soft alone"],
+    ids=["forward", "reverse", "soft alone", "padded", "padded, reverse"],
 )
 def test_value_and_gradients_equal_the_plain_form(how):
     x, head, *rest = inputs()

@@ -76,6 +76,23 @@ def test_the_loss_is_that_of_the_paper(average, kl):
     assert float(scalars["tokens"][0]) == counts.sum()
 
 
+@pytest.mark.parametrize("apart", [-200.0, 200.0])
+def test_answers_that_the_model_finds_impossible_spoil_no_gradient(apart):
+    """exp(200) is infinite in float32; the value is clipped, and so must be the gradient."""
+    _, params, _, reference = models()
+    rows = batch() | {"old_log_probs": bits_of(np.full((4, 16), apart, np.float32))}
+    worse = jax.tree.map(lambda leaf: 30 * leaf, reference)  # of which some divergences overflow
+
+    def of_rows(params):
+        objective = GRPO(4, 16, num_chunks=4, vocab_size=37, clip=CLIP, clip_high=CLIP_HIGH, kl=KL)
+        graph = models()[0]
+        (total, _), _ = objective.loss(nnx.merge(graph, params), {}, rows, None, reference=nnx.merge(graph, worse))
+        return total
+
+    value, gradient = jax.jit(jax.value_and_grad(of_rows))(params)
+    assert np.isfinite(value) and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
 def test_the_gradient_of_fresh_answers_is_that_of_reinforce():
     """The ratio is 1 where the answers were just drawn: the gradient is that of -A log p."""
     graph, _, nearby, _ = models()

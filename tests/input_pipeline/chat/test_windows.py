@@ -142,6 +142,16 @@ def test_a_malformed_line_is_named_or_left_out_and_counted(corpus, tmp_path, lin
     assert lines[0].startswith("skipped 1 of 4 documents: 1 ") and lines[0].endswith("talks.jsonl:4")
 
 
+def test_a_conversation_of_which_the_template_leaves_nothing_is_named_or_left_out(corpus, tmp_path, write_tokenizer):
+    tokenizer = write_tokenizer("{% for m in messages %}{{ m['content'] | trim }}{% endfor %}")
+    lines = [{"messages": talk(*contents)} for contents in (("a", "b"), ("c", "d"), (" ", " "))]
+    path = write_lines(tmp_path / "talks.jsonl", lines)
+    with pytest.raises(DataError, match=r"talks.jsonl:3: without text \(its chat template leaves nothing of it\)"):
+        corpus(vocab_size=512, source="chat", path=path, tokenizer=tokenizer)
+    ready = corpus(vocab_size=512, source="chat", path=path, tokenizer=tokenizer, bad_documents="skip")
+    assert ready.heldout.num_documents + ready.train.parts[0].num_documents == 2
+
+
 def test_what_cannot_be_done_with_conversations_is_told(corpus, tmp_path, write_tokenizer):
     path = write_lines(tmp_path / "talks.jsonl", [{"messages": conversation(1)}])
     with pytest.raises(DataError, match=r"a single line cannot be split; name held-out data with --config.data.valid"):
@@ -192,6 +202,7 @@ def test_a_pair_that_is_too_long_is_cut_where_it_is_longer(corpus, tmp_path):
         == "1 pairs in 1 rows, 100% full; 1 are longer than train.sequence_length and truncated"
     )
     assert [len(tokens) for tokens, _ in segments(windows, 20)] == [10, 10]
+    assert [len(tokens) for tokens, _ in segments(windows, 21)] == [11, 10]
     assert "before an answer" not in windows.packing_summary(20)
     with pytest.raises(DataError, match=r"train.sequence_length=10 truncates all 1 pairs before"):
         windows.check_counts(10)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Epochs of puzzles: each group once, by one of its puzzles with all examples, for any processes and stops."""
 
+import dataclasses
 import json
 import shutil
 
@@ -147,8 +148,12 @@ def test_wrong_lengths_and_tokens_are_errors(split):
     ):
         windows.num_examples(6)
     split.metadata["vocab_size"] = 9
-    with pytest.raises(DataError, match=r"has the token 28, but vocab_size=9"):
+    with pytest.raises(DataError, match=r"has the token 9, but vocab_size=9"):
         PuzzleWindows(split, "").read(np.arange(28), CELLS)
+    with pytest.raises(DataError, match=r"has the token -7, but vocab_size=99"):
+        inputs = np.full(split.inputs.shape, -7, np.int8)
+        wrong = dataclasses.replace(split, inputs=inputs, metadata=split.metadata | {"vocab_size": 99})
+        PuzzleWindows(wrong, "").read(np.arange(2), CELLS)
 
 
 def changed(key, value):
