@@ -86,7 +86,7 @@ FAULTS = (
     ),
     Fault(
         "of a pair that is too long each side gets the other's room", "input_pipeline/chat/windows.py",
-        "for other in (rejected, chosen)]", "for other in (chosen, rejected)]",
+        "in zip((rejected, chosen), most", "in zip((chosen, rejected), most",
         ("tests/input_pipeline/chat/test_windows.py",),
     ),
     Fault(
