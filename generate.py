@@ -103,9 +103,18 @@ def search_answers(flags, config, address) -> None:
     trained = TrainedRun(address, config)
     print(trained.describe(), file=sys.stderr)
     found = trained.solve(flags.prompt, flags.seed)
-    print("\n---\n".join(one.problem + "\n" + (one.answer or "no complete answer\n") for one in found), end="")
+    task = searching.task_of(config)
+    print("\n---\n".join(f"{one.problem}\n{answer_lines(one, task)}" for one in found), end="")
     if flags.html:
         write_page(flags.html, tree_page.page(found, f"{flags.search}, by step {trained.step} of {address}"))
+
+
+def answer_lines(found, task) -> str:
+    """Return the lines of the best answer, and whether it is right."""
+    if not found.answer:
+        return "no complete answer\n"
+    is_right = task.is_correct(found.problem, found.answer)
+    return f"{found.answer}{'a right answer' if is_right else 'NOT a right answer'}\n"
 
 
 def solve_puzzle(flags, config, address) -> None:

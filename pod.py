@@ -16,8 +16,8 @@ import traceback
 from core import interpreter
 
 try:
-    from configs.errors import ConfigError
-    from configs.errors import did_you_mean, similar
+    from configs.errors import ConfigError, did_you_mean, similar
+    from core import ending
     from pods import settings as table
     from pods.connection import connect
     from pods.errors import PodError, usage_error
@@ -123,7 +123,15 @@ def help_text(settings: table.Settings) -> str:
 def run(arguments: list[str]) -> int:
     """Run the subcommand and return the exit status; print an expected error as one line on stderr."""
     try:
-        return main(arguments)
+        status = main(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        if not ending.stdout_has_no_reader():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # where Python's own flush goes at the end
+        print("error: the program that read the output has ended", file=sys.stderr)
+        return 1
     except (PodError, ConfigError) as error:
         sys.stdout.flush()
         print(f"error: {error}", file=sys.stderr)

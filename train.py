@@ -132,6 +132,7 @@ def train(
       DataGone: data became unreadable; the last good state is saved.
       SaveFailed: the last state could not be saved.
     """
+    workdir = pathlib.Path(workdir)
     check_names(evaluators)
     sink.check(config)
     callbacks = [*callbacks, *([batches] if isinstance(batches, Callback) else [])]
@@ -376,6 +377,8 @@ def main(command: command_line.Command) -> None:
             vocab_size_typed="model.vocab_size" in command.loaded.typed,
             faults=faults, started=command_line.STARTED, origin=command.origin, callbacks=[profile],
         )  # fmt: skip
+        if profile.window and processes.index() == 0:
+            print(f"--profile={flags.profile}: nothing is traced, as these steps were trained before")
     processes.leave()
 
 

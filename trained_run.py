@@ -7,6 +7,7 @@ print(run.step, run.generate(["def "])[0])
 """
 
 import functools
+import math
 import pathlib
 from collections.abc import Iterator, Sequence
 
@@ -30,6 +31,8 @@ from reporting.metrics import read_steps
 from settings import stored_config, validation
 from settings.decoding import dropless
 from settings.together import TASKS
+
+KINDS = ("train", "eval", "event")  # of lines of metrics.jsonl
 
 
 def open_run(workdir: str | pathlib.Path) -> "TrainedRun":
@@ -88,22 +91,41 @@ class TrainedRun:
         return f"{self.address} at step {self.step:,}" + ("" if self.step == steps else f" of {steps:,}, not finished")
 
     def logits(self, tokens_BT: np.ndarray) -> np.ndarray:
-        """Return float32 logits [B, T, V] of int32 tokens, each row one document."""
-        B, T = np.shape(tokens_BT)
+        """Return float32 logits [B, T, V] of tokens, each row one document.
+
+        Raises:
+          ValueError: the tokens are not whole numbers below the vocabulary's size in two dimensions.
+        """
+        tokens_BT, most = np.asarray(tokens_BT), self.config.model.vocab_size
+        if tokens_BT.ndim != 2 or not np.issubdtype(tokens_BT.dtype, np.integer):
+            raise ValueError(f"tokens are {tokens_BT.dtype} {list(tokens_BT.shape)}; give whole numbers [rows, length]")
+        if tokens_BT.size and not 0 <= tokens_BT.min() <= tokens_BT.max() < most:
+            raise ValueError(f"tokens are {tokens_BT.min()} to {tokens_BT.max()}; the vocabulary has 0 to {most - 1}")
+        B, T = tokens_BT.shape
         positions_BT = np.broadcast_to(np.arange(T, dtype=np.int32), (B, T))
         with mesh_context(self.run.mesh):
             found = _logits(self.run.graph, self.params, np.asarray(tokens_BT, np.int32), positions_BT)
         return np.asarray(found)
 
     def generate(self, prompts: list[str], *, max_tokens: int = 64, temperature: float = 0.7, **how) -> list[str]:
-        """Return each prompt with its continuation; `how` are top_k, top_p and seed, as in inference/decoding.py."""
+        """Return each prompt with its continuation; `how` are top_k, top_p and seed, as in inference/decoding.py.
+
+        Raises:
+          ValueError: `prompts` is a single text, `max_tokens` is not positive, or `temperature` is negative or NaN.
+        """
+        _check(prompts, max_tokens, temperature)
         with mesh_context(self.run.mesh):
             return sampling.continue_texts(
                 self.run, self.params, self.tokenizer, prompts, max_tokens=max_tokens, temperature=temperature, **how
             )
 
     def answer(self, messages: list[str], *, max_tokens: int = 64, temperature: float = 0.7, **how) -> list[str]:
-        """Return the answer to each message; ConfigError if the model never saw a conversation."""
+        """Return the answer to each message; ConfigError if the model never saw a conversation.
+
+        Raises:
+          ValueError: as `generate`.
+        """
+        _check(messages, max_tokens, temperature)
         sampling.check_answers(self.config, self.tokenizer, self.address)
         with mesh_context(self.run.mesh):
             return sampling.answers(
@@ -120,6 +142,7 @@ class TrainedRun:
         self, prompt: str = "", *, message: str | None = None, max_tokens: int = 64, temperature: float = 0.7, **how
     ) -> Iterator[str]:
         """Yield the text of `generate` for a prompt, or of `answer` for a message, in parts while it is decoded."""
+        _check([prompt], max_tokens, temperature)
         if message is None:
             asked = text_prompt(self.tokenizer, prompt)
         else:
@@ -136,8 +159,23 @@ class TrainedRun:
             yield part
 
     def metrics(self, kind: str = "train") -> list[dict]:
-        """Return the lines of metrics.jsonl of a kind (train, eval, event), the last of each step, in order."""
+        """Return the lines of metrics.jsonl of a kind (train, eval, event), the last of each step, in order.
+
+        Raises:
+          ValueError: there is no such kind.
+        """
+        if kind not in KINDS:
+            raise ValueError(f"{kind!r} is no kind of lines; there are {', '.join(KINDS)}")
         return read_steps(path_of(str(self.address)) / "metrics.jsonl", kind)
+
+
+def _check(texts: Sequence[str], max_tokens: int, temperature: float) -> None:
+    if isinstance(texts, str):
+        raise ValueError(f"{texts[:40]!r} is one text; give a list of texts")
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens={max_tokens} must be at least 1")
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature={temperature} must be 0 or greater, and finite")
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -154,7 +154,7 @@ FAULTS = (
     ),
     Fault(
         "a counterfactual forgets the noise of its units", "causality/structural.py",
-        "noises[name] = mechanism.invert(*parents, observed[name])", "noises[name] = 0 * observed[name]",
+        "noise = mechanism.invert(", "noise = 0 * mechanism.invert(",
         ("tests/causality/test_estimation.py::test_a_counterfactual_is_that_of_the_closed_form",),
     ),
     Fault(

@@ -151,7 +151,7 @@ def check_resumable(
         what = "has imported weights" if "weights_only" in record else f"was trained to step {step}"
         more = f"; and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
         keys = "; ".join(changed[:MOST_NAMED])
-        raise CheckpointError(f"{workdir} {what} with {keys}{more}. Restore it, or use a new --workdir.")
+        raise CheckpointError(f"{workdir} {what} with {keys}{more}. Use the same again, or a new --workdir.")
     return record
 
 

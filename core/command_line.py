@@ -126,7 +126,8 @@ def parse_flags(description: str, not_read: tuple[str, ...] = (), why: str = "")
     try:
         stray = FLAGS(rest)[1:]
     except flags.UnrecognizedFlagError as error:
-        near = did_you_mean(_similar_options(error.flagname)) or "; --help lists the flags"
+        options = _similar_options(error.flagname, with_keys="config" not in not_read)
+        near = did_you_mean(options) or "; --help lists the flags"
         raise ConfigError(f"--{error.flagname} is not a flag{near}") from None
     except flags.Error as error:
         raise ConfigError(" ".join(str(error).split())) from None
@@ -237,7 +238,10 @@ def parse_configuration(
       use: see `parse`.
     """
     overrides = parse_flags(description, not_read, why)
-    loaded = _load(overrides, use(FLAGS))
+    used = use(FLAGS)
+    if used == READ:
+        ending.continues_nothing()
+    loaded = _load(overrides, used)
     if FLAGS.print_config:
         validation.check_keys(loaded.config)
         print(config_text(loaded), end="")
@@ -364,11 +368,14 @@ def _own_flags() -> list[flags.Flag]:
     return FLAGS.get_flags_for_module(sys.modules["__main__"]) + FLAGS.get_flags_for_module(__name__)
 
 
-def _similar_options(name: str) -> list[str]:
+def _similar_options(name: str, *, with_keys: bool) -> list[str]:
     """Return suggestions for an unknown flag: keys of that name, else a similar flag, else similar keys."""
+    close = similar(name, [flag.name for flag in _own_flags()])
+    if not with_keys:
+        return [f"--{flag}" for flag in close]
     if name in base.KEYS:
         return [f"--config.{name}"]
-    keys, close = similar_keys(name, sorted(base.KEYS)), similar(name, [flag.name for flag in _own_flags()])
+    keys = similar_keys(name, sorted(base.KEYS))
     known = name in NAMES_ELSEWHERE or (keys[:1] and keys[0].split(".")[-1] == name)
     return [f"--{flag}" for flag in close] if close and not known else [f"--config.{key}" for key in keys]
 

@@ -25,7 +25,9 @@ LOG = logging.getLogger("torus")
 WITHOUT_ERROR = (0, INTERRUPTED)  # exit statuses
 LAST_WORD_SECONDS = 5.0
 BLAME_SECONDS = 5.0  # after a failed collective, the time for the hub to notice which process died
+INTERRUPTED_LINE = {True: "interrupted; run the same command to continue", False: "interrupted"}
 _ending = threading.Lock()
+_continues = True  # whether the same command continues what was interrupted
 
 
 def install() -> None:
@@ -35,6 +37,12 @@ def install() -> None:
     threading.excepthook = lambda args: _with_one_line(args.exc_type, args.exc_value, args.exc_traceback)
     sys.unraisablehook = functools.partial(_if_interrupted, sys.unraisablehook)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, until a training loop handles it
+
+
+def continues_nothing() -> None:
+    """Do not say that the same command continues, if it is interrupted: it begins again."""
+    global _continues
+    _continues = False
 
 
 def _open_streams() -> None:
@@ -57,8 +65,8 @@ def _with_one_line(kind: type, error: BaseException, trace: types.TracebackType 
     message = " ".join(str(error).split()) or kind.__name__
     match error:
         case KeyboardInterrupt():
-            line, status = "interrupted; run the same command to continue", INTERRUPTED
-        case BrokenPipeError() if _stdout_has_no_reader():
+            line, status = INTERRUPTED_LINE[_continues], INTERRUPTED
+        case BrokenPipeError() if stdout_has_no_reader():
             line, status = "error: the program that read the output has ended", 1
         case BaseException(exit_status=status):
             line = message if status in WITHOUT_ERROR else f"error: {message}"
@@ -78,8 +86,8 @@ def _with_one_line(kind: type, error: BaseException, trace: types.TracebackType 
     _end(line, status)
 
 
-def _stdout_has_no_reader() -> bool:
-    """Return whether the other end of the pipe is closed, as after `| head`."""
+def stdout_has_no_reader() -> bool:
+    """Return whether the other end of standard output's pipe is closed, as after `| head`."""
     poll = select.poll()
     poll.register(1, 0)  # errors are reported without being asked for
     return any(events & select.POLLERR for _, events in poll.poll(0))

@@ -52,6 +52,13 @@ class GRPO(LanguageModeling):
     average: str = "token"
     steps_of_batch: int = 1
     sampler: rollouts.Sampler | None = None
+    progress = ("reward",)
+
+    def notes(self, config) -> list[str]:
+        """Say that the first answers will be drawn by random weights, if no run is named to start from."""
+        if config.train.init_from:
+            return []
+        return ["Note: answers of random weights have no reward to learn from; train.init_from names a trained run"]
 
     def frozen_models(self) -> tuple[FrozenModel, ...]:
         """Return the reference, the model that the run starts from, if the loss has a KL term."""

@@ -46,17 +46,23 @@ class Objective:
     Attributes:
       trainable: the filter of the trained parameters. The other parameters of the model are frozen. They are restored
         from the run that `train.init_from` names.
+      progress: names of the step's scalars that the line of a step shows besides the loss.
       steps_of_batch: number of steps on each batch that `sample_batch` returns.
       reports_likelihood: whether `loss` of `evaluate` is -log p of the targets, which may be given in bits per byte.
     """
 
     trainable: nnx.filterlib.Filter = nnx.Param
+    progress = ()
     steps_of_batch = 1
     reports_likelihood = True
 
     def frozen_models(self) -> tuple[FrozenModel, ...]:
         """Return the other models that the loss needs."""
         return ()
+
+    def notes(self, config) -> list[str]:
+        """Return lines, printed before step 1, about a configuration that is allowed but may surprise."""
+        return []
 
     def transform(self, model: nnx.Module, rngs: nnx.Rngs, **frozen: nnx.Module) -> nnx.Module:
         """Change the model before it is initialised, for example by adapters or a second head; return it.

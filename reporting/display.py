@@ -72,13 +72,14 @@ class Display:
         """Record that step `step` has ended; the next progress belongs to the following step."""
         self.step, self.microbatch_ended = step, time.perf_counter()
 
-    def train(self, step: int, figures: dict) -> None:
-        """Show a logged step."""
+    def train(self, step: int, figures: dict, names: Sequence[str] = ()) -> None:
+        """Show a logged step, with the figures of these names."""
+        others = "".join(f"{name} {figures[name]:.3f}  " for name in names if name in figures)
         left = f"{duration((self.num_steps - step) * figures['step_seconds'])} left" if step < self.num_steps else ""
         mfu = f"  mfu {figures['mfu']:.0%}" if figures["mfu"] is not None else ""
         text = (
             f"step {step:>{len(str(self.num_steps))}}/{self.num_steps}  loss {figures['loss']:.3f}  "
-            f"{figures['tokens_per_second']:,.0f} tokens/s{mfu}  {left}"
+            f"{others}{figures['tokens_per_second']:,.0f} tokens/s{mfu}  {left}"
         )
         self._show(step, text)
 

@@ -99,11 +99,12 @@ def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
     if flops is not None:
         efficiency = USUAL_EFFICIENCY[backend]
         seconds = run.flops_per_step / (flops * efficiency)
+        without = "without the time to draw answers, " if run.objective.decoded() else ""
         lines.append(
             f"Expected: {duration(seconds)} a step, {duration(seconds * num_steps)} for {num_steps:,} steps "
-            f"(an estimate, at {efficiency:.0%} of {whose}, {flops / 1e12:.3g} TFLOP/s)"
+            f"(an estimate, {without}at {efficiency:.0%} of {whose}, {flops / 1e12:.3g} TFLOP/s)"
         )
-    return lines + notes(run.config, microbatches)
+    return lines + notes(run.config, microbatches) + run.objective.notes(run.config)
 
 
 def notes(config, num_microbatches: int) -> list[str]:

@@ -182,7 +182,7 @@ class StepLog:
         rates["goodput"] = self.goodput.fraction()
         self.writer.write("train", step=step, **figures, **rates)
         log_memory()
-        self.display.train(step, figures | rates)
+        self.display.train(step, figures | rates, self.run.objective.progress)
 
 
 def every(step: int, interval: int) -> bool:

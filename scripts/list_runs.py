@@ -14,6 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from core import interpreter
 
 try:
+    from core import ending
     from settings import stored_config
     from files.json_reader import JsonError, Object, parse_json, read_json
     from files.lock import is_held
@@ -47,6 +48,7 @@ class Run(NamedTuple):
 
 def main(arguments: list[str]) -> None:
     """Print the list; a usage error ends with status 2."""
+    ending.install()
     if {"-h", "--help"} & set(arguments):
         print(__doc__.strip())
         return

@@ -3,6 +3,7 @@
 
 import importlib.util
 import pathlib
+import re
 import traceback
 import types
 from collections.abc import Callable, Mapping
@@ -16,6 +17,9 @@ from settings import stored_config
 from settings.keys import flat
 from settings.resolving import Loaded, resolve
 
+WRONG_TYPE = re.compile(  # as ml_collections says it
+    r"override field '(\w+)' .*?\. (.*) is of original type <class '(\w+)'>.*<class '(\w+)'>"
+)
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Recipes in other formats than Python, by the suffix of their files: a function of the path returns the configuration.
 READERS: dict[str, Callable[[pathlib.Path], ConfigDict]] = {}
@@ -85,6 +89,8 @@ def run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
         if "get_config" not in vars(module):
             raise ValueError(f"it has no get_config(), as recipes have{near}")
         config = module.get_config()
+        if not isinstance(config, ConfigDict):
+            raise ValueError("get_config() must return a configuration; does it end with `return config`?")
         if flat(config).keys() != base.KEYS.keys():
             raise ValueError("get_config() must return the configuration of configs/base.py, changed")
         return config, _origins(module, path)
@@ -101,6 +107,7 @@ def run_file(file: pathlib.Path, typed: str, result: Callable[[types.ModuleType]
     Raises:
       ConfigError: the file or `result` fails; the message has the line of the file.
     """
+    file = file.absolute()  # as Python names it in tracebacks
     spec = importlib.util.spec_from_file_location(f"recipe_{file.stem}", file)
     module = importlib.util.module_from_spec(spec)
     try:
@@ -111,7 +118,20 @@ def run_file(file: pathlib.Path, typed: str, result: Callable[[types.ModuleType]
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
         line = frames[-1].lineno if frames else error.lineno if isinstance(error, SyntaxError) else 0
         where = f", line {line}" if line else ""
-        raise ConfigError(f"{typed}{where}: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{typed}{where}: {_plain(error)}") from error
+
+
+def _plain(error: Exception) -> str:
+    """Return what is wrong in a line, without the list of all keys that ml_collections adds."""
+    text = " ".join(str(error).replace("\\n", " ").replace('\\"', '"').split())
+    if meant := re.search(r'Did you mean "(\w+)" instead of "(\w+)"', text):
+        return f"{meant[2]} is not a key{did_you_mean([meant[1]])}"
+    if unknown := re.search(r'Key "(\w+)" does not exist', text):
+        return f"{unknown[1]} is not a key"
+    if wrong := WRONG_TYPE.search(text):
+        name, value, has, wants = wrong.groups()
+        return f"{name}={value} has type {has}, and must have type {wants}"
+    return text
 
 
 def _origins(recipe: types.ModuleType, path: str) -> dict[str, str]:

@@ -75,7 +75,9 @@ def test_a_run_begins_with_the_evaluated_parameters_of_another_and_goes_on_with_
     trained(config, workdir, steps=3)
     assert sorted(lines_of(workdir, "train")) == [1, 2, 3]
     config.train.init_from = str(base)
-    with pytest.raises(CheckpointError, match=r"with train\.init_from=.*, now .* Restore it, or use a new --workdir"):
+    with pytest.raises(
+        CheckpointError, match=r"with train\.init_from=.*, now .* Use the same again, or a new --workdir"
+    ):
         trained(config, workdir)
 
 

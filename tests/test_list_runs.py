@@ -65,5 +65,15 @@ def test_a_folder_without_runs_and_one_that_is_not_there(tmp_path):
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "not a folder" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["scripts/list_runs.py", "pod.py help"])
+def test_output_that_nobody_reads_any_more_ends_a_list_in_one_line(runs, command):
+    words = [sys.executable, *command.split(), *([runs] if "list" in command else [])]
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    assert process.stderr.read() == "error: the program that read the output has ended\n"
+    assert process.wait() == 1
+    process.stderr.close()
+
+
 def test_help_says_what_it_does():
     assert "List the runs below a folder" in listed("--help").stdout

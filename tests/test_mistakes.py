@@ -31,6 +31,7 @@ TRAIN, SOLVE = "train.py --config=HERE/small.py --workdir=HERE/run", "generate.p
 ONE = {"one.txt": "hello world\n"}
 FEW = {f"texts/{number}.txt": f"the text of number {number} " * 9 for number in range(30)}
 
+OF_A_RECIPE = "from configs import base\ndef get_config():\n    config = base.get_config()\n    config.train."
 MISTAKES = [
     # configuration: what the table in test_command_line.py has not
     (f"{TRAIN} --config.data.path=", {}, "--config.data.path= has no value; give it one, or leave it out"),
@@ -38,6 +39,12 @@ MISTAKES = [
     ("train.py --config=", {}, "--config= has no value"),
     ("train.py --config=configs", {}, "--config=configs is a folder without a run (no config.json there) (looked in "),
     ("train.py --config=README.md", {}, "--config=README.md is not a Python file, as recipes are; configs/ has "),
+    ("train.py --config=HERE/r.py", {"r.py": "def get_config():\n    pass\n"}, "get_config() must return a config"),
+    ("train.py --config=HERE/r.py", {"r.py": OF_A_RECIPE + "steps = 1/0"}, "r.py, line 4: division by zero"),
+    ("train.py --config=HERE/r.py", {"r.py": OF_A_RECIPE + "stpes = 5"}, "line 4: stpes is not a key; did you mean st"),
+    ("train.py --config=HERE/r.py", {"r.py": OF_A_RECIPE + "zzz = 5"}, "r.py, line 4: zzz is not a key"),
+    ("train.py --config=HERE/r.py", {"r.py": OF_A_RECIPE + "steps = 'five'"}, "4: steps=five has type str, and must"),
+    ("report.py x --o=y", {}, "--o is not a flag; --help lists the flags"),
     ("train.py --config=configs/errors.py", {}, "--config=configs/errors.py: it has no get_config(), as recipes"),
     ("train.py \u2013workdir=x", {}, "'\u2013workdir=x' begins with a dash, not with hyphens; type --workdir=x"),
     ("pod.py describe \u2014zone=x", {}, "'\u2014zone=x' begins with a dash, not with hyphens; type --zone=x"),

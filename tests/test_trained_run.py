@@ -56,6 +56,24 @@ def test_logits_are_those_that_generate_draws_from(folder):
 
 
 @pytest.mark.slow
+def test_what_has_no_meaning_is_refused(folder):
+    run = trained_run.open_run(folder / "runs" / "tiny")
+    for wrong, message in (
+        (lambda: run.generate("def "), "'def ' is one text; give a list of texts"),
+        (lambda: run.generate(["def "], max_tokens=0), "max_tokens=0 must be at least 1"),
+        (lambda: run.generate(["def "], temperature=-1.0), "temperature=-1.0 must be 0 or greater"),
+        (lambda: run.generate(["def "], temperature=float("nan")), "temperature=nan must be 0 or greater"),
+        (lambda: next(run.stream("def ", max_tokens=-5)), "max_tokens=-5 must be at least 1"),
+        (lambda: run.logits([[1, run.config.model.vocab_size]]), "the vocabulary has 0 to "),
+        (lambda: run.logits([[1, -1]]), "tokens are -1 to 1; the vocabulary has 0 to "),
+        (lambda: run.logits([[1.5, 2]]), r"tokens are float64 \[1, 2\]; give whole numbers \[rows, length\]"),
+        (lambda: run.logits([1, 2]), r"tokens are int64 \[2\]; give whole numbers"),
+        (lambda: run.metrics("trian"), "'trian' is no kind of lines; there are train, eval, event"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            wrong()
+
+
 def test_a_stream_is_the_text_of_generate_in_parts(folder):
     run = trained_run.open_run(folder / "runs" / "tiny")
     [text] = run.generate(["1 is"], max_tokens=9, seed=3)

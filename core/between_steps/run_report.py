@@ -35,7 +35,7 @@ class RunReport(Callback):
 
 def write_page(workdir: pathlib.Path) -> str:
     """Write the report of a run into its folder; return what went wrong, "" if nothing did."""
-    command = [sys.executable, str(ROOT / "report.py"), str(workdir), f"--html={workdir / PAGE}"]
+    command = [sys.executable, str(ROOT / "report.py"), str(workdir.absolute()), f"--html={workdir / PAGE}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=MOST_SECONDS)
     except subprocess.TimeoutExpired:

@@ -90,7 +90,7 @@ def split(
                 break
             if barren == BARREN_BATCHES:
                 raise _too_few(sides, name, settings, hardest)
-    known = [f"{len(side.kept):,} of {len(side.forms):,} forms" for side in sides]
+    known = [f"{len(side.kept):,} with {len(side.forms):,} different forms" for side in sides]
     announce(f"made {name}: {known[0]} to train on, {known[1]} held out; none is on both sides, nor any augmentation")
     return sides[0].puzzles(), sides[1].puzzles()
 

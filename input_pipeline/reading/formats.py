@@ -98,10 +98,11 @@ class JsonLines(RecordFile):
     def text(self, number: int, value: bytes) -> bytes:
         name = self.name(number)
         record = record_of(name, value, self.path)
-        if not isinstance(record, dict) or self.field not in record:
-            found = record if isinstance(record, dict) else ()
-            chat = "messages" in found and self.field == "text"
-            raise without_field(name, self.field, found, "; data.source=chat reads conversations" if chat else ADVICE)
+        if not isinstance(record, dict):
+            raise BadDocument(name, "not an object", f" ({shown(record)}; each line must be an object with a text)")
+        if self.field not in record:
+            chat = "messages" in record and self.field == "text"
+            raise without_field(name, self.field, record, "; data.source=chat reads conversations" if chat else ADVICE)
         if not isinstance(record[self.field], str):
             raise BadDocument(name, f"without text in {self.field!r}", f" ({shown(record[self.field])})")
         return encoded(name, record[self.field])
@@ -291,4 +292,7 @@ def check_column(where, field: str, names: list[str]) -> None:
     """Raise DataError if none of a table's column names is the field of the text."""
     if field not in names:
         there = ", ".join(repr(name[:40]) for name in names[:8])
-        raise DataError(f"{where}: no column {field!r}; it has {there}; choose one with --config.data.field")
+        advice = "choose one with --config.data.field"
+        if len(names) == 1 and ";" in names[0]:
+            advice = "separate columns by commas, not by semicolons"
+        raise DataError(f"{where}: no column {field!r}; it has {there}; {advice}")

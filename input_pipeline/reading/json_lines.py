@@ -22,7 +22,9 @@ def record_of(name: str, line: bytes | bytearray, path: object = ""):
         raise BadDocument(name, "not valid UTF-8", f" at byte {error.start} of the line") from error
     except json.JSONDecodeError as error:
         is_json = str(path).lower().endswith(".json")
-        whole = "; --config.data.source=text reads the whole file as text" if is_json else ""
+        whole = (
+            "; each line must be an object; --config.data.source=text reads the whole file as text" if is_json else ""
+        )
         raise BadDocument(name, "not JSON", f" at column {error.colno} ({error.msg}{whole})") from error
     except RecursionError as error:
         raise BadDocument(name, "not JSON", " (nested too deeply)") from error

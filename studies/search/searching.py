@@ -225,11 +225,12 @@ def begin(search: Search) -> trials.Queue:
     kept.setdefault("also", "")  # searches of earlier versions have one objective
     differs = [name for name, value in search.definition().items() if kept[name] != value]
     if differs:
-        name = differs[0]
-        raise ConfigError(
-            f"the search {search.study} has {name}={kept[name]}, not {search.definition()[name]}; "
-            "give this one another --name"
-        )
+        name, now = differs[0], search.definition()[differs[0]]
+        had = kept[name]
+        if name == "overrides":
+            name = min(key for key in had.keys() | now.keys() if had.get(key) != now.get(key))
+            had, now, name = had.get(name, "the recipe's"), now.get(name, "the recipe's"), f"--config.{name}"
+        raise ConfigError(f"the search {search.study} has {name}={had}, not {now}; give this one another --name")
     distributions = spaces.distributions(space)
     if any(one.distributions != distributions for one in queue.everything()):
         raise ConfigError(

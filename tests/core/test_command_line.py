@@ -256,6 +256,12 @@ def test_a_right_command_goes_on_with_its_configuration():
     assert (ended.returncode, ended.stdout) == (0, "16 7\n")
 
 
+def test_a_command_that_only_reads_a_run_does_not_say_that_it_continues(tmp_path):
+    code = "from core import command_line\ncommand_line.ending.continues_nothing()\nraise KeyboardInterrupt"
+    ended = run(f"from core import ending\nending.install()\n{code}")
+    assert (ended.returncode, ended.stderr) == (75, "interrupted\n")
+
+
 def test_help_lists_the_flags_and_points_to_the_keys():
     ended = run("from core import command_line\ncommand_line.parse('What it does.')", "--help")
     assert ended.returncode == 0

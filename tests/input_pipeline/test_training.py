@@ -94,5 +94,5 @@ def test_other_parts_are_another_run(run, tmp_path):
     (tmp_path / "other.txt").write_text("other\n" * 30)
     with pytest.raises(CheckpointError, match="with other documents"):
         run("1", "1", 2)
-    with pytest.raises(CheckpointError, match=r"with data.validation_path=\S*, now \S+\. Restore it, or"):
+    with pytest.raises(CheckpointError, match=r"with data.validation_path=\S*, now \S+\. Use the same again, or"):
         run("1", "1", 2, data__validation_path=str(tmp_path / "other.txt"))

@@ -220,6 +220,13 @@ def test_a_window_that_a_resumed_run_has_passed_is_said_to_be_lost():
     assert callback.window is None
 
 
+def test_a_window_after_the_last_step_is_an_error():
+    config = base.get_config()
+    config.train.steps = 12
+    with pytest.raises(ConfigError, match="--profile=20:30 begins after step 12, the last one; name earlier steps"):
+        Profile(Window(20, 30)).on_start(types.SimpleNamespace(config=config), None)
+
+
 def test_a_callback_whose_trace_was_cut_off_can_end_another_run(tmp_path):
     callback = Profile(Window(3, 5))
     callback._folder = tempfile.TemporaryDirectory(dir=tmp_path)

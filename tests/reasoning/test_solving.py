@@ -155,6 +155,8 @@ def test_generate_searches_and_says_what_it_cannot_do(run, tmp_path):
     folder, html = run[0], tmp_path / "tree.html"
     asked = ["generate.py", f"--workdir={folder}", "--search=bfs"]
     status, out, err = finish(command(*asked, f"--prompt={PROBLEMS[0]}", f"--html={html}", cache=tmp_path))
+    *_, verdict = out.splitlines()
+    assert verdict in ("a right answer", "NOT a right answer", "no complete answer"), out
     assert status == 0 and out.startswith(PROBLEMS[0]) and html.read_text().count("<li") > 5, err
     for words, said in (
         (["--prompt=3 4=5"], "error: --prompt=3 4=5: '3 4=5' is not a countdown problem; write one as '3 4 8 12=27:'"),

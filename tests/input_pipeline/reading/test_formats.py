@@ -188,7 +188,7 @@ def test_millions_of_documents_are_affordable(read, tmp_path):
 
 BAD_LINES = {  # what is wrong with a line of JSON, and what is said of it
     b'{"text": "x"': "not JSON at column 13 (Expecting ',' delimiter)",
-    b"[1, 2]": "without field 'text' (it has no fields)",
+    b"[1, 2]": "not an object (a list; each line must be an object with a text)",
     b'{"body": "x", "id": 1}': "without field 'text' (it has 'body', 'id'; choose one with --config.data.field)",
     b'{"text": null}': "without text in 'text' (null)",
     b'{"text": ["x"]}': "without text in 'text' (a list)",
