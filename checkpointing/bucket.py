@@ -2,6 +2,7 @@
 """A run's folder in a bucket: small files are written to local disk and copied there; checkpoints go there directly."""
 
 import dataclasses
+import functools
 import hashlib
 import pathlib
 from collections.abc import Callable
@@ -122,4 +123,14 @@ def path_of(name: str):
     """Return the path of an address in a bucket, or of a local folder."""
     from etils import epath  # imported only when needed, because the import is slow
 
+    if "://" in str(name):
+        _list_each_time()
     return epath.Path(name)
+
+
+@functools.cache
+def _list_each_time() -> None:
+    """Let gcsfs list a folder again each time; by default it keeps a listing for ever, and other hosts write too."""
+    from fsspec import config
+
+    config.conf.setdefault("gs", {}).setdefault("use_listings_cache", False)

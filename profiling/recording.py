@@ -14,7 +14,6 @@ import tempfile
 import jax
 
 from cluster import processes
-from configs.errors import ConfigError
 from core.callbacks import Callback
 from files.atomic import write_atomically
 from files.json_reader import JsonError
@@ -43,17 +42,14 @@ class Profile(Callback):
         self.window, self._folder, self._shape = window, None, None
 
     def on_start(self, job, record):
-        """Say that a window cannot be traced any more, if the run resumes after its start.
-
-        Raises:
-          ConfigError: the run ends before the window.
-        """
+        """Say that a window cannot be traced, if the run resumes after its start or ends before it."""
         self._num_steps, self._log_every = job.config.train.steps, job.config.train.log_every
         if self.window and self.window.start > self._num_steps:
-            raise ConfigError(
-                f"--profile={self.window.start}:{self.window.stop} begins after step {self._num_steps}, the last one; "
-                "name earlier steps"
-            )
+            job.log.event(
+                f"the steps {self.window.start} to {self.window.stop} are not traced, as the run ends at step "
+                f"{self._num_steps}", "no_profile",
+            )  # fmt: skip
+            self.window = None
         if self.window and record and record["step"] >= self.window.start and not self._folder:
             job.log.event(
                 f"step {record['step']}: the steps {self.window.start} to {self.window.stop} are not traced, as the "

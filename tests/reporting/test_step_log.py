@@ -7,6 +7,7 @@ import types
 import jax.numpy as jnp
 
 from configs import base
+from objectives.objective import Objective
 from reporting.clock import Clock
 from reporting.display import Display
 from reporting.goodput import Goodput
@@ -19,7 +20,9 @@ def logged(folder, *steps: dict) -> list[dict]:
     """Return the lines of steps with these scalars."""
     config = base.get_config()
     config.train.log_every = 1
-    run = types.SimpleNamespace(config=config, slow=False, mesh=one_device_mesh(), flops_per_example=1.0)
+    run = types.SimpleNamespace(
+        config=config, slow=False, mesh=one_device_mesh(), flops_per_example=1.0, objective=Objective()
+    )
     goodput = Goodput(Clock(0.0), folder / "none.json", None)
     with MetricsWriter(folder) as writer, Display(len(steps), quiet=True) as display:
         log = StepLog(run, writer, display, goodput=goodput, peak_flops=None, record=None)

@@ -86,6 +86,15 @@ def test_a_deletion_that_was_cut_short_leaves_no_checkpoint_and_is_completed(tmp
     assert run(tmp_path, Limits(keep="none"), workers=1) == "" and left(tmp_path) == [[], []]
 
 
+def test_a_folder_in_a_bucket_is_listed_each_time():
+    """Others write there: gcsfs by default lists a folder once."""
+    with empty_bucket() as files:
+        folder = CheckpointFolder("gs://runs/listed")
+        for steps in ([1], [1, 2]):
+            files.pipe(f"runs/listed/checkpoints/{steps[-1]}/state/array", b"x")
+            assert folder.steps() == steps
+
+
 def test_checkpoints_in_a_bucket_are_deleted(tmp_path):
     with empty_bucket() as files:
         for step in (1, 2):
