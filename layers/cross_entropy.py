@@ -55,7 +55,7 @@ def log_probabilities(
         return None, jnp.where(targets_BT >= 0, target_BT - jax.nn.logsumexp(logits_BTV, axis=-1), 0)
 
     parts = jax.lax.scan(body, None, chunks(num_chunks, x, targets))[1]
-    return jnp.moveaxis(parts, 0, 2).reshape(targets.shape)
+    return merged(parts)
 
 
 def chunks(num_chunks: int, *arrays: jax.Array) -> tuple:
@@ -65,6 +65,12 @@ def chunks(num_chunks: int, *arrays: jax.Array) -> tuple:
         return jnp.moveaxis(a.reshape(a.shape[0], -1, num_chunks, *a.shape[2:]), 2, 0)
 
     return tuple(split(a) for a in arrays)
+
+
+def merged(parts: jax.Array) -> jax.Array:
+    """Return [B, T, ...] of what `chunks` split, [num_chunks, B, T / num_chunks, ...]."""
+    parts = jnp.moveaxis(parts, 0, 2)
+    return parts.reshape(parts.shape[0], -1, *parts.shape[3:])
 
 
 def _chunk_loss(x_BTD, targets_BT, weights_BT, head_DV, z_loss, logit_cap):
@@ -98,8 +104,7 @@ def _forward(x, head_DV, targets, weights, num_chunks, z_loss, logit_cap):
 
     start = (jnp.float32(0), jnp.float32(0), jnp.zeros(head_DV.shape, jnp.float32))
     (total, loss, head_gradient_DV), parts = jax.lax.scan(body, start, chunks(num_chunks, x, targets, weights))
-    x_gradient = jnp.moveaxis(parts, 0, 2).reshape(x.shape)
-    return (total, loss), (x_gradient, head_gradient_DV.astype(head_DV.dtype))
+    return (total, loss), (merged(parts), head_gradient_DV.astype(head_DV.dtype))
 
 
 def _backward(num_chunks, z_loss, logit_cap, gradients, cotangents):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from layers.attention.attention import soft_cap
-from layers.cross_entropy import chunks
+from layers.cross_entropy import chunks, merged
 from layers.products import einsum_f32
 
 NO_WORD = -1e9  # the logit of padding; its exponential is 0, and its square is finite
@@ -166,7 +166,7 @@ def _forward(x, head_DV, teacher_x, teacher_head, targets, weights, how: How):
         of_chunk, start, chunks(how.num_chunks, x, teacher_x, targets, weights)
     )
     head_gradient = jnp.moveaxis(head_gradient, 0, 2).reshape(len(head_DV), -1)[:, : head_DV.shape[1]]
-    return totals, (jnp.moveaxis(x_gradient, 0, 2).reshape(x.shape), head_gradient.astype(head_DV.dtype))
+    return totals, (merged(x_gradient), head_gradient.astype(head_DV.dtype))
 
 
 def _backward(how: How, gradients, cotangents):

@@ -24,7 +24,7 @@ from layers.attention.attention import MASKED, Attention, attend, soft_cap, thro
 from layers.attention.rotary import rotary_angles, rotary_frequencies
 from layers.axes import weight, zeros
 from layers.block import Block, Stack
-from layers.cross_entropy import chunks
+from layers.cross_entropy import chunks, merged
 from layers.fsdp import all_gather_params, all_gather_state
 from layers.mixture_density import Mixture, MixtureDensity
 from layers.mlp import SwiGLU
@@ -173,7 +173,7 @@ class ErrorCorrector(nnx.Module):
             return None, (jnp.argmax(log_r_BTV, axis=-1).astype(jnp.int32), jnp.max(log_r_BTV, axis=-1))
 
         parts = jax.lax.scan(body, None, chunks(num_chunks, found.states_BTD, draft_BT))[1]
-        best_BT, log_r_BT = (_merged(part) for part in parts)
+        best_BT, log_r_BT = (merged(part) for part in parts)
         return best_BT, jax.nn.sigmoid(found.wrong_BT + log_r_BT)
 
     def _product(self, spec: str, x: jax.Array, name: str, axes: tuple = ("embed", None)) -> jax.Array:
@@ -202,7 +202,7 @@ def logit_features(
         of_draft_BT = jnp.take_along_axis(log_p_BTV, jnp.maximum(draft_BT, 0)[..., None], axis=-1)[..., 0]
         return None, jnp.stack([entropy_BT, first_BT - second_BT, of_draft_BT, first_BT], axis=-1)
 
-    features = _merged(jax.lax.scan(body, None, chunks(num_chunks, x_BTD, draft_BT))[1])
+    features = merged(jax.lax.scan(body, None, chunks(num_chunks, x_BTD, draft_BT))[1])
     return features / jnp.log(head_DV.shape[1])
 
 
@@ -220,12 +220,6 @@ def points_of(head_DV: jax.Array) -> jax.Array:
 def written(draft_BT: jax.Array, tokens_BT: jax.Array) -> jax.Array:
     """Return the draft with the next token that the model reads, 0 at the end, where there is no token to judge."""
     return jnp.where(draft_BT >= 0, draft_BT, jnp.pad(tokens_BT[:, 1:], ((0, 0), (0, 1))))
-
-
-def _merged(parts: jax.Array) -> jax.Array:
-    """Return chunks [num_chunks, B, T / num_chunks, ...] as [B, T, ...], see `chunks` of layers/cross_entropy.py."""
-    parts = jnp.moveaxis(parts, 0, 2)
-    return parts.reshape(parts.shape[0], -1, *parts.shape[3:])
 
 
 def _block(sizes: Sizes, rngs: nnx.Rngs) -> Block:
