@@ -129,16 +129,23 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         if not ending.stdout_has_no_reader():
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # where Python's own flush goes at the end
+        discard_output()
         print("error: the program that read the output has ended", file=sys.stderr)
         return 1
     except (PodError, ConfigError) as error:
+        if ending.stdout_has_no_reader():
+            discard_output()
         sys.stdout.flush()
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:
         print("interrupted; launched programs keep running", file=sys.stderr)
         return INTERRUPTED
+
+
+def discard_output() -> None:
+    """Send what is printed and not yet written, and what follows, nowhere; Python writes it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def end_with_one_line(kind: type, error: BaseException, trace) -> None:

@@ -228,7 +228,7 @@ def run_training(
         compiled_steps = CompiledSteps(lambda shape: run_of(shape).compile(), shape, frozen)
         peak = preflight.peak_flops(topology, run.mesh.size)
         steps = ramp.stage_end(config, step, increases) - step
-        display.lines(preflight.report(run_of(shape), compiled_steps.get(shape), steps, peak))
+        display.lines(preflight.report(run_of(shape), compiled_steps.get(shape), steps, peak, record is None))
         display.lines([ramp.line(config)] if config.batch.ramp != "none" else [])
         log = step_log.StepLog(run, writer, display, goodput=goodput, peak_flops=peak[0], record=record)
         for early in checkpoints.early_events:
@@ -372,13 +372,13 @@ def main(command: command_line.Command) -> None:
         tune(config, command)
     else:
         print("\n".join([*(command.banner() if processes.index() == 0 else []), *device_lines(config)]), flush=True)
-        train(
+        result = train(
             config, command.workdir, bucket=command.bucket, topology=command.loaded.topology,
             vocab_size_typed="model.vocab_size" in command.loaded.typed,
             faults=faults, started=command_line.STARTED, origin=command.origin, callbacks=[profile],
         )  # fmt: skip
-        if profile.window and processes.index() == 0:
-            print(f"--profile={flags.profile}: nothing is traced, as these steps were trained before")
+        if flags.profile and result.reason == "nothing to train" and processes.index() == 0:
+            print(f"--profile={flags.profile}: nothing is traced")
     processes.leave()
 
 

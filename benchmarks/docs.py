@@ -243,12 +243,13 @@ def _finished(command: list[str], tree: pathlib.Path) -> tuple[int, str]:
     process = subprocess.Popen(command, cwd=tree, env=A_POD | os.environ, start_new_session=True, **pipes)
     try:
         out, err = process.communicate(timeout=LIMIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        return 124, f"not finished within {LIMIT_SECONDS} s"
-    finally:
-        if process.poll() is None:
+    except BaseException as error:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+        process.communicate()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        return 124, f"not finished within {LIMIT_SECONDS} s"
     return process.returncode, out[-1500:] + err[-1500:]
 
 

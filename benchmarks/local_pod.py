@@ -4,6 +4,7 @@
 The tiny recipe on 4 workers (a v4-32) and on 8 (a v4-64), from an empty cache: launch, first step, stop, restart.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -41,11 +42,10 @@ def life(folder: pathlib.Path, name: str, workers: int) -> dict:
         "XDG_CACHE_HOME": str(folder / "cache"),
     }  # fmt: skip
     pod(environment, "create")
-    try:
+    with contextlib.ExitStack() as ends:  # also where a step never comes
+        ends.callback(pod, environment, "delete")
+        ends.callback(pod, environment, "stop")
         return measured(folder, environment, workers)
-    finally:  # also where a step never comes
-        pod(environment, "stop")
-        pod(environment, "delete")
 
 
 def measured(folder: pathlib.Path, environment: dict, workers: int) -> dict:

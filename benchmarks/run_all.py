@@ -30,7 +30,7 @@ def main() -> None:
     if unknown:
         support.usage_error(f"{unknown[0]} is not a benchmark; the benchmarks are {', '.join(names)}")
     if (special := [word for word in sys.argv[1:] if word.startswith(support.OF_ONE)]) and len(chosen) != 1:
-        support.usage_error(f"{special[0]} is not read by every benchmark; name one, as in: run_all.py cpu_step")
+        support.usage_error(f"{special[0]} is not read by every benchmark; name one that reads it")
     sections, failed = earlier_sections(), []
     for name in chosen or names:
         print(f"== {name}", flush=True)

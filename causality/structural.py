@@ -91,7 +91,8 @@ class StructuralModel:
         """Return what the observed units would have been with some variables set (theorem 7.1.7).
 
         The noise of each unit is recovered from what was observed (abduction), the mechanisms of the set variables are
-        replaced (action), and all variables that depend on them are computed again (prediction).
+        replaced (action), and all variables that depend on them are computed again (prediction). The others are the
+        observed arrays themselves.
 
         Raises:
           ValueError: the noise of a variable that depends on the set ones cannot be recovered.

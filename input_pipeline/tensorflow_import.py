@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imports TensorFlow lazily and without its log messages, because the import takes seconds."""
 
+import contextlib
 import os
 import tempfile
 from functools import cache
 
-tempfile.gettempdir()  # the import asks for it, often later than here; on a disk that is full by then, it would fail
+with contextlib.suppress(OSError):
+    tempfile.gettempdir()  # the import asks for it, often later than here, when the disk may be full
 
 
 @cache

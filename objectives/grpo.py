@@ -25,6 +25,8 @@ from objectives.language_modeling import LanguageModeling, weights
 from objectives.objective import FrozenModel, Sampled, bits_of, numbers_of
 from reasoning import rollouts
 
+MOST_CHANGE = 20.0  # of a log probability; beyond it the gradient is 0, where that of exp would overflow
+
 
 def make(config) -> "GRPO":
     """Return the objective of a configuration."""
@@ -37,9 +39,6 @@ def make(config) -> "GRPO":
             reward=grpo.reward, vocab_size=config.model.vocab_size,
         ),
     )  # fmt: skip
-
-
-MOST_CHANGE = 20.0  # of a log probability; beyond it the gradient is 0, where that of exp would overflow
 
 
 @dataclasses.dataclass(frozen=True)

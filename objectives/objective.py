@@ -61,7 +61,7 @@ class Objective:
         return ()
 
     def notes(self, config) -> list[str]:
-        """Return lines, printed before step 1, about a configuration that is allowed but may surprise."""
+        """Return lines, printed before step 1 of a new run, about what is allowed but may surprise."""
         return []
 
     def transform(self, model: nnx.Module, rngs: nnx.Rngs, **frozen: nnx.Module) -> nnx.Module:

@@ -159,33 +159,40 @@ def one_reduction(seen: Seen) -> Verdict:
     axes = [axis for axis in BATCH_AXES if seen.mesh.get(axis, 1) > 1]
     if not axes:
         return None, "one device has the whole batch"
+    if seen.mesh.get("context", 1) > 1:
+        return None, "over mesh.context, gradients of weights and of keys and values are not told apart"
     found = [cost for cost in seen.replayed.costs if _reduces(cost, axes)]
-    reduced = sum(cost.count * _elements_before(cost, seen.mesh) for cost in found)
-    gradient = seen.parameter_bytes / BYTES * _times_gathered(seen.config, seen.mesh)
+    reduced = sum(
+        cost.count * _elements_before(cost, seen.mesh) * _sent(cost.axes.split("*"), seen.mesh) for cost in found
+    )
+    gradient = seen.parameter_bytes / BYTES * _times_gathered(seen.config, seen.mesh) * _sent(axes, seen.mesh)
     counts = {kind: round(sum(cost.count for cost in found if cost.kind == kind)) for kind in REDUCING}
     kinds = ", ".join(f"{count:,} {kind}s" for kind, count in counts.items() if count) or "no reductions"
     evidence = f"{kinds} over {', '.join(axes)} a step, of {reduced / gradient:.2f} times the gradient"
     return reduced <= ONCE * gradient, evidence
 
 
+def _sent(axes: list[str], mesh: dict[str, int]) -> float:
+    """Return the share of its array that a device sends to reduce it; of two reductions, the first leaves a part."""
+    return 1 - 1 / math.prod(mesh[axis] for axis in axes)
+
+
 def _times_gathered(config, mesh: dict[str, int]) -> float:
     """Return how many times its own part of the weights a device has the gradient of, before it is reduced.
 
-    parallelism/axis_rules.py shards weights over fsdp, context and expert; those of experts stay split over expert.
+    parallelism/axis_rules.py shards weights over fsdp and expert; those of experts stay split over expert.
     """
     model, expert = config.model, mesh.get("expert", 1)
     experts = sizing.expert_parameters(model) / sizing.num_parameters(config) if model.num_experts else 0.0
-    return mesh.get("fsdp", 1) * mesh.get("context", 1) * (expert * (1 - experts) + experts)
+    return mesh.get("fsdp", 1) * (expert * (1 - experts) + experts)
 
 
 def _reduces(cost: schedule.Cost, axes: list[str]) -> bool:
-    """Return whether a collective adds up gradients over axes of the batch, and of context with them.
+    """Return whether a collective adds up gradients over axes of the batch.
 
-    Over context alone, attention adds up the gradients of keys and values. A permute or an all-to-all adds up only in
-    layers/fsdp.py: ring_reduce_scatter.
+    A permute or an all-to-all does so only in layers/fsdp.py: ring_reduce_scatter.
     """
-    over = set(cost.axes.split("*")) if cost.axes else set()
-    if cost.kind not in REDUCING or not over & set(axes) or not over <= {*axes, "context"}:
+    if cost.kind not in REDUCING or not cost.axes or not set(cost.axes.split("*")) <= set(axes):
         return False
     return cost.kind in ("reduce-scatter", "all-reduce") or REDUCE_SCATTER in cost.instruction.op_name
 

@@ -74,8 +74,11 @@ def peak_flops(topology, num_devices: int) -> tuple[float | None, str]:
     return _measured_peak() * num_devices, f"{whose} measured matmul peak"
 
 
-def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
-    """Return the lines before step 1. Raises StepTooLarge if a CPU machine has too little memory."""
+def report(run, compiled, num_steps: int, peak: tuple[float, str], is_new: bool) -> list[str]:
+    """Return the lines before the first step; `is_new` if the run has no checkpoint and no imported weights.
+
+    Raises StepTooLarge if a CPU machine has too little memory.
+    """
     backend, available = jax.default_backend(), throughput.host_memory_gib()[1]
     simulated = run.mesh.size if backend == "cpu" else 1
     needed = compiled_gib(compiled) * simulated
@@ -104,7 +107,7 @@ def report(run, compiled, num_steps: int, peak: tuple[float, str]) -> list[str]:
             f"Expected: {duration(seconds)} a step, {duration(seconds * num_steps)} for {num_steps:,} steps "
             f"(an estimate, {without}at {efficiency:.0%} of {whose}, {flops / 1e12:.3g} TFLOP/s)"
         )
-    return lines + notes(run.config, microbatches) + run.objective.notes(run.config)
+    return lines + notes(run.config, microbatches) + (run.objective.notes(run.config) if is_new else [])
 
 
 def notes(config, num_microbatches: int) -> list[str]:

@@ -18,7 +18,7 @@ from settings.keys import flat
 from settings.resolving import Loaded, resolve
 
 WRONG_TYPE = re.compile(  # as ml_collections says it
-    r"override field '(\w+)' .*?\. (.*) is of original type <class '(\w+)'>.*<class '(\w+)'>"
+    r"override field '(\w+)' .*?\. (.*) is of original type <class '([\w.]+)'>.*<class '([\w.]+)'>"
 )
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Recipes in other formats than Python, by the suffix of their files: a function of the path returns the configuration.
@@ -131,6 +131,8 @@ def _plain(error: Exception) -> str:
     if wrong := WRONG_TYPE.search(text):
         name, value, has, wants = wrong.groups()
         return f"{name}={value} has type {has}, and must have type {wants}"
+    if isinstance(error, AttributeError | KeyError) and (read := re.fullmatch(r"[\"']*(\w+)[\"']*", text)):
+        return f"{read[1]} is not a key"
     return text
 
 

@@ -59,7 +59,6 @@ def scaling(loaded, topology: presets.Topology, display) -> dict:
     """
     if own := [key for key in loaded.typed if key.startswith("mesh.") or key == "train.gradient_accumulation"]:
         raise ConfigError(f"--scaling chooses {own[0]} itself; omit --config.{own[0]}")
-    validation.validate(loaded.config, topology.chips, loaded)
     rows_per_chip = max(1, loaded.config.train.global_batch // topology.chips)
     meshes = [(data, fsdp) for fsdp in FSDP for data in DATA if _part_of(topology, data * fsdp)]
     pairs = []
@@ -69,6 +68,7 @@ def scaling(loaded, topology: presets.Topology, display) -> dict:
         config.train.global_batch = rows_per_chip * data * fsdp
         config.train.gradient_accumulation = 0
         pairs.append((config, _part_of(topology, data * fsdp)))
+    validation.validate(pairs[0][0], 1)  # of one chip; what is wrong of a larger mesh is said in its row
     results = dict(display.compile_all(pairs, f"compiling {len(pairs)} meshes of {topology.name}'s chips"))
     return {
         "title": f"{loaded.recipe} on chips like {topology.name}'s, {rows_per_chip} sequences each",

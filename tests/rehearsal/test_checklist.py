@@ -78,7 +78,7 @@ def test_a_fault_of_the_configuration_is_found(healthy, name, keys, evidence):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "parts"), [({"data": 4}, 1), ({"data": 2, "context": 2}, 2), ({"fsdp": 2, "context": 2}, 4)]
+    ("mesh", "parts"), [({"data": 4}, 1), ({"data": 2, "expert": 2}, 2), ({"fsdp": 2, "expert": 2}, 4)]
 )
 def test_a_gradient_is_whole_before_it_is_reduced_over_each_mesh(programs, mesh, parts):
     """The program adds up a whole gradient over 4 devices, each of which keeps a part of the weights."""
@@ -86,6 +86,11 @@ def test_a_gradient_is_whole_before_it_is_reduced_over_each_mesh(programs, mesh,
         given = seen(programs[name], mesh=mesh, parameter_bytes=4 * WIDTH**2 / parts)
         holds, evidence = checklist.one_reduction(given)
         assert evidence.endswith(f"of {times} times the gradient") and holds == (name == "healthy"), evidence
+
+
+def test_reductions_over_context_are_not_judged(healthy):
+    """Those of keys and values are of the same kind as those of weights."""
+    assert checklist.one_reduction(seen(healthy, mesh={"data": 2, "context": 2}))[0] is None
 
 
 def test_little_memory_to_spare_is_found(healthy):
