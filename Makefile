@@ -93,6 +93,7 @@ reasoning: setup ## train on arithmetic countdown; compare searches, then reinfo
 	$(python) benchmarks/grpo.py $(ARGS)
 
 tensorboard: setup ## show the metrics and profiles of runs in a browser [WORKDIR=runs/mine] [PORT=6006]
+	@test -d '$(or $(WORKDIR),runs)' || { echo "error: $(or $(WORKDIR),runs) is no folder; name that of a run, or of runs" >&2; exit 2; }
 	.venv/bin/tensorboard --logdir='$(or $(WORKDIR),runs)' --host=127.0.0.1 --port=$(or $(PORT),6006)
 
 dashboard: setup ## show the studies in a browser, after make setup EXTRAS=studies [STORAGE=sqlite:///studies.db]

@@ -182,7 +182,7 @@ class Checkpoints:
 
     def set_aside(self, step: int, why: str) -> None:
         """Rename a checkpoint that must not be used, unless this is read-only, and report `why`."""
-        fate = "an older one is taken"
+        fate = "it is left out"
         if self.retention:
             held = step in self.store.steps()
             fates = self._answers(f"aside {step}", lambda: self.store.move_aside(step) if held else "")

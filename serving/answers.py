@@ -13,6 +13,7 @@ from inference.text_stream import REPLACEMENT
 from input_pipeline.tokenization import AnyTokenizer
 from serving.worker import Job, Update
 
+PART = "token_id:"  # with its number, the text of a token that is a part of a character
 LEAST_LOG_PROB = -9999.0  # in place of -inf, which JSON has not
 REASONS = {"end": "stop", "length": "length"}
 
@@ -103,7 +104,7 @@ class Format:
         """Return the text of a token inside a text; of a part of a character, its id."""
         before = self.tokenizer.encode("a")  # some tokenizers drop the space of the first token
         text = self.tokenizer.decode([*before, token])[len(self.tokenizer.decode(before)) :]
-        return f"token_id:{token}" if REPLACEMENT in text else text
+        return f"{PART}{token}" if REPLACEMENT in text else text
 
     def top(self, drawn: Drawn) -> list[tuple[str, float]]:
         """Return (text, log-probability) of the likeliest tokens that are to be reported, and of the drawn one."""
@@ -176,7 +177,7 @@ class ChatFormat(Format):
         return {"content": content, "refusal": None}
 
     def _entry(self, text: str, log_prob: float) -> dict:
-        return {"token": text, "logprob": log_prob, "bytes": list(text.encode())}
+        return {"token": text, "logprob": log_prob, "bytes": None if text.startswith(PART) else list(text.encode())}
 
 
 def finite(log_prob: float) -> float:

@@ -83,8 +83,8 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("train.objective", ("recursive",), "causality.prompt", NONE, "which is a text"),
     ("train.objective", WITHOUT_TEXT, "causality.prompt", NONE, "which is a text"),
     ("data.source", ("synthetic",), "causality.prompt", NONE, "which needs a tokenizer"),
-    ("train.objective", DRAWS, "data.source", OF_PROMPTS, "which has prompts to answer"),
-    ("data.source", OF_ROLLOUTS, "train.objective", DRAWS, "which draw the answers"),
+    ("train.objective", DRAWS, "data.source", OF_PROMPTS, "where the model answers prompts"),
+    ("data.source", OF_ROLLOUTS, "train.objective", DRAWS, "which draws the answers"),
     ("data.source", OF_QUESTIONS, "data.path", ANY, "a generator of reasoning-gym, such as leg_counting"),
     ("train.objective", DRAWS, "batch.ramp", ("none",), "its rows are groups of answers"),
     ("train.objective", DRAWS, "mesh.context", (1,), "answers are drawn whole"),
@@ -190,7 +190,9 @@ def check(values: dict[str, object], *, of_mesh: bool) -> None:
         if other.startswith("mesh.") == of_mesh:
             now = values[other]
             use = type(now)() if wanted is NONE else wanted[0]
-            need = other if wanted is ANY else f"{other}={_said(use)}, not {_said(now)}"
+            *first, last = [use] if wanted in (ANY, NONE) else wanted
+            uses = " or ".join([*([", ".join(map(_said, first))] if first else []), _said(last)])
+            need = other if wanted is ANY else f"{other}={uses}, not {_said(now)}"
             raise ConfigError(f"{key}={values[key]} needs {need}{why and f' ({why})'}")
 
 

@@ -81,7 +81,7 @@ def test_a_reader_tells_of_damage_and_moves_nothing(workdir, capsys):
     with Checkpoints(workdir) as checkpoints:
         assert checkpoints.newest() == 2
         assert checkpoints.problems(3) == ["record.json is missing"]
-    assert capsys.readouterr().err == "checkpoint 3 is damaged: record.json is missing; an older one is taken\n"
+    assert capsys.readouterr().err == "checkpoint 3 is damaged: record.json is missing; it is left out\n"
     assert (workdir / "checkpoints" / "3").is_dir()
 
 
