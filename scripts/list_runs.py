@@ -65,6 +65,7 @@ def main(arguments: list[str]) -> None:
     print(heading)
     for run, line in zip(runs, lines, strict=True):
         print(f"{line}\n    {run.command}" if run.command else line)
+    sys.stdout.flush()  # here, so that a pipe without a reader is an error of this command
 
 
 def folders(root: pathlib.Path, depth: int = DEEPEST) -> list[pathlib.Path]:

@@ -43,7 +43,10 @@ def test_features_train_together_and_resume_bit_for_bit(names, place, tmp_path):
         (("int8", "LoRA"), "lora.rank=2 needs model.quantization=none, not int8"),
         (("ramp", "GRPO"), "train.objective=grpo needs batch.ramp=none, not steps (its rows are groups of answers)"),
         (("recursive", "dropout"), "model.name=trm needs model.dropout=0.0, not 0.1 (this model does not read it)"),
-        (("recursive", "ReDo"), "model.name=trm needs plasticity.method=none, not redo (it names no hidden units)"),
+        (
+            ("recursive", "ReDo"),
+            "model.name=trm needs plasticity.method=none, l2_init or shrink_perturb, not redo (it names no",
+        ),
         (("classifier", "causality"), "train.objective=classification needs causality.prompt='', not 1 2 3 (which"),
         (("tree of thoughts", "mixture"), "data.source=countdown needs data.mixture='', not 0.7 FOLDER"),
         (("experts", "context"), "model.num_experts=4 needs mesh.context=1, not 2 (mesh.fsdp splits what mesh.context"),

@@ -87,7 +87,7 @@ def test_answers_are_learned_as_conversations_are(one_device, tmp_path):
 @pytest.mark.parametrize("changes, said", [
     ({"data__path": None}, r"data\.source=reasoning_gym_rollouts needs data\.path \(a generator of reasoning-gym"),
     ({"train__objective": "language_modeling"}, r"data\.source=reasoning_gym_rollouts needs train\.objective=grpo"),
-    ({"data__source": "reasoning_gym"}, r"train\.objective=grpo needs data\.source=countdown_rollouts, not reason"),
+    ({"data__source": "reasoning_gym"}, r"needs data\.source=countdown_rollouts, reasoning_gym_rollouts or chat, not"),
 ])  # fmt: skip
 def test_keys_that_cannot_work_are_refused(changes, said):
     with pytest.raises(ConfigError, match=said):

@@ -251,7 +251,7 @@ def test_a_reward_that_no_recipe_registers_is_refused(chatting):
 
 @pytest.mark.parametrize("changes, said", [
     ({"grpo__group_size": "3"}, r"train\.global_batch=8 is not a multiple of grpo\.group_size=3; use "),
-    ({"data__source": "countdown"}, r"needs data\.source=countdown_rollouts, not countdown"),
+    ({"data__source": "countdown"}, r"needs data\.source=countdown_rollouts, reasoning_gym_rollouts or chat, not"),
     ({"data__source": "chat"}, r"grpo\.reward=task knows the right answers of data\.source=countdown_rollouts and "),
     ({"grpo__kl": "0.1"}, r"grpo\.kl=0\.1 needs train\.init_from"),
 ])  # fmt: skip

@@ -29,7 +29,11 @@ SHARED = "a task's gradient is that of one device; use --config.mesh.data or --c
         (TEXT, {"meta.support": "3"}, "meta.support=3 is not read with train.objective=meta_language_modeling"),
         (SINUSOID, {"meta.support": "20"}, "meta.support=20 leaves no query .* use --config.meta.support=10"),
         (SINUSOID, {"meta.share": "0.5"}, "meta.share=0.5 is not read with train.objective=meta_learning"),
-        (SINUSOID, {"meta.method": "reptile", "meta.learn_rates": "true"}, "meta.method=maml, not reptile"),
+        (
+            SINUSOID,
+            {"meta.method": "reptile", "meta.learn_rates": "true"},
+            "meta.method=maml or first_order_maml, not reptile",
+        ),
         (SINUSOID, {"meta.method": "in_context"}, "model.name=vector_decoder"),
         (SINUSOID, {"model.name": "decoder_lm"}, "model.name=mlp_regressor"),
         (SINUSOID, {"data.source": "python"}, "data.source=sinusoids"),
