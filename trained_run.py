@@ -10,7 +10,7 @@ import functools
 import math
 import operator
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -114,7 +114,7 @@ class TrainedRun:
         Raises:
           ValueError: `prompts` is a single text, or a value is out of its range, as the flags of generate.py say.
         """
-        _check(prompts, max_tokens, temperature, **how)
+        prompts = _checked(prompts, max_tokens, temperature, **how)
         with mesh_context(self.run.mesh):
             return sampling.continue_texts(
                 self.run, self.params, self.tokenizer, prompts, max_tokens=max_tokens, temperature=temperature, **how
@@ -126,7 +126,7 @@ class TrainedRun:
         Raises:
           ValueError: as `generate`.
         """
-        _check(messages, max_tokens, temperature, **how)
+        messages = _checked(messages, max_tokens, temperature, **how)
         sampling.check_answers(self.config, self.tokenizer, self.address)
         with mesh_context(self.run.mesh):
             return sampling.answers(
@@ -143,7 +143,7 @@ class TrainedRun:
         self, prompt: str = "", *, message: str | None = None, max_tokens: int = 64, temperature: float = 0.7, **how
     ) -> Iterator[str]:
         """Yield the text of `generate` for a prompt, or of `answer` for a message, in parts while it is decoded."""
-        _check([prompt if message is None else message], max_tokens, temperature, **how)
+        _checked([prompt if message is None else message], max_tokens, temperature, **how)
         if message is None:
             asked = text_prompt(self.tokenizer, prompt)
         else:
@@ -170,11 +170,13 @@ class TrainedRun:
         return read_steps(path_of(str(self.address)) / "metrics.jsonl", kind)
 
 
-def _check(
-    texts: Sequence[str], max_tokens: int, temperature: float, *, top_k: int = 0, top_p: float = 1.0, seed: int = 0
-) -> None:  # fmt: skip
+def _checked(
+    texts: Iterable[str], max_tokens: int, temperature: float, *, top_k: int = 0, top_p: float = 1.0, seed: int = 0
+) -> list[str]:  # fmt: skip
+    """Return the texts as a list; ValueError for what the flags of generate.py refuse."""
     if isinstance(texts, str | bytes):
         raise ValueError(f"{texts[:40]!r} is one text; give a list of texts")
+    texts = list(texts)
     if wrong := [text for text in texts if not isinstance(text, str)]:
         raise ValueError(f"{type(wrong[0]).__name__} is no text; give str")
     if max_tokens < 1 or operator.index(max_tokens) != max_tokens:
@@ -183,6 +185,7 @@ def _check(
         raise ValueError(f"temperature={temperature} must be 0 or greater, and finite")
     if top_k < 0 or not 0 <= top_p <= 1:
         raise ValueError(f"top_k={top_k} must be 0 or greater, and top_p={top_p} from 0 to 1")
+    return texts
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -51,6 +51,7 @@ def test_logits_are_those_that_generate_draws_from(folder):
     assert run.describe() == f"{folder}/runs/tiny at step 12"
     [text] = run.generate(["1 is"], max_tokens=1, temperature=0.0)
     tokens = [run.tokenizer.end_of_document, *b"1 is"]  # a byte is a token, so no token is drawn again
+    assert run.generate(iter(["1 is"]), max_tokens=1, temperature=0.0) == [text]
     assert run.tokenizer.decode([int(run.logits(np.array([tokens]))[0, -1].argmax())]) == text[len("1 is") :]
     assert [line["step"] for line in run.metrics()] == sorted(lines_of(folder / "whole", "train"))
 
