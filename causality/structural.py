@@ -85,7 +85,16 @@ class StructuralModel:
         Args:
           do: {variable: value} that are set; their mechanisms are not used (definition 7.1.2).
         """
-        return self._values({name: of_name.noise(rng, n) for name, of_name in self.mechanisms.items()}, do or {})
+        do = do or {}
+        self._check(do)
+        noises = {name: of_name.noise(rng, n) for name, of_name in self.mechanisms.items()}  # the same whatever is set
+        values: Values = {}
+        for name, mechanism in self.mechanisms.items():
+            if name in do:
+                values[name] = np.full(noises[name].shape, do[name], np.float64)
+            else:
+                values[name] = mechanism.function(*(values[parent] for parent in mechanism.parents), noises[name])
+        return values
 
     def counterfactual(self, observed: Values, do: Mapping[str, float]) -> Values:
         """Return what the observed units would have been with some variables set (theorem 7.1.7).
@@ -116,13 +125,3 @@ class StructuralModel:
     def _check(self, do: Mapping[str, float]) -> None:
         if unknown := [name for name in do if name not in self.mechanisms]:
             raise ValueError(f"do: {unknown[0]} is no variable; the variables are {', '.join(self.mechanisms)}")
-
-    def _values(self, noises: Values, do: Mapping[str, float]) -> Values:
-        self._check(do)
-        values: Values = {}
-        for name, mechanism in self.mechanisms.items():
-            if name in do:
-                values[name] = np.full(noises[name].shape, do[name], np.float64)
-            else:
-                values[name] = mechanism.function(*(values[parent] for parent in mechanism.parents), noises[name])
-        return values

@@ -25,9 +25,8 @@ LOG = logging.getLogger("torus")
 WITHOUT_ERROR = (0, INTERRUPTED)  # exit statuses
 LAST_WORD_SECONDS = 5.0
 BLAME_SECONDS = 5.0  # after a failed collective, the time for the hub to notice which process died
-INTERRUPTED_LINE = {True: "interrupted; run the same command to continue", False: "interrupted"}
 _ending = threading.Lock()
-_continues = True  # whether the same command continues what was interrupted
+_interrupted = "interrupted; run the same command to continue"  # the last line of a command that a signal ends
 
 
 def install() -> None:
@@ -41,8 +40,8 @@ def install() -> None:
 
 def continues_nothing() -> None:
     """Do not say that the same command continues, if it is interrupted: it begins again."""
-    global _continues
-    _continues = False
+    global _interrupted
+    _interrupted = "interrupted"
 
 
 def _open_streams() -> None:
@@ -65,7 +64,7 @@ def _with_one_line(kind: type, error: BaseException, trace: types.TracebackType 
     message = " ".join(str(error).split()) or kind.__name__
     match error:
         case KeyboardInterrupt():
-            line, status = INTERRUPTED_LINE[_continues], INTERRUPTED
+            line, status = _interrupted, INTERRUPTED
         case BrokenPipeError() if stdout_has_no_reader():
             line, status = "error: the program that read the output has ended", 1
         case BaseException(exit_status=status):
