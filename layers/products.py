@@ -103,6 +103,8 @@ def einsum_f32(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     """
     if a.dtype == jnp.bfloat16 and on_one_cpu():
         return _native_einsum(spec, a, b)
+    if a.dtype == jnp.bfloat16 and platform() == "gpu":
+        return jnp.einsum(spec, a, b.astype(a.dtype), preferred_element_type=jnp.float32)
     return jnp.einsum(spec, a.astype(jnp.float32), b.astype(a.dtype).astype(jnp.float32))
 
 

@@ -241,7 +241,7 @@ def configuration(**keys):
 )  # fmt: skip
 def test_a_failing_compiler_is_one_line_and_leaves_nothing(monkeypatch, tmp_path, script, says):
     """The first line that says what is wrong, not the 300 that lead to it."""
-    (tmp_path / "python").write_text(f"#!{sys.executable}\n{script}\n")
+    (tmp_path / "python").write_text(f"#!/usr/bin/env python3\n{script}\n")  # no path of ours, which may have spaces
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr(compiler.sys, "executable", str(tmp_path / "python"))
     config = configuration()

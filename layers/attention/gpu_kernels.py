@@ -13,10 +13,11 @@ from jax.sharding import PartitionSpec
 
 from layers.axes import inside_shard_map, mesh_axes, num_shards
 
-BLOCK = 128  # the largest of JAX's default block sizes
+BLOCK = 128  # the largest of the block sizes below
 LARGEST_HEAD_DIM = 128  # blocks of wider heads do not fit a multiprocessor's own memory
+BLOCKS = BlockSizes(block_q=128, block_k=64, block_q_dkv=64, block_kv_dkv=64, block_q_dq=64, block_kv_dq=64)
 HOW = dict(
-    causal=True, block_sizes=BlockSizes.get_default(), backward_pass_impl="triton", num_warps=None, num_stages=2,
+    causal=True, block_sizes=BLOCKS, backward_pass_impl="triton", num_warps=4, num_stages=2,
     grid=None, interpret=False, debug=False, return_residuals=False,
 )  # fmt: skip
 
