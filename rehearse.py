@@ -124,6 +124,8 @@ def check_flags(loaded: Loaded) -> None:
         raise ConfigError(f"--topology is not given; name one of {', '.join(topologies.SLICES)}")
     if loaded.config.batch.fit == "auto" and asked:
         raise ConfigError(f"batch.fit=auto is for a single rehearsal; leave it out with --{asked[0]}")
+    if loaded.topology and FLAGS.compare:
+        raise ConfigError("--compare names its topologies itself; leave out --topology")
     if FLAGS["compare"].present and not FLAGS.compare:
         raise ConfigError("--compare needs topologies, separated by commas: --compare=v4-32,v5e-16")
     if FLAGS.price is not None and not 0 <= FLAGS.price < math.inf:

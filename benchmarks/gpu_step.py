@@ -22,9 +22,9 @@ import support
 import jax
 
 import updates
-from configs import llama_1b, topologies
+from configs import llama_1b
 from models import decoder_lm
-from reporting.throughput import measured_matmul_peak
+from reporting import preflight
 
 ROUNDS, STEPS = (1, 2) if support.QUICK else (3, 20)
 
@@ -81,8 +81,7 @@ def device() -> tuple[str, str]:
 
 def peak_flops() -> float:
     """Return the GPU's bfloat16 peak from configs/topologies.py; for an unknown chip the measured peak."""
-    known = (chip["peak_flops"] for name, chip in topologies.CHIPS.items() if name in device()[1].lower())
-    return next(known, None) or measured_matmul_peak(size=8192)
+    return preflight.peak_flops(None, 1)[0]
 
 
 def alone(function: Callable):

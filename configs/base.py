@@ -112,7 +112,7 @@ model.attention = Key(
     choices=("auto", "reference"), scope=EXECUTION,
 )  # fmt: skip
 model.layer_loop = Key(
-    "auto", "scan: one compiled block; unroll: one per layer; auto: unroll small CPU models without remat, else scan",
+    "auto", "scan: one compiled block; unroll: one per layer; auto: unroll small models on a CPU or one GPU, else scan",
     choices=("auto", "scan", "unroll"), scope=EXECUTION | RESUME | READ,
 )  # fmt: skip
 model.remat = Key(

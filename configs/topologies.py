@@ -87,6 +87,11 @@ CHIPS = {
     "cpu": dict(accelerator="cpu"),
 }  # fmt: skip
 
+CHIP_OF_KIND = {  # by what JAX calls a device; H100s with other memory have other peaks
+    "TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e",
+    "NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200",
+}  # fmt: skip
+
 # Memory of Google's machine types ct4p-hightpu-4t, ct5lp-hightpu-1t, -4t and -8t, ct5p-hightpu-4t, ct6e-standard-1t,
 # -4t and -8t, by chip and chips of a host.
 HOST_GIB = {
@@ -137,6 +142,12 @@ def get(name: str, flag: str = "--topology") -> Topology:
         name=name, chip=chip, chips=chips, hosts=hosts, compiler_name=compiler_name, mesh={"fsdp": chips},
         host_gib=HOST_GIB.get((chip, chips // hosts)), **CHIPS[chip],
     )  # fmt: skip
+
+
+def one_chip(kind: str) -> Topology | None:
+    """Return a topology of one chip, from what JAX calls it (`device_kind`); None if it is not in CHIPS."""
+    chip = CHIP_OF_KIND.get(kind)
+    return chip and Topology(name=chip, chip=chip, chips=1, **CHIPS[chip])
 
 
 def of_size(like: Topology, chips: int) -> str:

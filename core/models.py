@@ -26,6 +26,7 @@ from parallelism.mesh import make_mesh, mesh_context
 from training import optimizers, platform_defaults
 from training.step import Graphs
 
+INTERFACE = ("make", "flops_per_token", "hidden_units")  # of a module of models/
 PRODUCTS = ("matrix", optimizers.VOCAB)  # kinds of weights that are cast to the compute type
 
 
@@ -75,8 +76,11 @@ class Models:
 
 
 def model_module(config):
-    """Return the module of models/ that `model.name` names."""
-    return importlib.import_module(f"models.{config.model.name}")
+    """Return the module of models/ that `model.name` names; ConfigError if it lacks a part of the interface."""
+    module = importlib.import_module(f"models.{config.model.name}")
+    if missing := [name for name in INTERFACE if not hasattr(module, name)]:
+        raise ConfigError(f"models/{config.model.name}.py lacks {', '.join(missing)}, which every model has")
+    return module
 
 
 def build(config, mesh, objective: Objective) -> Models:

@@ -99,7 +99,7 @@ def einsum_f32(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     """Return the float32 einsum of two arrays, both cast to the type of `a`.
 
     The cast of `a` to float32 is exact. It is free on TPU, where a float32 product of default precision multiplies in
-    bfloat16.
+    bfloat16. A GPU would multiply at half the speed, in TF32.
     """
     if a.dtype == jnp.bfloat16 and on_one_cpu():
         return _native_einsum(spec, a, b)

@@ -13,8 +13,8 @@ import numpy as np
 
 from parallelism.mesh import mesh_context
 
-# Float32 sums in another order differ by about 1e-6. Some limits are wider. A loss may add terms of both signs, as GRPO's
-# does, and so lose a digit. An update is a small difference of rounded weights, and Adam turns the rounding error of a
+# Float32 sums in another order differ by about 1e-6. Some limits are wider. A loss may lose a digit by adding terms of
+# both signs, as GRPO's does. An update is a small difference of rounded weights, and Adam turns the rounding error of a
 # gradient near 0 into a step. A wrong layout causes an error of the order of the value itself, not of a thousandth.
 LIMITS = {"forward": 1e-4, "gradient": 1e-5, "update": 1e-3, "state": 1e-5}
 

@@ -7,6 +7,7 @@ import time
 
 import jax
 
+from configs import topologies
 from profiling import energy
 from profiling.advice import Measured, advise
 from profiling.recording import FILE, Profile
@@ -69,7 +70,7 @@ class LoopProfile(Profile):
         if compiled is not None:
             flops, moved = (compiled.cost_analysis()[name] / seconds for name in ("flops", "bytes accessed"))
         count = jax.device_count()
-        peak, chip = peak_flops(None, count)[0], jax.devices()[0].device_kind.lower().removeprefix("tpu ")
+        peak, chip = peak_flops(None, count)[0], topologies.CHIP_OF_KIND.get(jax.devices()[0].device_kind, "")
         tokens, busy = train.global_batch * train.sequence_length, 1 - summary["data_wait_share"]
         used = profile.get("energy") or energy.of_step(chip, count, seconds, busy, tokens)
         self._details = {

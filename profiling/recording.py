@@ -14,6 +14,7 @@ import tempfile
 import jax
 
 from cluster import processes
+from configs import topologies
 from core.callbacks import Callback
 from files.atomic import write_atomically
 from files.json_reader import JsonError
@@ -183,8 +184,9 @@ def _between_steps(job) -> float:
 
 def rates(job) -> Assumptions:
     """Return the rates of a device; what is unknown is infinite."""
-    if job.topology and job.topology.accelerator != "cpu":
-        return of_topology(job.topology)
+    known = job.topology or topologies.one_chip(jax.devices()[0].device_kind)
+    if known and known.accelerator != "cpu":
+        return of_topology(known)
     total, _ = preflight.peak_flops(job.topology, job.run.mesh.size)
     peak = total / job.run.mesh.size if total else UNLIMITED
     return Assumptions(peak, UNLIMITED, UNLIMITED, UNLIMITED, None)

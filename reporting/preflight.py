@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import jax
 
+from configs import topologies
 from configs.base import batch_shards
 from configs.errors import ConfigError
 from reporting import throughput
@@ -68,8 +69,9 @@ def peak_flops(topology, num_devices: int) -> tuple[float | None, str]:
     on_cpu = jax.default_backend() == "cpu"
     if on_cpu and num_devices > 1:
         return None, ""
-    if topology and topology.peak_flops and not on_cpu:
-        return topology.peak_flops * num_devices, f"{topology.name}'s peak"
+    known = topology or topologies.one_chip(jax.devices()[0].device_kind)
+    if known and known.peak_flops and not on_cpu:
+        return known.peak_flops * num_devices, f"{known.name}'s peak"
     whose = "this CPU's" if on_cpu else "the"
     return _measured_peak() * num_devices, f"{whose} measured matmul peak"
 

@@ -7,7 +7,7 @@ from configs.base import batch_shards
 from reporting import throughput
 
 CPU_MICROBATCH_FLOPS = 2e12  # about 10 s on two CPU cores
-CPU_UNROLLED_LAYERS = 12  # deeper stacks take longer to compile than unrolling saves
+UNROLLED_LAYERS = {"cpu": 12, "gpu": 32}  # at most; deeper stacks take longer to compile than unrolling saves
 # Limit of float32 logits per device. On CPU this size is fastest. Elsewhere few chunks are best: each chunk adds to the
 # head's gradient once more.
 LOSS_CHUNK_BYTES = {"cpu": 64 * 2**20, "gpu": 2**30, "tpu": 2**30}
@@ -37,11 +37,14 @@ def dtype(config, mesh) -> jnp.dtype:
 
 def scan(config, mesh) -> bool:
     """Return whether to scan over layers; else they are unrolled."""
-    model = config.model
-    if model.layer_loop == "auto":
-        # XLA's CPU backend drops the barriers that delay recomputation: without a scan, remat would save nothing.
-        return platform(mesh) != "cpu" or model.num_layers > CPU_UNROLLED_LAYERS or model.remat != "none"
-    return model.layer_loop == "scan"
+    model, on = config.model, platform(mesh)
+    if model.layer_loop != "auto":
+        return model.layer_loop == "scan"
+    if model.num_layers > UNROLLED_LAYERS.get(on, 0):
+        return True
+    # On a GPU a scan copies what each layer keeps for the backward pass. Several GPUs need a scan to all-gather early.
+    # XLA's CPU backend drops the barriers that delay recomputation: without a scan, remat would save nothing.
+    return mesh.size > 1 if on == "gpu" else model.remat != "none"
 
 
 def microbatches(config, flops_per_token: float, mesh) -> int:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grouped matrix products: each group of rows has its own weight.
 
-On a TPU this uses JAX's Pallas kernels (megablox; arXiv:2211.15841). There the weights' gradient of
-`jax.lax.ragged_dot` takes as long as if every group had all rows. Letters: S rows, D contracted columns, F columns of
-the result, E groups.
+On a TPU this uses JAX's Pallas kernels (megablox; arXiv:2211.15841), elsewhere products of blocks of rows.
+`jax.lax.ragged_dot` would take as long as if every group had all rows: on a TPU its weights' gradient, on a CPU and a
+GPU the product itself. Letters: S rows, C rows of a block, D contracted columns, F columns of the result, E groups.
 """
 
 import math
@@ -12,21 +12,22 @@ import jax
 import jax.numpy as jnp
 
 from layers.axes import platform
-from layers.products import einsum
+from layers.products import einsum, einsum_f32
 
-BLOCK = 128  # rows; on a CPU the size of a group is a multiple of it
+BLOCK = {"cpu": 128, "gpu": 256, "tpu": 1}  # rows; the size of a group is a multiple of it
 TILE_ROWS, TILE = 512, 1024  # of the kernel: rows, and columns of both kinds
 LANES = 128  # a tile's columns are a multiple of it in both kinds, since the backward pass swaps the kinds
 
 
 def aligned(sizes_E: jax.Array) -> jax.Array:
     """Return int32 [E]: the sizes of groups padded with zero rows."""
-    return -(-sizes_E // _block()) * _block()
+    block = BLOCK[platform()]
+    return -(-sizes_E // block) * block
 
 
 def num_rows(rows: int, num_groups: int) -> int:
     """Return the padded number of rows that suffices for `rows` rows in groups of any sizes, all `aligned`."""
-    return math.ceil((rows + num_groups * (_block() - 1)) / TILE_ROWS) * TILE_ROWS
+    return math.ceil((rows + num_groups * (BLOCK[platform()] - 1)) / TILE_ROWS) * TILE_ROWS
 
 
 def grouped(x_SD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
@@ -44,7 +45,7 @@ def grouped(x_SD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array) -> jax.
         return _by_block(x_SD, weights_EDF, sizes_E)
     if platform() == "tpu":
         return kernel(x_SD, weights_EDF, sizes_E)
-    return jax.lax.ragged_dot(x_SD, weights_EDF, sizes_E)
+    return in_a_loop(x_SD, weights_EDF, sizes_E)
 
 
 def kernel(x_SD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array, *, interpret: bool = False) -> jax.Array:
@@ -58,12 +59,47 @@ def kernel(x_SD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array, *, inter
 
 def _by_block(x_SD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
     """Compute the same as `grouped` by one product for each block of rows; XLA's CPU backend has no grouped product."""
-    (S, D), (E, _, F) = x_SD.shape, weights_EDF.shape
-    group_of_block = jnp.searchsorted(jnp.cumsum(sizes_E) // BLOCK, jnp.arange(S // BLOCK), side="right")
-    blocks = x_SD.reshape(S // BLOCK, BLOCK, D)
-    y = einsum("ECD,EDF->ECF", blocks, weights_EDF[jnp.minimum(group_of_block, E - 1)])
-    return y.reshape(S, F)
+    blocks = _blocks(x_SD, BLOCK["cpu"])
+    y = einsum("ECD,EDF->ECF", blocks, weights_EDF[_groups(sizes_E, len(blocks), BLOCK["cpu"])])
+    return y.reshape(len(x_SD), -1)
 
 
-def _block() -> int:
-    return BLOCK if platform() == "cpu" else 1
+@jax.custom_vjp
+def in_a_loop(x_SD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
+    """Compute the same as `grouped` by a loop over blocks of rows, which holds the weights of one block at a time."""
+    return _loop("CD,DF->CF", x_SD, weights_EDF, sizes_E)
+
+
+def _in_a_loop_backward(operands, gradient_SF):
+    x_SD, weights_EDF, sizes_E = operands
+    blocks = _blocks(x_SD, BLOCK["gpu"]), _blocks(gradient_SF, BLOCK["gpu"])
+
+    def add(total_EDF, block):
+        x_CD, gradient_CF, group = block
+        return total_EDF.at[group].add(einsum_f32("CD,CF->DF", x_CD, gradient_CF)), None
+
+    groups = _groups(sizes_E, len(blocks[0]), BLOCK["gpu"])
+    of_weights_EDF, _ = jax.lax.scan(add, jnp.zeros(weights_EDF.shape, jnp.float32), (*blocks, groups))
+    return _loop("CF,DF->CD", gradient_SF, weights_EDF, sizes_E), of_weights_EDF.astype(weights_EDF.dtype), None
+
+
+in_a_loop.defvjp(lambda *operands: (in_a_loop(*operands), operands), _in_a_loop_backward)
+
+
+def _loop(spec: str, x: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
+    """Return the einsum of each block of rows and the weights of its group."""
+    blocks = _blocks(x, BLOCK["gpu"])
+    groups = _groups(sizes_E, len(blocks), BLOCK["gpu"])
+    y = jax.lax.map(lambda block: jnp.einsum(spec, block[0], weights_EDF[block[1]]), (blocks, groups))
+    return y.reshape(len(x), -1)
+
+
+def _blocks(x: jax.Array, size: int) -> jax.Array:
+    """Return rows as [number of blocks, size, columns]."""
+    return x.reshape(-1, size, x.shape[1])
+
+
+def _groups(sizes_E: jax.Array, num_blocks: int, size: int) -> jax.Array:
+    """Return int32 [num_blocks]: the group of each block, the last one for blocks after it."""
+    found = jnp.searchsorted(jnp.cumsum(sizes_E) // size, jnp.arange(num_blocks), side="right")
+    return jnp.minimum(found, len(sizes_E) - 1)

@@ -35,6 +35,13 @@ def test_preset_is_whole(name):
         assert name.startswith(slice_name) and math.prod(int(n) for n in shape.split("x")) == topology.chips
 
 
+def test_an_attached_chip_is_known_by_what_jax_calls_it():
+    """So that a run without --topology is judged by the published peak; other models of a GPU have other peaks."""
+    assert {topologies.one_chip(kind).chip for kind in topologies.CHIP_OF_KIND} == set(topologies.CHIPS) - {"cpu"}
+    assert topologies.one_chip("NVIDIA H200").peak_flops == topologies.get("h200-1").peak_flops
+    assert topologies.one_chip("NVIDIA H100 PCIe") is None and topologies.one_chip("cpu") is None
+
+
 @pytest.mark.parametrize(
     ("name", "chips", "hosts"),
     [("v4-8", 4, 1), ("v4-32", 16, 4), ("v4-64", 32, 8), ("v5p-8", 4, 1), ("v5e-8", 8, 1), ("v6e-8", 8, 1)],

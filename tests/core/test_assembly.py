@@ -3,6 +3,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 import time
 import types
@@ -73,9 +74,10 @@ def test_a_second_task_comes_without_touching_the_loop(tmp_path, monkeypatch):
     assert seen == {step: 16 * step for step in range(1, 7)}  # tokens a row
 
 
-def mesh_of(platform: str):
-    """A mesh of which only the platform is asked."""
-    return types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)], object))
+def mesh_of(platform: str, size: int = 1):
+    """A mesh of which only the platform and the number of devices are asked."""
+    devices = np.array([types.SimpleNamespace(platform=platform)] * size, object)
+    return types.SimpleNamespace(devices=devices, size=size)
 
 
 def test_logits_are_cut_into_chunks_only_where_they_are_large():
@@ -139,6 +141,24 @@ def test_layers_are_unrolled_on_cpu_unless_they_are_many_or_remat_is_to_save_mem
     config = small_config()
     config.model.update(changes)
     assert platform_defaults.scan(config, mesh_of("cpu")) == scanned
+
+
+@pytest.mark.parametrize(
+    ("changes", "devices", "scanned"),
+    [({}, 1, False), ({"remat": "full"}, 1, False), ({"num_layers": 40}, 1, True), ({}, 8, True)],
+)
+def test_layers_are_unrolled_on_one_gpu_unless_they_are_many(changes, devices, scanned):
+    config = small_config()
+    config.model.update(changes)
+    assert platform_defaults.scan(config, mesh_of("gpu", devices)) == scanned
+
+
+def test_a_model_file_that_lacks_a_part_of_the_interface_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "models.mine", types.SimpleNamespace(make=None, flops_per_token=None))
+    config = small_config()
+    config.model.name = "mine"
+    with pytest.raises(ConfigError, match=re.escape("models/mine.py lacks hidden_units, which every model has")):
+        models.model_module(config)
 
 
 def test_an_objective_whose_filter_finds_no_parameter_is_refused():

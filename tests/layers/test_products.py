@@ -70,11 +70,12 @@ def test_native_form_equals_einsum_forward_and_backward(form, spec):
     assert_close((actual, gradients), (expected, wanted))
 
 
-@pytest.mark.parametrize("one_cpu", [True, False])
+@pytest.mark.parametrize("device", ["one cpu", "cpu", "gpu", "tpu"])
 @pytest.mark.parametrize("function", [products.einsum, products.einsum_f32])
-def test_bfloat16_accumulates_in_float32(function, one_cpu, monkeypatch):
+def test_bfloat16_accumulates_in_float32(function, device, monkeypatch):
     """By the products of one CPU device, and by those of all other devices."""
-    monkeypatch.setattr(products, "on_one_cpu", lambda: one_cpu)
+    monkeypatch.setattr(products, "on_one_cpu", lambda: device == "one cpu")
+    monkeypatch.setattr(products, "platform", lambda: device)
     spec = "BTD,DNH->BTNH"
     a, b, direction = operands(spec, jnp.bfloat16)
     (_, actual), gradients = value_and_gradients(lambda a, b: function(spec, a, b))(a, b, direction)
@@ -95,6 +96,15 @@ def test_on_one_cpu_every_bfloat16_product_and_its_gradients_are_plain_matrix_pr
         assert f"contracting_dims = [{rank - 1}] x [{rank - 2}]" in dot and re.search(r"-> tensor<[\dx]*xf32>", dot), (
             dot
         )
+
+
+def test_on_a_gpu_bfloat16_operands_are_multiplied_as_they_are(monkeypatch):
+    """Cast to float32, they would be multiplied at half the speed."""
+    monkeypatch.setattr(products, "on_one_cpu", lambda: False)
+    monkeypatch.setattr(products, "platform", lambda: "gpu")
+    a, b, _ = operands("BTD,DV->BTV", jnp.bfloat16)
+    text = jax.jit(lambda a, b: products.einsum_f32("BTD,DV->BTV", a, b)).lower(a, b).as_text()
+    assert re.search(r"dot_general .*xbf16>, tensor<[\dx]*xbf16>\) -> tensor<[\dx]*xf32>", text) and "convert" not in text
 
 
 def test_on_several_devices_a_product_stays_an_einsum():
