@@ -270,8 +270,8 @@ CASES = [
          count=4, changes={"train__recheck_every": 4}),
     *map(hang, PHASES),
     Case("freeze_of_4", f"freeze:2@{STRIKE}", "no step ended", SILENT, count=4),
-    Case("slow_of_4", "slow:2x30@4", "is slow", rf"process 2 \({HOST}\) is slow: it spends .* per step in step", status=0,
-         count=4, changes={"train__hang_seconds": 0}),  # the report takes two windows of ten seconds
+    Case("slow_of_4", "slow:2x30@4", "is slow", rf"process 2 \({HOST}\) is slow: it spends .* per step in step",
+         status=0, count=4, changes={"train__hang_seconds": 0}),  # the report takes two windows of ten seconds
 ]  # fmt: skip
 HANDFUL = ("kill", "damaged_checkpoint", "kill_of_4", "hang_data_of_4")
 

@@ -78,7 +78,7 @@ class Models:
 def model_module(config):
     """Return the module of models/ that `model.name` names; ConfigError if it lacks a part of the interface."""
     module = importlib.import_module(f"models.{config.model.name}")
-    if missing := [name for name in INTERFACE if not hasattr(module, name)]:
+    if missing := [name for name in INTERFACE if name not in vars(module)]:
         raise ConfigError(f"models/{config.model.name}.py lacks {', '.join(missing)}, which every model has")
     return module
 

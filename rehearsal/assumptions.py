@@ -5,6 +5,7 @@ import dataclasses
 import math
 
 KERNEL_EFFICIENCY = 0.5
+GPU_KERNEL_EFFICIENCY = 0.24  # measured on an H200, forward and backward (docs/decisions/layers.md)
 DECODE_EFFICIENCY = 0.85
 
 
@@ -41,6 +42,7 @@ def of_topology(topology, measured_peak_flops: float | None = None) -> Assumptio
         clock_hz=topology.clock_hz,
         dcn_bandwidth=topology.dcn_bandwidth,
         host_bandwidth=topology.host_bandwidth,
+        kernel_efficiency=KERNEL_EFFICIENCY if topology.accelerator == "tpu" else GPU_KERNEL_EFFICIENCY,
     )
 
 
@@ -69,7 +71,8 @@ def table(topology) -> list[tuple[str, str, str]]:
         return [
             *rows,
             ("collectives", f"{given.ring_bandwidth / 1e9:.0f} GB/s a chip", "the chip's data sheet, one direction"),
-            ("all else", "the slower of FLOPs at peak and bytes at full bandwidth", "a roofline: a lower bound"),
+            ("attention kernels", f"{given.kernel_efficiency:.0%} of peak, causal", "measured on an H200"),
+            ("all else", "the slower of FLOPs at peak and bytes at full bandwidth", "a roofline"),
         ]
     return [
         *rows,

@@ -31,6 +31,7 @@ from core.models import with_sharding
 from inference import batching, rows
 from inference.choice import Sampling, choice_of
 from inference.engine import Engine
+from models import decoder_lm
 from parallelism.mesh import mesh_context
 from rehearsal import sealed
 from rehearsal.compiler import EVALUATION, FACTS, PROGRAM, SAMPLE, Call, digest, first_line, is_whole
@@ -66,10 +67,8 @@ def main() -> None:
 
 def compile_step(config, topology) -> tuple[dict, str]:
     """Compile a step; return the facts, or {"error": ...}, and the program as text, "" if there is none."""
-    if topology.accelerator == "gpu":  # the CPU replaces the GPU and computes as it would
-        automatic = {"dtype": "bfloat16", "layer_loop": "scan"}
-        config.model.update({key: value for key, value in automatic.items() if config.model[key] == "auto"})
-        config.train.gradient_accumulation = config.train.gradient_accumulation or 1
+    if topology.accelerator == "gpu":
+        _compute_as_gpu(config, topology.chips)
     config.train.steps = config.train.steps or 1000
     run = assemble(config, devices=devices(topology))
     facts = {
@@ -88,6 +87,15 @@ def compile_step(config, topology) -> tuple[dict, str]:
     if topology.accelerator == "cpu" and text:
         facts["measured_peak_flops"] = throughput.measured_matmul_peak()
     return facts, text
+
+
+def _compute_as_gpu(config, chips: int) -> None:
+    """Let this process, whose CPU replaces the GPU, compute as a GPU would."""
+    decoder_lm.KERNELS["cpu"] = "rehearsal.gpu_attention"
+    unrolled = chips == 1 and config.model.remat == "none"  # a CPU's remat saves memory in a scan alone
+    automatic = {"dtype": "bfloat16", "layer_loop": "unroll" if unrolled else "scan"}
+    config.model.update({key: value for key, value in automatic.items() if config.model[key] == "auto"})
+    config.train.gradient_accumulation = config.train.gradient_accumulation or 1
 
 
 def compile_call(config, topology, call: Call) -> tuple[dict, str]:

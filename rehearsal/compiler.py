@@ -33,7 +33,7 @@ COMPILED_CODE = (
     "configs/errors.py", "configs/key.py", "configs/reasoning_keys.py", "configs/recursion_keys.py",
     "configs/topologies.py", "checkpointing", "cluster", "files", "inference", "input_pipeline", "layers", "models",
     "objectives", "parallelism", "reasoning", "reporting", "settings", "training", "rehearsal/compilation.py",
-    "rehearsal/sealed.py",
+    "rehearsal/gpu_attention.py", "rehearsal/sealed.py",
 )  # fmt: skip
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "qwix", "libtpu")
 ON_CPU = {  # environment of concurrent processes that compile for a TPU on a machine without one

@@ -20,6 +20,11 @@ HEAVIEST = 20
 SHORTEST_BAR = 0.0005  # of an iteration; timelines omit shorter events
 ESTIMATING = ("assumptions", "estimate", "hlo", "memory", "roofline", "schedule")
 ROOM = pathlib.Path(__file__).resolve().parent
+BASIS = {
+    "tpu": "the schedule of the TPU compiler",
+    "gpu": "a roofline over a compilation for this CPU",
+    "cpu": "a roofline over a compilation for this CPU, a lower bound",
+}
 CORE = ("matmul", "attention kernel", "kernel", "element-wise")
 PASSES = ("forward", "backward", "recomputed", "update")
 
@@ -55,9 +60,7 @@ def _estimate(compiled: Compiled) -> dict:
     figures = {
         "fits": compiled.fits,
         "compiled": not facts["out_of_memory"],
-        "basis": "the schedule of the TPU compiler"
-        if topology.accelerator == "tpu"
-        else "a roofline over a compilation for this CPU, a lower bound",
+        "basis": BASIS[topology.accelerator],
         "num_parameters": facts["num_parameters"],
         "num_microbatches": facts["num_microbatches"],
         "mesh": facts["mesh"],
@@ -159,6 +162,8 @@ def _notes(compiled: Compiled, seconds_by_category: dict[str, float]) -> list[st
             )
         elif compiled.topology.accelerator == "gpu":
             found.append(f"the roofline assumes that products in {quantization} are as slow as those in bfloat16")
+    if compiled.topology.accelerator == "gpu":
+        found.append("compiled for a CPU; measured, an H200 took 15 to 24% less time and 37 to 40% less memory")
     if compiled.topology.accelerator != "tpu" and compiled.facts["on_host"]:
         found.append("compiled for a CPU, where arrays in the host's memory count as arrays of the chip")
     hops = _longest_hops(compiled.facts["mesh"], compiled.facts["device_coordinates"])

@@ -20,6 +20,7 @@ FREE = {
 PRODUCTS = re.compile("matmul|gemm|conv|dot", re.IGNORECASE)  # custom calls whose FLOPs must be counted
 VIEWS = {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding"}  # custom calls that move nothing
 KERNEL = "tpu_custom_call"
+GPU_ATTENTION = "in_place_of_a_gpu_kernel"  # the scope in rehearsal/gpu_attention.py
 DECODE_KERNEL = "decode_kernel"  # the name of layers/attention/decode_kernels.py
 
 

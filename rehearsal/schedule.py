@@ -133,6 +133,9 @@ class Prices:
         given = self.assumptions
         if kind := self.kind(instruction):
             return self._collective(instruction, kind)
+        if roofline.GPU_ATTENTION in instruction.op_name:
+            causal = roofline.flops(self.module, instruction) / 2
+            return Price("attention kernel", causal / (given.peak_flops * given.kernel_efficiency), causal, 0.0)
         if instruction.opcode in COPIES:
             moved = max((shape.bytes for shape in _result(instruction)), default=0.0)
             way = host_copy(instruction)

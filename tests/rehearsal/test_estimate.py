@@ -18,7 +18,11 @@ from rehearsal.estimate import _notes, estimate
         ("int8", "v6e-8", ["MFU is relative to the bfloat16 peak"]),
         ("int8", "v4-8", ["MFU", "int8 gains nothing on v4, which multiplies it no faster than bfloat16; use none"]),
         ("fp8", "v5e-8", ["MFU", "fp8 gains nothing on v5e, which multiplies it no faster than bfloat16; use int8"]),
-        ("fp8", "h200-1", ["MFU", "the roofline assumes that products in fp8 are as slow as those in bfloat16"]),
+        (
+            "fp8",
+            "h200-1",
+            ["MFU", "the roofline assumes that products in fp8 are as slow as those in bfloat16", "compiled for a CPU"],
+        ),
     ],
 )
 def test_a_quantisation_is_told_what_it_gains(quantization, topology, words):

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What takes the place of a GPU's attention kernel where a CPU compiles its program: it needs the same memory.
+
+As the kernel does, it keeps the inputs and the result for the backward pass, and never holds the scores of a whole
+sequence. The schedule prices what has its scope as the kernel. Letters: see layers/attention/attention.py; C is a
+block of T.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from layers.attention import attention
+from layers.attention.gpu_kernels import BLOCK, serves
+
+__all__ = ["attend", "serves"]
+SCOPE = "in_place_of_a_gpu_kernel"  # rehearsal/roofline.py knows it
+
+
+@jax.named_scope(SCOPE)
+def attend(
+    q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, *, segments_BT: jax.Array, sliding_window: int = 0,
+    score_cap: float = 0.0,
+) -> jax.Array:  # fmt: skip
+    """Compute the same as `attend` of layers/attention/gpu_kernels.py."""
+    assert not sliding_window and not score_cap
+    positions_BT = jnp.broadcast_to(jnp.arange(q_BTNH.shape[1]), segments_BT.shape)
+
+    @jax.checkpoint
+    def of_block(block):
+        q_BCNH, segments_BC, positions_BC = block
+        mask_BCT = attention.attention_mask(segments_BC, segments_BT, positions_BC, positions_BT)
+        return attention.attend(q_BCNH, k_BTKH, v_BTKH, mask_BCT)
+
+    y = jax.lax.map(of_block, tuple(map(_in_blocks, (q_BTNH, segments_BT, positions_BT))))
+    return checkpoint_name(jnp.moveaxis(y, 0, 1).reshape(q_BTNH.shape), "attended")
+
+
+def _in_blocks(x: jax.Array) -> jax.Array:
+    """Return [B, T, ...] as [T / C, B, C, ...]."""
+    B, T, *rest = x.shape
+    return jnp.moveaxis(x.reshape(B, T // BLOCK, BLOCK, *rest), 1, 0)
