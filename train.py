@@ -65,9 +65,7 @@ from core.between_steps.stages import Stages, position_of
 from core.start import (
     announce, check_tokenizers, device_lines, initial_state, may_change, other_models, prepare_corpus, set_steps,
 )  # fmt: skip
-from input_pipeline import batches as pipeline
-from input_pipeline import corpus as corpora
-from input_pipeline import ledger
+from input_pipeline import batches as pipeline, corpus as corpora, ledger
 from input_pipeline.errors import DataError
 from profiling import tuning, windows
 from profiling.recording import Profile

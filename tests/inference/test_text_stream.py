@@ -89,6 +89,11 @@ def test_the_text_ends_before_the_stop_string_that_ends_first_however_it_is_cut(
         assert expected.startswith("".join(parts[: end + 1]))
 
 
+def test_of_stop_strings_within_one_token_the_one_that_ends_first_counts():
+    stream = TextStream("".join, ["bcd", "c"])
+    assert stream.add("abcde") == "ab" and stream.stopped
+
+
 def test_what_may_begin_a_stop_string_is_held_back_and_comes_at_the_end():
     assert streamed("".join, "say stomp", stops=["stop"]) == [
         "", "sa", "y", " ", "", "", "", "stom", "p", "",
