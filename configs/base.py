@@ -112,7 +112,7 @@ model.attention = Key(
     choices=("auto", "reference"), scope=EXECUTION,
 )  # fmt: skip
 model.layer_loop = Key(
-    "auto", "scan: one compiled block; unroll: one per layer; auto: unroll small models on a CPU or one GPU, else scan",
+    "auto", "scan: one compiled block; unroll: one per layer; auto: unroll few layers on one GPU or a CPU, else scan",
     choices=("auto", "scan", "unroll"), scope=EXECUTION | RESUME | READ,
 )  # fmt: skip
 model.remat = Key(

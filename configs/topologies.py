@@ -88,7 +88,8 @@ CHIPS = {
 }  # fmt: skip
 
 CHIP_OF_KIND = {  # by what JAX calls a device; H100s with other memory have other peaks
-    "TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e",
+    "TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
     "NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200",
 }  # fmt: skip
 

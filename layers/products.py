@@ -99,11 +99,11 @@ def einsum_f32(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     """Return the float32 einsum of two arrays, both cast to the type of `a`.
 
     The cast of `a` to float32 is exact. It is free on TPU, where a float32 product of default precision multiplies in
-    bfloat16. A GPU would multiply at half the speed, in TF32.
+    bfloat16. A GPU would multiply at half the speed, in TF32, as it does in the gradients of this product.
     """
     if a.dtype == jnp.bfloat16 and on_one_cpu():
         return _native_einsum(spec, a, b)
-    if a.dtype == jnp.bfloat16 and platform() == "gpu":
+    if a.dtype == jnp.bfloat16 and jax.sharding.get_abstract_mesh().size and platform() == "gpu":
         return jnp.einsum(spec, a, b.astype(a.dtype), preferred_element_type=jnp.float32)
     return jnp.einsum(spec, a.astype(jnp.float32), b.astype(a.dtype).astype(jnp.float32))
 

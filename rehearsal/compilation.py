@@ -38,6 +38,7 @@ from rehearsal.compiler import EVALUATION, FACTS, PROGRAM, SAMPLE, Call, digest,
 from reporting import preflight, throughput
 from settings.keys import from_flat
 from training import offload
+from training.platform_defaults import UNROLLED_LAYERS
 
 PROMPT = 16  # tokens of a sample's prompt
 
@@ -92,7 +93,8 @@ def compile_step(config, topology) -> tuple[dict, str]:
 def _compute_as_gpu(config, chips: int) -> None:
     """Let this process, whose CPU replaces the GPU, compute as a GPU would."""
     decoder_lm.KERNELS["cpu"] = "rehearsal.gpu_attention"
-    unrolled = chips == 1 and config.model.remat == "none"  # a CPU's remat saves memory in a scan alone
+    few = config.model.num_layers <= UNROLLED_LAYERS["gpu"]
+    unrolled = chips == 1 and few and config.model.remat == "none"  # a CPU's remat saves memory in a scan alone
     automatic = {"dtype": "bfloat16", "layer_loop": "unroll" if unrolled else "scan"}
     config.model.update({key: value for key, value in automatic.items() if config.model[key] == "auto"})
     config.train.gradient_accumulation = config.train.gradient_accumulation or 1
@@ -100,6 +102,8 @@ def _compute_as_gpu(config, chips: int) -> None:
 
 def compile_call(config, topology, call: Call) -> tuple[dict, str]:
     """Compile a program of inference/rows.py; return the same as `compile_step`."""
+    if topology.accelerator == "gpu":
+        _compute_as_gpu(config, topology.chips)
     run = assemble(config, devices=devices(topology))
     if call.name in (EVALUATION, SAMPLE):
         return _compile_phase(run, call)

@@ -5,6 +5,7 @@ Williams, Waterman and Patterson, "Roofline", CACM 52 (2009): an operation with 
 peak over its memory bandwidth waits for memory.
 """
 
+import itertools
 import math
 import re
 
@@ -37,6 +38,25 @@ def target(instruction: Instruction) -> str:
 def is_kernel(instruction: Instruction) -> bool:
     """Return whether it is a Pallas kernel."""
     return instruction.opcode == "custom-call" and target(instruction) == KERNEL
+
+
+def in_place_of_kernels(module: Module) -> set[Instruction]:
+    """Return what stands for a GPU's attention kernel: what has its scope, and all that is in a loop that has it.
+
+    The compiler drops the names of some instructions, but not those of loops.
+    """
+    found = set()
+
+    def add(instruction: Instruction) -> None:
+        found.add(instruction)
+        for name in itertools.chain(*instruction.called.values()):
+            for inside in module.computations[name]:
+                add(inside)
+
+    for instruction in itertools.chain(*module.computations.values()):
+        if GPU_ATTENTION in instruction.rest:
+            add(instruction)
+    return found
 
 
 def flops(module: Module, instruction: Instruction) -> float:

@@ -104,6 +104,7 @@ class Prices:
         self.known: dict[Instruction, Price] = {}
         self.joined: dict[Instruction, list[Joined]] = {}
         self.within: dict[Instruction, Instruction] = {}  # the fusion that a collective is part of
+        self.in_place_of_kernels = roofline.in_place_of_kernels(module)
 
     def of(self, instruction: Instruction) -> Price:
         """Return the price of an instruction, computed once."""
@@ -133,7 +134,7 @@ class Prices:
         given = self.assumptions
         if kind := self.kind(instruction):
             return self._collective(instruction, kind)
-        if roofline.GPU_ATTENTION in instruction.op_name:
+        if instruction in self.in_place_of_kernels:
             causal = roofline.flops(self.module, instruction) / 2
             return Price("attention kernel", causal / (given.peak_flops * given.kernel_efficiency), causal, 0.0)
         if instruction.opcode in COPIES:

@@ -9,6 +9,7 @@ import pytest
 from configs import topologies
 from configs.base import KEYS
 from configs.errors import ConfigError
+from rehearsal.compilation import devices
 
 PRESETS = tuple(topologies.SLICES)
 
@@ -38,6 +39,8 @@ def test_preset_is_whole(name):
 def test_an_attached_chip_is_known_by_what_jax_calls_it():
     """So that a run without --topology is judged by the published peak; other models of a GPU have other peaks."""
     assert {topologies.one_chip(kind).chip for kind in topologies.CHIP_OF_KIND} == set(topologies.CHIPS) - {"cpu"}
+    for name in ("v4-8", "v5e-8", "v5p-8", "v6e-8"):
+        assert topologies.one_chip(devices(topologies.get(name))[0].device_kind).chip == topologies.get(name).chip
     assert topologies.one_chip("NVIDIA H200").peak_flops == topologies.get("h200-1").peak_flops
     assert topologies.one_chip("NVIDIA H100 PCIe") is None and topologies.one_chip("cpu") is None
 

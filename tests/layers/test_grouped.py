@@ -45,6 +45,16 @@ def test_every_platforms_product_and_its_gradients_are_the_loops(monkeypatch, pl
     assert_close(jax.jit(lambda sizes: observed(product, sizes))(sizes), observed(by_loop, sizes))
 
 
+def test_a_gpu_loops_over_blocks_and_adds_up_in_float32(monkeypatch):
+    """In bfloat16 the gradient of a weight would lose what many blocks add."""
+    monkeypatch.setattr(grouped, "platform", lambda: "gpu")
+    rows = 40 * grouped.BLOCK["gpu"]
+    x, weights = jnp.full((rows, 1), 1, jnp.bfloat16), jnp.ones((1, 1, 1), jnp.bfloat16)
+    product = jax.jit(jax.grad(lambda w: grouped.grouped(x, w, jnp.array([rows])).astype(jnp.float32).sum()))
+    assert product(weights) == rows
+    assert "while" in product.lower(weights).as_text()
+
+
 def test_tiles_of_a_tpu_are_whole_lanes_whatever_the_width(monkeypatch):
     """A width of 704, not a multiple of 128, is what the TPU compiler once refused to go back over."""
     given = []

@@ -7,7 +7,7 @@ import pytest
 
 from configs import base, topologies
 from layers.attention.attention import attend, attention_mask
-from rehearsal import gpu_attention, roofline
+from rehearsal import assumptions, gpu_attention, roofline
 from rehearsal.compiler import Compiler
 from rehearsal.estimate import estimate
 from settings import validation
@@ -31,24 +31,31 @@ def test_it_computes_what_the_kernel_computes():
         assert_close(actual, differentiated(reference))
 
 
-def rehearsed(tmp_path, **model) -> dict:
+LAYERS, BATCH, LENGTH, HEADS, HEAD_DIM = 2, 8, 1024, 2, 64
+
+
+def rehearsed(folder, topology, **model) -> dict:
     config = base.get_config()
-    config.model.update(dict(num_layers=2, embed_dim=128, num_heads=2, num_kv_heads=2, mlp_dim=128, vocab_size=300))
-    config.model.update(model)
-    config.train.update(global_batch=8, sequence_length=1024, steps=2, eval_every=0)
+    config.model.update(dict(num_layers=LAYERS, embed_dim=128, num_heads=HEADS, num_kv_heads=HEADS, mlp_dim=128))
+    config.model.update(dict(vocab_size=300) | model)
+    config.train.update(global_batch=BATCH, sequence_length=LENGTH, steps=2, eval_every=0)
     config.data.update(source="synthetic", tokenizer="byte")
     config.evaluation.sample_tokens = 0
-    topology = topologies.get("h200-1")
     validation.resolve_mesh(config, topology.chips)
-    return estimate(Compiler(tmp_path).compile(config, topology))
+    return estimate(Compiler(folder).compile(config, topology))
 
 
 @pytest.mark.slow
-def test_a_rehearsed_gpu_holds_no_scores_and_its_attention_takes_a_kernels_time(tmp_path):
-    """The scores of the two layers alone would take 128 MiB in float32."""
-    with_kernel, without = rehearsed(tmp_path), rehearsed(tmp_path, attention="reference")
-    assert without["hbm_gib"]["total"] - with_kernel["hbm_gib"]["total"] > 2 * 8 * 2 * 1024**2 * 4 / 2**30
-    assert with_kernel["seconds_by_category"]["attention kernel"] > 0
+@pytest.mark.parametrize("topology", ["h200-1", "h100-8"], ids=["unrolled", "in a scan, a sequence on each"])
+def test_a_rehearsed_gpu_holds_no_scores_and_its_attention_takes_a_kernels_time(tmp_path, topology):
+    """Two products forward and five backward, of which a causal kernel computes half."""
+    topology = topologies.get(topology)
+    with_kernel, without = rehearsed(tmp_path, topology), rehearsed(tmp_path, topology, attention="reference")
+    of_scores = LAYERS * BATCH * HEADS * LENGTH**2 * 4 / topology.chips
+    assert without["hbm_gib"]["total"] - with_kernel["hbm_gib"]["total"] > of_scores / 2**30
+    flops = 7 * LAYERS * BATCH * HEADS * LENGTH**2 * HEAD_DIM / topology.chips
+    seconds = flops / (topology.peak_flops * assumptions.GPU_KERNEL_EFFICIENCY)
+    assert with_kernel["seconds_by_category"]["attention kernel"] == pytest.approx(seconds, rel=0.01)
     assert "attention kernel" not in without["seconds_by_category"]
 
 
