@@ -48,9 +48,17 @@ def available_cores() -> int:
 
 def has_native_bfloat16() -> bool:
     """Return whether this CPU multiplies bfloat16 in hardware, by /proc/cpuinfo; false if there is no such file."""
+    return "avx512_bf16" in _cpuinfo() or has_amx()
+
+
+def has_amx() -> bool:
+    """Return whether this CPU has matrix units for bfloat16, whose peak is several times that of its vector units."""
+    return "amx_bf16" in _cpuinfo()
+
+
+def _cpuinfo() -> str:
     cpuinfo = pathlib.Path("/proc/cpuinfo")
-    flags = cpuinfo.read_text() if cpuinfo.exists() else ""
-    return "avx512_bf16" in flags or "amx_bf16" in flags
+    return cpuinfo.read_text() if cpuinfo.exists() else ""
 
 
 def host_memory_gib() -> tuple[float, float]:
