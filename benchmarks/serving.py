@@ -88,7 +88,10 @@ def expected(trained: TrainedRun, given: Sequence[Ask], length: int) -> list[str
     with mesh_context(trained.run.mesh):
         batch = Batch(Engine(trained.run.graph, trained.params, length), num_rows=4, vocab_size=tokenizer.vocab_size)
         done = batch.run([
-            Request(prompt.tokens, ask.max_tokens, Sampling(temperature=0.0), prompt.ends, prompt.first_V)
+            Request(
+                prompt.tokens, ask.max_tokens, Sampling(temperature=0.0), prompt.ends, prompt.first_V,
+                redrawn=prompt.redrawn,
+            )
             for prompt, ask in zip(prompts, given, strict=True)
         ])  # fmt: skip
     streams = [prompt.text(tokenizer) for prompt in prompts]

@@ -37,11 +37,13 @@ class Request:
 
     Attributes:
       prompt: token ids, at least one.
-      max_tokens: most tokens to draw, at least 1.
+      max_tokens: most tokens of the continuation, at least 1.
       sampling: how they are drawn.
       ends: tokens that end the continuation; they are not part of it.
       first_V: bool [vocabulary], what the first token may be; None: any.
       wants_top: whether the likeliest tokens at each place are reported.
+      redrawn: the last token of the text, which the prompt is without; if it is drawn first, it is not one of
+        `max_tokens`.
     """
 
     prompt: Sequence[int]
@@ -50,6 +52,12 @@ class Request:
     ends: Collection[int] = ()
     first_V: np.ndarray | None = None
     wants_top: bool = False
+    redrawn: int | None = None
+
+    @property
+    def most(self) -> int:
+        """The most tokens of the prompt and its continuation together."""
+        return len(self.prompt) + (self.redrawn is not None) + self.max_tokens
 
 
 @dataclasses.dataclass(eq=False)
@@ -72,6 +80,11 @@ class Continuation:
     reason: str = ""
     row: int | None = None
     num_computed: int = 0
+
+    @property
+    def num_new(self) -> int:
+        """The number of its tokens that are not the prompt's own."""
+        return len(self.tokens) - (self.tokens[:1] == [self.request.redrawn])
 
 
 class Batch:
@@ -124,10 +137,10 @@ class Batch:
         """
         if unknown := [token for token in request.prompt if not 0 <= token < self.vocab_size]:
             raise ValueError(f"the prompt has the token {unknown[0]}; the model has {self.vocab_size}")
-        if len(request.prompt) + request.max_tokens > self.length:
+        if request.most > self.length:
             raise ValueError(
-                f"a prompt of {len(request.prompt)} tokens and {request.max_tokens} more exceed the {self.length} "
-                "tokens of a row"
+                f"a prompt of {request.most - request.max_tokens} tokens and {request.max_tokens} more exceed the "
+                f"{self.length} tokens of a row"
             )
         self.waiting.append(Continuation(request))
         return self.waiting[-1]
@@ -296,7 +309,7 @@ class Batch:
             if one.request.wants_top:
                 top = zip(drawn.top_tokens_BK[index].tolist(), drawn.top_log_probs_BK[index].tolist(), strict=True)
                 one.tops.append(dict(top))
-            if len(one.tokens) == one.request.max_tokens:
+            if one.num_new == one.request.max_tokens:
                 self._end(one, "length")
 
     def _end(self, one: Continuation, reason: str) -> None:

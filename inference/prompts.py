@@ -24,6 +24,7 @@ class Prompt:
       first_V: bool [vocab_size], what the first token of the continuation may be; None: any.
       before: tokens whose text goes before the continuation's, and may depend on it.
       shown: characters of that text, and of the first token's, that belong to the prompt.
+      redrawn: the last token of the text, which is drawn again; None: `tokens` has it.
     """
 
     tokens: Sequence[int]
@@ -31,6 +32,12 @@ class Prompt:
     first_V: np.ndarray | None = None
     before: Sequence[int] = ()
     shown: int = 0
+    redrawn: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of the prompt's own tokens."""
+        return len(self.tokens) + (self.redrawn is not None)
 
     def text(self, tokenizer: AnyTokenizer, stops: Sequence[str] = ()) -> TextStream:
         """Return the empty text of a continuation, which has no part of the prompt."""
@@ -43,9 +50,10 @@ def text_prompt(tokenizer: AnyTokenizer, text: str) -> Prompt:
     The end of a prompt is seldom a token boundary of a longer text: "def " is "def" and " ", but in a text " f" may be
     one token. So the prompt's last token is resampled among the tokens that begin with it.
     """
-    kept, allowed = tokenizer.encode_open(text)
+    (kept, allowed), whole = tokenizer.encode_open(text), tokenizer.encode(text)
     end = tokenizer.end_of_document
-    return Prompt([end, *kept], [end], allowed, kept, len(tokenizer.decode(tokenizer.encode(text))))
+    redrawn = whole[-1] if len(kept) < len(whole) else None
+    return Prompt([end, *kept], [end], allowed, kept, len(tokenizer.decode(whole)), redrawn)
 
 
 def token_prompt(tokenizer: AnyTokenizer, tokens: Sequence[int]) -> Prompt:

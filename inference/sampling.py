@@ -24,8 +24,8 @@ def continue_texts(run, params: dict, tokenizer, prompts: list[str], *, max_toke
         return []
     asked = [text_prompt(tokenizer, prompt) for prompt in prompts]
     outputs = _continued(
-        run, params, tokenizer, [prompt.tokens for prompt in asked], max_tokens=max_tokens, ends=asked[0].ends,
-        first_BV=np.stack([prompt.first_V for prompt in asked]), **sampling,
+        run, params, tokenizer, asked, max_tokens=max_tokens, first_BV=np.stack([prompt.first_V for prompt in asked]),
+        **sampling,
     )  # fmt: skip
     return [tokenizer.decode([*prompt.before, *output]) for prompt, output in zip(asked, outputs, strict=True)]
 
@@ -49,10 +49,7 @@ def answers(run, params: dict, tokenizer, messages: list[str], *, max_tokens: in
     if not messages:
         return []
     asked = [message_prompt(tokenizer, run.config, message) for message in messages]
-    outputs = _continued(
-        run, params, tokenizer, [prompt.tokens for prompt in asked], max_tokens=max_tokens, ends=asked[0].ends,
-        **sampling,
-    )  # fmt: skip
+    outputs = _continued(run, params, tokenizer, asked, max_tokens=max_tokens, **sampling)
     return [tokenizer.decode(output) for output in outputs]
 
 
@@ -71,7 +68,7 @@ def stream(run, params: dict, tokenizer, prompt: Prompt, *, max_tokens: int, **s
     Raises:
       ConfigError: prompt and continuation are longer than `model.max_length`, or would be revised.
     """
-    _check_fits(run, len(prompt.tokens), max_tokens)
+    _check_fits(run, prompt.num_tokens, max_tokens)
     if run.config.error_correction.use_error_correction:
         raise ConfigError(
             "a text that is streamed cannot be revised; leave out --stream, or give "
@@ -80,18 +77,19 @@ def stream(run, params: dict, tokenizer, prompt: Prompt, *, max_tokens: int, **s
     text = TextStream(tokenizer.decode, before=prompt.before)
     tokens = decoding.stream(
         run.graph, params, prompt.tokens, max_tokens=max_tokens, ends=prompt.ends, vocab_size=tokenizer.vocab_size,
-        first_V=prompt.first_V, cache_dtype=run.config.inference.cache_dtype, **sampling,
+        first_V=prompt.first_V, redrawn=prompt.redrawn, cache_dtype=run.config.inference.cache_dtype, **sampling,
     )  # fmt: skip
     yield from map(text.add, tokens)
     yield text.end()
 
 
-def _continued(run, params: dict, tokenizer, rows: list[list[int]], *, max_tokens: int, ends, **how) -> list[list[int]]:
-    """Return the tokens after each row, revised if the run's configuration says so."""
-    _check_fits(run, max(map(len, rows)), max_tokens)
+def _continued(run, params: dict, tokenizer, asked: list[Prompt], *, max_tokens: int, **how) -> list[list[int]]:
+    """Return the tokens after each prompt, revised if the run's configuration says so."""
+    _check_fits(run, max(prompt.num_tokens for prompt in asked), max_tokens)
+    rows, ends = [prompt.tokens for prompt in asked], asked[0].ends
     drafts = decoding.generate(
         run.graph, params, rows, max_tokens=max_tokens, ends=ends, vocab_size=tokenizer.vocab_size,
-        cache_dtype=run.config.inference.cache_dtype, **how,
+        redrawn=[prompt.redrawn for prompt in asked], cache_dtype=run.config.inference.cache_dtype, **how,
     )  # fmt: skip
     keys = run.config.error_correction
     if not keys.use_error_correction:

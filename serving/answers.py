@@ -44,20 +44,22 @@ class Answer:
     """One answer while it is decoded.
 
     Attributes:
-      num_tokens: so far, with those of a stop string.
+      num_tokens: so far, with those of a stop string, without one that the prompt ends with.
     """
 
     def __init__(self, index: int, prompt: Prompt, tokenizer: AnyTokenizer, stops: Sequence[str]):
         self.index, self.num_tokens, self._length = index, 0, 0
-        self._text, self._drawn = prompt.text(tokenizer, stops), []
+        self._text, self._drawn, self._redrawn = prompt.text(tokenizer, stops), [], prompt.redrawn
 
     def take(self, update: Update) -> Piece:
         """Return what an update adds; without text if a character or a stop string may go on."""
         text = ""
         tops = update.tops or [{}] * len(update.tokens)
         for token, log_prob, top in zip(update.tokens, update.log_probs, tops, strict=True):
-            self.num_tokens += 1
-            self._drawn.append(Drawn(token, log_prob, top))
+            if token != self._redrawn:
+                self.num_tokens += 1
+                self._drawn.append(Drawn(token, log_prob, top))
+            self._redrawn = None  # it concerns the first token alone
             text += self._text.add(token)
             if self._text.stopped:
                 break
@@ -187,5 +189,5 @@ def finite(log_prob: float) -> float:
 
 def usage(prompts: Sequence[Prompt], answers: Sequence[Answer]) -> dict:
     """Return the numbers of tokens; a prompt counts once, however many answers it has."""
-    asked, said = sum(len(prompt.tokens) for prompt in prompts), sum(answer.num_tokens for answer in answers)
+    asked, said = sum(prompt.num_tokens for prompt in prompts), sum(answer.num_tokens for answer in answers)
     return {"prompt_tokens": asked, "completion_tokens": said, "total_tokens": asked + said}

@@ -87,7 +87,7 @@ def as_json(request: Request) -> dict:
     first_V = None if request.first_V is None else [len(request.first_V), np.packbits(request.first_V).tobytes().hex()]
     return {
         "prompt": list(request.prompt), "max_tokens": request.max_tokens, "sampling": how, "ends": list(request.ends),
-        "first_V": first_V, "wants_top": request.wants_top,
+        "first_V": first_V, "wants_top": request.wants_top, "redrawn": request.redrawn,
     }  # fmt: skip
 
 

@@ -145,15 +145,18 @@ class TextService:
             max_tokens = self._max_tokens(prompt, limit, param)
             sampling = dataclasses.replace(how, seed=how.seed + index)
             requests.append(
-                batching.Request(prompt.tokens, max_tokens, sampling, prompt.ends, prompt.first_V, bool(form.num_top))
-            )
+                batching.Request(
+                    prompt.tokens, max_tokens, sampling, prompt.ends, prompt.first_V, bool(form.num_top),
+                    prompt.redrawn,
+                )
+            )  # fmt: skip
         self._check_room(len(requests))
         answers = [Answer(index, prompt, self._tokenizer, given.stops) for index, prompt in enumerate(owners)]
         return Asked(given, form, prompts, answers, Job(self._worker, requests), started)
 
     def _max_tokens(self, prompt: Prompt, limit: int | None, param: str) -> int:
         """Return the most tokens of an answer: `limit`, or as many as fit."""
-        asked, left = len(prompt.tokens), self.max_length - len(prompt.tokens)
+        asked, left = prompt.num_tokens, self.max_length - prompt.num_tokens
         if left < (limit or 1):
             total, advice = asked + (limit or 1), f"use max_tokens of at most {left}" if left > 0 else ""
             raise ApiError(

@@ -119,6 +119,17 @@ def test_tokens_that_the_model_does_not_have_are_refused_and_never_drawn():
     assert found.tokens == [V - 1]
 
 
+def test_the_last_token_of_a_prompt_that_is_drawn_again_is_not_a_new_one():
+    asked = [1, 2]
+    only = np.arange(V) == 23
+    own, other = batch_of(2).run([Request(asked, 2, GREEDY, first_V=only, redrawn=token) for token in (23, 5)])
+    assert own.tokens[:2] == other.tokens and (len(own.tokens), own.num_new, other.num_new) == (3, 2, 2)
+    batch = batch_of(1)
+    batch.add(Request(asked, batch.length - 3, GREEDY, redrawn=23))
+    with pytest.raises(ValueError, match=f"a prompt of 3 tokens and {batch.length - 2} more exceed"):
+        batch.add(Request(asked, batch.length - 2, GREEDY, redrawn=23))
+
+
 def test_samples_of_one_prompt_compute_it_once_and_the_next_turn_only_what_is_new():
     [prompt] = prompts([50])
     batch = batch_of(4)

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an answer counts: its own tokens, without one that the prompt ends with."""
+
+import pytest
+
+from inference.prompts import text_prompt
+from input_pipeline.tokenization import open_tokenizer
+from serving.answers import Answer, usage
+from serving.worker import Update
+from tests.input_pipeline.chat.conftest import write_tokenizer  # noqa: F401
+
+WHOLE = "what is the answer"
+
+
+@pytest.fixture
+def bpe(write_tokenizer):  # noqa: F811
+    """A byte-level tokenizer.json."""
+    return open_tokenizer(write_tokenizer(None))
+
+
+@pytest.mark.parametrize(("asked", "is_own"), [("what is the", True), ("what is th", False)])
+def test_a_first_token_counts_if_it_goes_beyond_the_prompt(bpe, asked, is_own):
+    prompt = text_prompt(bpe, asked)
+    assert prompt.num_tokens == 1 + len(bpe.encode(asked))  # with the end of the document before
+    drawn = bpe.encode(WHOLE)[len(prompt.before) :]
+    assert (drawn[0] == prompt.redrawn) == is_own, "the tokenizer cuts as this test supposes"
+    answer = Answer(0, prompt, bpe, [])
+    piece = answer.take(Update(0, drawn, [0.0] * len(drawn), [], "length"))
+    assert piece.text == WHOLE.removeprefix(asked)
+    assert [one.token for one in piece.drawn] == drawn[is_own:]
+    assert usage([prompt], [answer])["completion_tokens"] == len(drawn) - is_own
