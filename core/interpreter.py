@@ -6,10 +6,19 @@ It imports nothing but the standard library, and runs in Python 3.10 too, which 
 
 import os
 import pathlib
+import shlex
 import sys
 from typing import NoReturn
 
 ENVIRONMENT = pathlib.Path(__file__).resolve().parent.parent / ".venv"
+
+
+def call_of(command: str) -> str:
+    """Return how a shell calls a command of the workspace, such as generate.py, from the current folder."""
+    workspace = ENVIRONMENT.parent
+    if pathlib.Path.cwd() == workspace:
+        return f".venv/bin/python {command}"
+    return shlex.join([str(ENVIRONMENT / "bin" / "python"), str(workspace / command)])
 
 
 def restart(missing: ModuleNotFoundError) -> NoReturn:

@@ -15,7 +15,7 @@ from checkpointing.checkpoints import Checkpoints
 from checkpointing.lost_data import LostData
 from cluster import processes
 from cluster.interruption import Interruption
-from core import assembly, inspection, sampling
+from core import assembly, inspection, interpreter, sampling
 from core.between_steps.stages import Stage, Stages, position_of
 from core.callbacks import Callback, RollBack, check_action
 from core.evaluation import opening, sample_lines
@@ -330,7 +330,7 @@ class Job:
                 with self.clock.within("evaluation"):
                     lines += sample_lines(self.run, self.eval_params(state), corpus)
             place = shlex.quote(f"--workdir={address}")
-            lines.append(f"next: .venv/bin/python generate.py {place} {asked} --max_tokens=64")
+            lines.append(f"next: {interpreter.call_of('generate.py')} {place} {asked} --max_tokens=64")
         self.log.display.lines(lines)
         return lines
 

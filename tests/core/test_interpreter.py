@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands that are started with a Python without packages."""
 
+import shlex
 import shutil
 import subprocess
 import sys
 
 import pytest
 
+from core import interpreter
 from tests.support import ROOT
 
 BARE = [sys._base_executable, "-I"]  # the interpreter that .venv was made from: it has no packages
@@ -69,3 +71,10 @@ def test_where_starting_again_would_not_help_one_line_says_what_to_run(bare, cas
     done = subprocess.run([bare, *words], input=program, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.endswith("is not installed here; run `make setup`, then .venv/bin/python\n")
+
+
+def test_a_command_is_named_so_that_it_works_in_the_current_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    assert interpreter.call_of("generate.py") == ".venv/bin/python generate.py"
+    monkeypatch.chdir(tmp_path)
+    assert shlex.split(interpreter.call_of("generate.py")) == [f"{ROOT}/.venv/bin/python", f"{ROOT}/generate.py"]
