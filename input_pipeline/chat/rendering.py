@@ -130,6 +130,7 @@ def answer(request: dict, line: bytes) -> bytes:
 def main() -> None:
     """Answer requests until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the process that asks
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # it is inherited, and ignored in a process that has loaded libtpu
     for what, most in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
         with contextlib.suppress(ValueError, OSError):  # macOS has no memory limit
             resource.setrlimit(what, (most, most))

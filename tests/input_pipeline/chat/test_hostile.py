@@ -59,6 +59,18 @@ def test_a_template_that_takes_too_much_is_told_in_a_line(write_tokenizer, sourc
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
+def test_time_is_limited_where_the_process_that_asks_ignores_the_signal(monkeypatch, write_tokenizer):
+    """As one does that has loaded libtpu, on every TPU."""
+    monkeypatch.setattr(renderer, "_idle", [])
+    before = signal.signal(signal.SIGPROF, signal.SIG_IGN)
+    try:
+        form = format_of_tokenizer(open_tokenizer(write_tokenizer(LOOP)), "it")
+        with pytest.raises(ValueError, match="it takes too much time"):
+            form.prompt(talk("Hi", "yes"))
+    finally:
+        signal.signal(signal.SIGPROF, before)
+
+
 @pytest.mark.parametrize(("source", "said"), UNREADABLE.values(), ids=UNREADABLE)
 def test_a_template_that_cannot_be_read_is_told_with_its_tokenizer(write_tokenizer, source, said):
     with pytest.raises(DataError, match=f"data.tokenizer=it: its chat template is invalid: .*{said}") as caught:
