@@ -3,6 +3,8 @@
 
 import pytest
 
+pytest.importorskip("starlette", reason="needs the packages of `make setup EXTRAS=serve`")
+
 from inference.prompts import text_prompt
 from input_pipeline.tokenization import open_tokenizer
 from serving.answers import Answer, usage
