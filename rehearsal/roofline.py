@@ -48,6 +48,8 @@ def in_place_of_kernels(module: Module) -> set[Instruction]:
     found = set()
 
     def add(instruction: Instruction) -> None:
+        if instruction in found:
+            return
         found.add(instruction)
         for name in itertools.chain(*instruction.called.values()):
             for inside in module.computations[name]:
