@@ -109,7 +109,7 @@ class TrainedRun:
         return np.asarray(found)
 
     def generate(self, prompts: list[str], *, max_tokens: int = 64, temperature: float = 0.7, **how) -> list[str]:
-        """Return each prompt with its continuation; `how` are top_k, top_p and seed, as in inference/decoding.py.
+        """Return each prompt with its continuation; `how` are top_k, top_p and seed, see inference/choice.py.
 
         Raises:
           ValueError: `prompts` is a single text, or a value is out of its range, as the flags of generate.py say.

@@ -24,7 +24,7 @@ from core import command_line  # noqa: F401, which chooses the platform before j
 
 import openai
 
-from inference.batching import Batch, Request
+from inference.batching import Batch
 from inference.choice import Sampling
 from inference.engine import Engine
 from inference.prompts import text_prompt
@@ -88,10 +88,7 @@ def expected(trained: TrainedRun, given: Sequence[Ask], length: int) -> list[str
     with mesh_context(trained.run.mesh):
         batch = Batch(Engine(trained.run.graph, trained.params, length), num_rows=4, vocab_size=tokenizer.vocab_size)
         done = batch.run([
-            Request(
-                prompt.tokens, ask.max_tokens, Sampling(temperature=0.0), prompt.ends, prompt.first_V,
-                redrawn=prompt.redrawn,
-            )
+            prompt.request(ask.max_tokens, Sampling(temperature=0.0))
             for prompt, ask in zip(prompts, given, strict=True)
         ])  # fmt: skip
     streams = [prompt.text(tokenizer) for prompt in prompts]

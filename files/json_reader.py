@@ -6,8 +6,10 @@ Every error becomes one line that names the source, the key and the expected val
 """
 
 import codecs
+import difflib
 import functools
 import pathlib
+import re
 from typing import Annotated, TypeVar
 
 import pydantic
@@ -15,6 +17,7 @@ from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 MAX_BYTES = 16 << 20  # of a file; in memory JSON takes up to about 30 times its size
 SHOWN_CHARACTERS = 60  # of a wrong value, or of its key, in a message
+OF_PYDANTIC = re.compile(r"^(Input|List|String) | after validation, not \d+$")  # words that a message does without
 KINDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a string", "none": "null"}
 Schema = TypeVar("Schema")
 Scalar = bool | int | float | str | None
@@ -61,6 +64,11 @@ def _adapter(schema: type) -> pydantic.TypeAdapter:
     return pydantic.TypeAdapter(schema)
 
 
+def rule_of(error: dict) -> str:
+    """Return what pydantic expects of a wrong value, such as "should be a valid integer"."""
+    return OF_PYDANTIC.sub("", error["msg"])
+
+
 def _first_line(errors: pydantic.ValidationError) -> str:
     """Return the first error as a part of a line."""
     every = errors.errors(include_url=False)
@@ -70,12 +78,13 @@ def _first_line(errors: pydantic.ValidationError) -> str:
         case "json_invalid":
             return f"is not valid JSON ({first['ctx']['error']})"
         case "missing":
-            return f"{key} is missing"
+            near = difflib.get_close_matches(str(first["loc"][-1]), map(str, first["input"]), n=1)
+            return f"{key} is missing" + (f"; did you mean it by {_shortened(near[0])}?" if near else "")
     if choices := _alternatives(every):
         key = _shortened(key.rpartition(".")[0])
         return f"{key}: should be {', '.join(choices[:-1])} or {choices[-1]}, but is {_shortened(repr(first['input']))}"
     where = f"{key}: " if key else ""
-    return f"{where}{first['msg'][0].lower()}{first['msg'][1:]}, but is {_shortened(repr(first['input']))}"
+    return f"{where}{rule_of(first)}, but is {_shortened(repr(first['input']))}"
 
 
 def _alternatives(errors: list) -> list[str]:

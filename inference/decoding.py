@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples from a trained model: a batch of prompts to the end, see inference/batching.py."""
 
-import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-import numpy as np
 from flax import nnx
 
 from inference.batching import Batch, Request
-from inference.choice import Sampling
 from inference.engine import Engine
 
 LARGEST_BATCH = 32  # rows of the cache; more prompts wait
@@ -16,41 +13,24 @@ LENGTH_MULTIPLE = 128  # tokens of a row, so that prompts of other lengths use t
 
 
 def generate(
-    graph: nnx.GraphDef, params: dict, prompts: list[list[int]], *, max_tokens: int, ends: Collection[int],
-    vocab_size: int, first_BV: np.ndarray | None = None, redrawn: Sequence[int | None] = (), seed: int = 0,
-    cache_dtype: str = "model", **sampling,
-) -> list[list[int]]:  # fmt: skip
-    """Continue each prompt by up to `max_tokens` tokens; stop at one of the `ends`, which is not returned.
+    graph: nnx.GraphDef, params: dict, requests: Sequence[Request], *, vocab_size: int, cache_dtype: str = "model"
+) -> list[list[int]]:
+    """Return the tokens of each continuation, in the order of the requests.
 
     Args:
       graph, params: the model; needs a mesh in context.
-      prompts: token ids, at least one each.
       vocab_size: ids from here on are never drawn.
-      first_BV: bool [B, vocab_size], what the first token of each row may be; default: any.
-      redrawn: for each prompt as in `Request`; default: none.
       cache_dtype: see `Engine`.
-      seed: of the first prompt's draws; the next prompt has the next seed.
-      sampling: see `Sampling` in inference/choice.py.
     """
-    how = Sampling(**sampling)
-    requests = [
-        Request(
-            prompt, max_tokens, dataclasses.replace(how, seed=seed + index), ends,
-            None if first_BV is None else first_BV[index], redrawn=redrawn[index] if redrawn else None,
-        )
-        for index, prompt in enumerate(prompts)
-    ]  # fmt: skip
-    num_rows, length = min(len(prompts), LARGEST_BATCH), max(request.most for request in requests)
+    num_rows, length = min(len(requests), LARGEST_BATCH), max(request.most for request in requests)
     batch = _batch(graph, params, length, num_rows, vocab_size, cache_dtype)
     return [one.tokens for one in batch.run(requests)]
 
 
 def stream(
-    graph: nnx.GraphDef, params: dict, prompt: list[int], *, max_tokens: int, ends: Collection[int], vocab_size: int,
-    first_V: np.ndarray | None = None, redrawn: int | None = None, cache_dtype: str = "model", **sampling,
-) -> Iterator[int]:  # fmt: skip
-    """Yield the tokens that `generate` returns for one prompt, each as soon as it is drawn; see there."""
-    request = Request(prompt, max_tokens, Sampling(**sampling), ends, first_V, redrawn=redrawn)
+    graph: nnx.GraphDef, params: dict, request: Request, *, vocab_size: int, cache_dtype: str = "model"
+) -> Iterator[int]:
+    """Yield the tokens that `generate` returns for one request, each as soon as it is drawn; see there."""
     batch = _batch(graph, params, request.most, 1, vocab_size, cache_dtype)
     one = batch.add(request)
     num_seen = 0

@@ -6,6 +6,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from inference.batching import Request
+from inference.choice import Sampling
 from inference.text_stream import TextStream, num_certain
 from input_pipeline.chat.encoding import ChatTokenizer, format_of_tokenizer
 from input_pipeline.chat.messages import KINDS, Message
@@ -38,6 +40,10 @@ class Prompt:
     def num_tokens(self) -> int:
         """The number of the prompt's own tokens."""
         return len(self.tokens) + (self.redrawn is not None)
+
+    def request(self, max_tokens: int, sampling: Sampling, *, wants_top: bool = False) -> Request:
+        """Return the request for one continuation; arguments as in `Request`."""
+        return Request(self.tokens, max_tokens, sampling, self.ends, self.first_V, wants_top, self.redrawn)
 
     def text(self, tokenizer: AnyTokenizer, stops: Sequence[str] = ()) -> TextStream:
         """Return the empty text of a continuation, which has no part of the prompt."""

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text in, text out."""
 
+import dataclasses
 from collections.abc import Iterator
-
-import numpy as np
 
 from configs.errors import ConfigError
 from inference import decoding, revision
+from inference.choice import Sampling
 from inference.prompts import Prompt, can_chat, chat_prompt, text_prompt
 from inference.text_stream import TextStream
 from input_pipeline.chat.encoding import format_of_tokenizer
 
 
 def continue_texts(run, params: dict, tokenizer, prompts: list[str], *, max_tokens: int, **sampling) -> list[str]:
-    """Return each prompt with its continuation; `sampling` as in inference/decoding.py.
+    """Return each prompt with its continuation; `sampling` as in inference/choice.py.
 
     The prompt is decoded from its tokens: a tokenizer that normalises may change its spaces and accents.
 
@@ -23,10 +23,7 @@ def continue_texts(run, params: dict, tokenizer, prompts: list[str], *, max_toke
     if not prompts:
         return []
     asked = [text_prompt(tokenizer, prompt) for prompt in prompts]
-    outputs = _continued(
-        run, params, tokenizer, asked, max_tokens=max_tokens, first_BV=np.stack([prompt.first_V for prompt in asked]),
-        **sampling,
-    )  # fmt: skip
+    outputs = _continued(run, params, tokenizer, asked, max_tokens, Sampling(**sampling))
     return [tokenizer.decode([*prompt.before, *output]) for prompt, output in zip(asked, outputs, strict=True)]
 
 
@@ -49,7 +46,7 @@ def answers(run, params: dict, tokenizer, messages: list[str], *, max_tokens: in
     if not messages:
         return []
     asked = [message_prompt(tokenizer, run.config, message) for message in messages]
-    outputs = _continued(run, params, tokenizer, asked, max_tokens=max_tokens, **sampling)
+    outputs = _continued(run, params, tokenizer, asked, max_tokens, Sampling(**sampling))
     return [tokenizer.decode(output) for output in outputs]
 
 
@@ -76,27 +73,35 @@ def stream(run, params: dict, tokenizer, prompt: Prompt, *, max_tokens: int, **s
         )
     text = TextStream(tokenizer.decode, before=prompt.before)
     tokens = decoding.stream(
-        run.graph, params, prompt.tokens, max_tokens=max_tokens, ends=prompt.ends, vocab_size=tokenizer.vocab_size,
-        first_V=prompt.first_V, redrawn=prompt.redrawn, cache_dtype=run.config.inference.cache_dtype, **sampling,
+        run.graph, params, prompt.request(max_tokens, Sampling(**sampling)), vocab_size=tokenizer.vocab_size,
+        cache_dtype=run.config.inference.cache_dtype,
     )  # fmt: skip
     yield from map(text.add, tokens)
     yield text.end()
 
 
-def _continued(run, params: dict, tokenizer, asked: list[Prompt], *, max_tokens: int, **how) -> list[list[int]]:
-    """Return the tokens after each prompt, revised if the run's configuration says so."""
+def _continued(
+    run, params: dict, tokenizer, asked: list[Prompt], max_tokens: int, sampling: Sampling
+) -> list[list[int]]:
+    """Return the tokens after each prompt, revised if the run's configuration says so.
+
+    The first prompt is continued with the seed of `sampling`, the next one with the next seed.
+    """
     _check_fits(run, max(prompt.num_tokens for prompt in asked), max_tokens)
-    rows, ends = [prompt.tokens for prompt in asked], asked[0].ends
+    requests = [
+        prompt.request(max_tokens, dataclasses.replace(sampling, seed=sampling.seed + index))
+        for index, prompt in enumerate(asked)
+    ]
     drafts = decoding.generate(
-        run.graph, params, rows, max_tokens=max_tokens, ends=ends, vocab_size=tokenizer.vocab_size,
-        redrawn=[prompt.redrawn for prompt in asked], cache_dtype=run.config.inference.cache_dtype, **how,
-    )  # fmt: skip
+        run.graph, params, requests, vocab_size=tokenizer.vocab_size, cache_dtype=run.config.inference.cache_dtype
+    )
     keys = run.config.error_correction
     if not keys.use_error_correction:
         return drafts
     return revision.revise(
-        run.graph, params, rows, drafts, threshold=keys.threshold, vocab_size=tokenizer.vocab_size, ends=ends
-    )
+        run.graph, params, [prompt.tokens for prompt in asked], drafts, threshold=keys.threshold,
+        vocab_size=tokenizer.vocab_size, ends=asked[0].ends,
+    )  # fmt: skip
 
 
 def _check_fits(run, longest: int, max_tokens: int) -> None:

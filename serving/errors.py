@@ -9,8 +9,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from configs.errors import did_you_mean, shown, similar
+from files.json_reader import rule_of
 
 NOT_SUPPORTED = "not_supported"  # a parameter of the API that this server does not have
+OF_SEVERAL_TYPES = {  # parameters of which pydantic's message would describe one type only
+    "prompt": "should be a string, up to 128 strings, token ids, or up to 128 lists of token ids",
+    "stop": "should be a string or up to 16 strings, none of them empty",
+    "content": 'should be a string or a list of {"type": "text", "text": "..."}',
+    "logit_bias": "should give token ids a number from -100 to 100",
+}
 
 
 class ApiError(Exception):
@@ -53,7 +60,7 @@ def of_validation(error: pydantic.ValidationError, fields: Collection[str]) -> A
         return ApiError(400, f"{name} is missing; the request needs it", param=name, code="missing_parameter")
     if kind == NOT_SUPPORTED:
         return ApiError(400, first["msg"], param=first["ctx"]["name"], code=kind)
-    rule = first["msg"].removeprefix("Input ")
+    rule = OF_SEVERAL_TYPES.get(name.rpartition(".")[2]) or rule_of(first)
     message = f"{name or 'the body'} {rule}, not {shown(repr(first['input']))}"
     return ApiError(400, message, param=name or None, code="invalid_value")
 
@@ -80,7 +87,13 @@ async def answer_api_error(request: Request, error: ApiError) -> JSONResponse:
 
 async def answer_http_error(request: Request, error: HTTPException) -> JSONResponse:
     """Answer a path that does not exist, or one that is asked with another method."""
-    message = f"{request.method} {shown(request.url.path)}: {error.detail}"
+    asked = f"{request.method} {shown(request.url.path)}"
+    if error.status_code == 404:
+        message = f"{asked} is not served here; there are {', '.join(route.path for route in request.app.routes)}"
+    elif error.status_code == 405:
+        message = f"{asked} is not possible; use {error.headers['Allow']}"
+    else:
+        message = f"{asked}: {error.detail}"
     return ApiError(error.status_code, message, headers=error.headers).response()
 
 

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from inference import batching
 from inference.prompts import Prompt, chat_prompt, text_prompt, token_prompt
 from input_pipeline.chat.template import PlainFormat, Template
 from input_pipeline.errors import DataError
@@ -144,12 +143,7 @@ class TextService:
         for index, prompt in enumerate(owners):
             max_tokens = self._max_tokens(prompt, limit, param)
             sampling = dataclasses.replace(how, seed=how.seed + index)
-            requests.append(
-                batching.Request(
-                    prompt.tokens, max_tokens, sampling, prompt.ends, prompt.first_V, bool(form.num_top),
-                    prompt.redrawn,
-                )
-            )  # fmt: skip
+            requests.append(prompt.request(max_tokens, sampling, wants_top=bool(form.num_top)))
         self._check_room(len(requests))
         answers = [Answer(index, prompt, self._tokenizer, given.stops) for index, prompt in enumerate(owners)]
         return Asked(given, form, prompts, answers, Job(self._worker, requests), started)

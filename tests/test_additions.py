@@ -211,6 +211,7 @@ from configs.key import RESUME, UNCOMPILED
 from settings import loading, validation
 from input_pipeline.sources import read_source
 from parallelism.mesh import mesh_context
+from inference.batching import Request
 from inference.decoding import generate
 
 SMALL = {
@@ -237,7 +238,7 @@ def test_a_run_of_it_learns_on_eight_devices_and_writes_on_one():
     assert losses[-1] < losses[0] - 0.5  # of 3.5 nats
     one = assembled("cpu")
     with mesh_context(one.mesh):
-        written = generate(one.graph, params, [[1, 2], [3]], max_tokens=2, ends=(), vocab_size=32)
+        written = generate(one.graph, params, [Request([1, 2], 2), Request([3], 2)], vocab_size=32)
     assert [len(tokens) for tokens in written] == [2, 2]
 
 

@@ -92,7 +92,7 @@ MISTAKES = [
     (f"{TRAIN} --config.causality.prompt=a", {}, "causality.prompt=a needs causality.corrupt (the text that it is com"),
     (f"{TRAIN} --config.causality.every=5", {}, "causality.every=5 needs causality.prompt (the text that is explained"),
     (f"{TRAIN} --config.evaluation.tasks=HERE/none", {}, "evaluation.tasks=HERE/none: No such file or directory; name"),
-    (f"{TRAIN} --config.evaluation.tasks=HERE/q", {"q": '{"text": 1}'}, "q, line 1: text: input should be a valid s"),
+    (f"{TRAIN} --config.evaluation.tasks=HERE/q", {"q": '{"text": 1}'}, "q, line 1: text: should be a valid s"),
     (f"{TRAIN} --config.evaluation.tasks_every=5", {}, "evaluation.tasks_every=5 needs evaluation.tasks (the files of"),
     (f"{SUDOKUS.replace('--', 'train.py --', 1)} --config.evaluation.tasks=x", {}, "needs evaluation.tasks='', not x"),
     ("convert.py imprt --hf=x --workdir=HERE/run", {}, "convert.py imprt: the first argument must be import, ex"),

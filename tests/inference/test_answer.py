@@ -23,8 +23,8 @@ def ask(monkeypatch):
         config.data.tokenizer, config.model.max_length = name, 64
         tokenizer = open_tokenizer(name)
 
-        def generate(graph, params, prompts, **how):
-            asked.update(how, prompt=tokenizer.decode(prompts[0]))
+        def generate(graph, params, requests, **how):
+            asked.update(prompt=tokenizer.decode(requests[0].prompt), ends=requests[0].ends)
             return [tokenizer.encode(said)]
 
         monkeypatch.setattr(decoding, "generate", generate)
@@ -36,16 +36,16 @@ def ask(monkeypatch):
 
 
 def test_a_text_begins_and_ends_as_documents_do(monkeypatch):
-    asked = {}
+    asked = []
 
-    def generate(graph, params, prompts, **how):
-        asked.update(how, prompts=prompts)
+    def generate(graph, params, requests, **how):
+        asked.extend(requests)
         return [[*b"c"], [*b"!"]]
 
     monkeypatch.setattr(decoding, "generate", generate)
     run = types.SimpleNamespace(config=get_config(), graph=None)
     assert continue_texts(run, {}, open_tokenizer("byte"), ["ab", ""], max_tokens=8) == ["abc", "!"]
-    assert asked["prompts"] == [[0, *b"ab"], [0]] and asked["ends"] == [0]
+    assert [(one.prompt, one.ends, one.sampling.seed) for one in asked] == [([0, *b"ab"], [0], 0), ([0], [0], 1)]
 
 
 @pytest.fixture
@@ -74,8 +74,8 @@ def normalising(tmp_path):
 def test_a_prompt_that_the_tokenizer_changes_costs_no_letter_of_what_follows(monkeypatch, normalising, prompt, written):
     tokenizer = open_tokenizer(normalising)
 
-    def generate(graph, params, prompts, **how):
-        return [tokenizer.encode(written)[len(prompts[0]) - 1 :]]
+    def generate(graph, params, requests, **how):
+        return [tokenizer.encode(written)[len(requests[0].prompt) - 1 :]]
 
     monkeypatch.setattr(decoding, "generate", generate)
     run = types.SimpleNamespace(config=get_config(), graph=None)
@@ -92,16 +92,16 @@ def test_by_a_template_and_without_one(ask, write_tokenizer, tmp_path):  # noqa:
 
 
 def test_each_of_several_messages_is_answered(monkeypatch):
-    asked = {}
+    asked = []
 
-    def generate(graph, params, prompts, **how):
-        asked.update(prompts=prompts)
+    def generate(graph, params, requests, **how):
+        asked.extend(request.prompt for request in requests)
         return [[*b"first"], [*b"second"]]
 
     monkeypatch.setattr(decoding, "generate", generate)
     run = types.SimpleNamespace(config=get_config(), graph=None)
     assert answers(run, {}, open_tokenizer("byte"), ["a", "b"], max_tokens=8) == ["first", "second"]
-    assert asked["prompts"] == [[*b"\0user\n%s\0assistant\n" % message] for message in (b"a", b"b")]
+    assert asked == [[*b"\0user\n%s\0assistant\n" % message] for message in (b"a", b"b")]
 
 
 def test_a_model_that_never_saw_a_conversation_is_not_asked(write_tokenizer):  # noqa: F811

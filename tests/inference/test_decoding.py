@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from inference.batching import Request
 from inference.choice import Sampling, choice_of, choose
 from inference.decoding import generate
 from tests import support
@@ -78,8 +79,12 @@ def counting_model():
 
 def continued(model, prompts, **options):
     graph, params = model
-    options = {"max_tokens": 6, "ends": [END], "vocab_size": V, "temperature": 0} | options
-    return generate(graph, params, [[END, *prompt] for prompt in prompts], **options)
+    vocab_size, seed = options.pop("vocab_size", V), options.pop("seed", 0)
+    how = {"temperature": 0} | options
+    requests = [
+        Request([END, *prompt], 6, Sampling(**how, seed=seed + index), [END]) for index, prompt in enumerate(prompts)
+    ]
+    return generate(graph, params, requests, vocab_size=vocab_size)
 
 
 PROMPTS = [[5, 9, 30], [11], [], [7, 7, 2, 19, 36, 4]]

@@ -139,10 +139,10 @@ def changed(folder, file: str, **changes):
     ("break_it", "message"),
     [
         (lambda folder: (folder / "tokenizer.json").write_text("[" * 100_000), "not a tokenizer (tokenizer.json: is n"),
-        (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "tokenizer_config.json: input should be"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "tokenizer_config.json: should be"),
         (
             lambda folder: changed(folder, "tokenizer_config.json", chat_template=7),
-            "chat_template.str: input should be",
+            "chat_template.str: should be",
         ),
         (lambda folder: changed(folder, "tokenizer_config.json", chat_template=["x"]), "chat_template."),
         (lambda folder: (folder / "chat_template.jinja").write_bytes(b"\xff"), "not a tokenizer ('utf-8' codec"),

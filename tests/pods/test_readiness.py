@@ -66,14 +66,14 @@ def test_a_file_of_switches_runs_no_code(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"switches": 3}', "switches: input should be an object, but is 3"),
+        ('{"switches": 3}', "switches: should be an object, but is 3"),
         ("[" * 100_000, "is not valid JSON (recursion limit exceeded"),
-        ("[]", "input should be an object, but is []"),
+        ("[]", "should be an object, but is []"),
         ('{"switches": {"enable_causal": []}}', "switches.enable_causal"),
         ('{"enable_causal": {}}', "ENABLE_CAUSAL={} is neither true nor false"),
-        ('{"model_size": 3}', "model_size: input should be a valid string"),
-        ('{"sequence_length": 1e300}', "sequence_length: input should be a valid integer"),
-        ('{"num_experts": 99999999999999999999}', "num_experts: input should be less than"),
+        ('{"model_size": 3}', "model_size: should be a valid string"),
+        ('{"sequence_length": 1e300}', "sequence_length: should be a valid integer"),
+        ('{"num_experts": 99999999999999999999}', "num_experts: should be less than"),
     ],
 )
 def test_a_file_of_switches_that_is_none_is_refused_by_its_key(tmp_path, content, message):

@@ -133,9 +133,9 @@ def test_what_is_written_is_read_back_without_a_torn_line(tmp_path):
     [
         (b'{"kind": "train"}', "m, line 2: step is missing"),
         (b'{"step": 3}', "m, line 2: kind is missing"),
-        (b'{"kind": "train", "step": "3"}', "m, line 2: step: input should be a valid integer"),
-        (b'{"kind": "train", "step": 3, "loss": []}', "m, line 2: loss: input should be a valid number"),
-        (b'{"kind": "event", "time": NaN}', "m, line 2: time: input should be a finite number"),
+        (b'{"kind": "train", "step": "3"}', "m, line 2: step: should be a valid integer"),
+        (b'{"kind": "train", "step": 3, "loss": []}', "m, line 2: loss: should be a valid number"),
+        (b'{"kind": "event", "time": NaN}', "m, line 2: time: should be a finite number"),
         (b'{"a":' * 100_000 + b"}", "m, line 2: is not valid JSON (recursion limit"),
         (b'{"kind": "\xff"}', "m, line 2: is not valid JSON"),
     ],

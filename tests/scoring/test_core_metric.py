@@ -136,7 +136,7 @@ def test_chance_is_zero_and_no_mistakes_is_one():
         ("core.yaml", None, "core.yaml: No such file or directory; name a folder with core.yaml, eval_meta_data.csv"),
         ("core.yaml", "icl_tasks: [", "core.yaml: is not YAML (while parsing"),
         ("core.yaml", "a: &a [1]\nicl_tasks: [*a, *a]", "core.yaml: has a YAML alias, which is not read"),
-        ("core.yaml", YAML.replace("schema", "generation"), "icl_tasks.2.icl_task_type: input should be 'multiple_cho"),
+        ("core.yaml", YAML.replace("schema", "generation"), "icl_tasks.2.icl_task_type: should be 'multiple_cho"),
         ("eval_meta_data.csv", CSV.replace("choose", "chose"), "has no random baseline of choose; add its row"),
         ("eval_meta_data.csv", CSV.replace("25", "a quarter"), "its columns Eval Task and Random baseline cannot be"),
         ("eval_meta_data.csv", CSV.replace("50", "100"), "the random baseline of resolve is not a percentage"),

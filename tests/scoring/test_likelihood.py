@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from configs.errors import ConfigError
+from inference.batching import Request
+from inference.choice import Sampling
 from inference.decoding import generate
 from input_pipeline.tokenization import ByteTokenizer
 from parallelism import axis_rules
@@ -48,9 +50,8 @@ def test_values_are_those_of_full_forward_passes_in_the_order_of_the_rows():
 
 def test_a_continuation_is_greedy_if_decoding_gives_it():
     model = language_model()
-    [decoded] = generate(
-        model.graph, model.params, [[1, 2, 3]], max_tokens=6, ends=[], vocab_size=V, temperature=0.0
-    )  # fmt: skip
+    request = Request([1, 2, 3], 6, Sampling(temperature=0.0))
+    [decoded] = generate(model.graph, model.params, [request], vocab_size=V)
     changed = [*decoded[:-1], (decoded[-1] + 1) % V]
     found = log_likelihoods(model, [Row([1, 2, 3], decoded), Row([1, 2, 3], changed), Row([1, 2, 3], decoded[:1])])
     assert [one.is_greedy for one in found] == [True, False, True]

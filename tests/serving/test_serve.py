@@ -170,6 +170,7 @@ MISTAKES = [  # changes of a valid request, status, part of the message, paramet
     ({"prompt": "x", "temprature": 1}, "temprature is not a parameter; did you mean temperature?", "temprature"),
     ({"prompt": "x", "temperature": "hot"}, "temperature should be a valid number, not 'hot'", "temperature"),
     ({"prompt": "x", "temperature": -1}, "temperature should be greater than or equal to 0, not -1", "temperature"),
+    ({"prompt": 5}, "prompt should be a string, up to 128 strings, token ids, or up to 128 lists of", "prompt"),
     ({"prompt": "x", "n": 0}, "n should be greater than or equal to 1, not 0", "n"),
     ({"prompt": "x", "n": 100}, "the request asks for 100 answers; at most 68 can wait here", "n"),
     ({"prompt": "x", "stop": ""}, "stop ", "stop"),
@@ -179,7 +180,6 @@ MISTAKES = [  # changes of a valid request, status, part of the message, paramet
     ({"prompt": []}, "prompt ", "prompt"),
     ({"prompt": [1, "x"]}, "prompt ", "prompt"),
     ({"prompt": [1, 5000]}, "the prompt has the token 5000; ids are less than", "prompt"),
-    ({"prompt": 3}, "prompt ", "prompt"),
     ({}, "prompt is missing; the request needs it", "prompt"),
     ({"prompt": "x", "model": "gpt"}, "the model gpt is not served here; use chatting", "model"),
 ]
@@ -202,8 +202,12 @@ def test_what_is_no_request_is_one_line(chatting, client):
         (post(content=b"[1]", headers=kind), 400, "the body should be an object, not [1]"),
         (post(content=b"{}"), 400, "send Content-Type: application/json"),
         (post(content=b" " * (9 << 20), headers=kind), 413, "the body is larger than 8,388,608 bytes"),
-        (httpx2.get(f"{chatting.url}/v1/completions"), 405, "GET /v1/completions: Method Not Allowed"),
-        (httpx2.get(f"{chatting.url}/v2"), 404, "GET /v2: Not Found"),
+        (httpx2.get(f"{chatting.url}/v1/completions"), 405, "GET /v1/completions is not possible; use POST"),
+        (
+            httpx2.get(f"{chatting.url}/v2"),
+            404,
+            "GET /v2 is not served here; there are /, /health, /metrics, /v1/models, ",
+        ),
     ]:
         assert answer.status_code == status and message in answer.json()["error"]["message"]
     foreign = httpx2.get(f"{chatting.url}/v1/models", headers={"Host": "elsewhere.example"})

@@ -83,7 +83,7 @@ def test_a_recursive_model_has_few_layers():
     ("content", "message"),
     [
         (b"{}", "model.name is missing"),
-        (b"[]", "input should be an object, but is []"),
+        (b"[]", "should be an object, but is []"),
         (b"[" * 100_000, "is not valid JSON (recursion limit exceeded"),
         (json.dumps(STORED | {"model.num_layers": "6"}).encode(), "model.num_layers should be of type int"),
         (json.dumps(STORED | {"model.num_layers": True}).encode(), "model.num_layers should be of type int"),

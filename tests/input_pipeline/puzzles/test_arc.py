@@ -117,14 +117,14 @@ def test_held_out_tasks_are_shown_in_training_with_the_identifiers_of_the_test(b
     ("content", "message"),
     [
         ("{", "training_challenges.json: is not valid JSON"),
-        ("[]", "training_challenges.json: input should be an object, but is []"),
+        ("[]", "training_challenges.json: should be an object, but is []"),
         ("{}", "training_challenges.json: has no tasks"),
         ('{"x": {"train": []}}', "training_challenges.json: x.test is missing"),
         (
             '{"x": {"train": [{"input": [[1]]}], "test": [{"input": [[1]]}]}}',
             "task x: a train pair has no 'outp",
         ),
-        ('{"x": {"train": [{"input": [[1.5]]}], "test": []}}', "x.train.0.input.0.0: input should be a valid integer"),
+        ('{"x": {"train": [{"input": [[1.5]]}], "test": []}}', "x.train.0.input.0.0: should be a valid integer"),
         ('{"a|||b": {"train": [], "test": []}}', "task a|||b: has ||| in its name"),
         ('{"x": {"train": [], "test": [{"input": [[1]]}]}}', "task x: has no train pairs"),
         (

@@ -190,7 +190,7 @@ def bomb(name):
         (changed("sets", ["a", "b"]), "sets=['a', 'b']; name exactly one set"),
         (changed("sets", ["../../x"]), "sets=['../../x']; name exactly one set"),
         (changed("pad_id", 10**6), "pad_id=1000000 is not a token"),
-        (changed("seq_len", 2.5), "seq_len: input should be a valid integer, but is 2.5"),
+        (changed("seq_len", 2.5), "seq_len: should be a valid integer, but is 2.5"),
         (saved("inputs", np.zeros((28, 5))), "all__inputs.npy: has float64 [28, 5]; it must have whole numbers in 2"),
         (saved("puzzle_identifiers", np.int32(3)), "has int32 []; it must have whole numbers in 1"),
         (bomb("inputs"), "all__inputs.npy: not a readable .npy file (mmap length is greater than file size)"),
