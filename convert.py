@@ -17,6 +17,7 @@ evaluated. An export to the Hugging Face format is only written if a second read
 import sys
 
 from core import command_line
+from configs.base import OF_PLAIN_PROOF
 from configs.errors import ConfigError
 
 command_line.flags.DEFINE_string("trm", "", "file of weights, .safetensors, to import or export")
@@ -53,7 +54,7 @@ import time
 
 import jax
 
-from core import assembly
+from core import assembly, output_files
 from settings.keys import flat
 from migration import hugging_face, hugging_face_hub, logits, peft, trm_reference
 from parallelism.mesh import mesh_context
@@ -177,10 +178,10 @@ def check_local_language_model(command: command_line.Command) -> None:
     """Raise ConfigError for a run of another kind of model, or one in a bucket."""
     if command.config.model.name != "decoder_lm":
         raise ConfigError(f"{command.address} has model.name={command.config.model.name}, but this needs a decoder_lm")
-    if command.config.train.objective == "error_correction":
+    if (objective := command.config.train.objective) in OF_PLAIN_PROOF:
         raise ConfigError(
-            f"{command.address} has a module that corrects errors, which no other format has; "
-            "convert the run of its train.init_from"
+            f"{command.address} has the module of train.objective={objective}, which is no part of a language model "
+            "elsewhere; convert the run of its train.init_from"
         )
     if command.bucket:
         raise ConfigError(f"--workdir={command.address}: copy the run from the bucket, and name the local copy")
@@ -207,7 +208,7 @@ def refuse_file(flag: str, file: pathlib.Path) -> None:
     """Raise ConfigError if an output file exists, or its folder does not."""
     if file.exists():
         raise ConfigError(f"--{flag}={file} exists already; name another file, or remove it")
-    command_line.check_file_to_write(flag)
+    output_files.check(flag)
 
 
 def refuse_checkpoints(checkpoints: Checkpoints) -> None:

@@ -15,7 +15,6 @@ command_line.flags.DEFINE_string("html", "", f"file for the heat maps; default: 
 if __name__ == "__main__":
     COMMAND = command_line.parse(__doc__, use=lambda flags: command_line.READ)
 
-import pathlib
 import sys
 
 import jax
@@ -24,7 +23,7 @@ from causality import explanation, page
 from checkpointing.bucket import path_of
 from cluster import processes
 from configs.errors import ConfigError
-from files.atomic import write_atomically
+from core import output_files
 from parallelism.mesh import mesh_context
 from settings import validation
 from trained_run import TrainedRun, tokenizer_of
@@ -59,20 +58,16 @@ def check(command: command_line.Command) -> None:
     for name in ("prompt", "corrupt"):
         if not flags[name].value:
             raise ConfigError(f"--{name} is not given; --prompt and --corrupt are two texts of as many tokens")
-    command_line.check_file_to_write("html", None if command.bucket else command.workdir / PAGE)
+        command_line.check_text(name, flags[name].value)
+    output_files.check("html", None if command.bucket else command.workdir / PAGE)
 
 
 def write(command: command_line.Command, text: str) -> str:
     """Write the page; return the file, which by default is in the run's folder or bucket."""
-    given = command_line.FLAGS.html
-    path = pathlib.Path(given).expanduser() if given else command.workdir / PAGE
-    try:
-        write_atomically(path, text.encode())
-    except OSError as error:
-        raise ConfigError(f"--html={path}: {error.strerror}; name a file that can be written") from None
+    path, given = output_files.write("html", text, command.workdir / PAGE), command_line.FLAGS.html
     if command.bucket and not given:
         (path_of(command.bucket.url) / PAGE).write_bytes(text.encode())
-    return given or f"{command.address}/{PAGE}"
+    return str(path) if given else f"{command.address}/{PAGE}"
 
 
 if __name__ == "__main__":

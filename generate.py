@@ -46,7 +46,7 @@ import pathlib
 import sys
 
 from configs.errors import ConfigError
-from core import solving as searching
+from core import output_files, solving as searching
 from objectives import breadth
 from objectives.breadth import Breadth
 from parallelism.mesh import mesh_context
@@ -55,7 +55,6 @@ from reasoning import page as tree_page
 from inference.sampling import check_answers
 from reporting.display import visible
 from trained_run import TrainedRun, tokenizer_of
-from files.atomic import write_atomically
 
 SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "seed")
 NOT_OF_SEARCH = ("message", "stream", *(name for name in SAMPLING if name != "seed"))
@@ -96,7 +95,7 @@ def continue_prompts(flags, config, address) -> None:
 
 def search_answers(flags, config, address) -> None:
     """Print the best answer to each problem, or that there is none; draw the trees if --html is given."""
-    command_line.check_file_to_write("html")
+    output_files.check("html")
     searching.check(config, flags.prompt, "--prompt=")  # before the slow restore of the weights
     with config.unlocked():
         config.tot.search = flags.search
@@ -106,7 +105,7 @@ def search_answers(flags, config, address) -> None:
     task = searching.task_of(config)
     print("\n---\n".join(f"{one.problem}\n{answer_lines(one, task)}" for one in found), end="")
     if flags.html:
-        write_page(flags.html, tree_page.page(found, f"{flags.search}, by step {trained.step} of {address}"))
+        output_files.write("html", tree_page.page(found, f"{flags.search}, by step {trained.step} of {address}"))
 
 
 def answer_lines(found, task) -> str:
@@ -119,7 +118,7 @@ def answer_lines(found, task) -> str:
 
 def solve_puzzle(flags, config, address) -> None:
     """Print the model's answer to a puzzle at each supervision step, and draw the steps if --html is given."""
-    command_line.check_file_to_write("html")
+    output_files.check("html")
     puzzle = puzzle_file.read(pathlib.Path(flags.puzzle).expanduser())
     solving.check_fits(puzzle, config)
     trained = TrainedRun(address, config)
@@ -143,21 +142,13 @@ def solve_puzzle(flags, config, address) -> None:
             verdict=solving.verdict(puzzle, cells[-1].reshape(size)),
         )  # fmt: skip
         page = pictures.page([board], f"{pathlib.Path(flags.puzzle).name}, by step {trained.step} of {address}")
-        write_page(flags.html, page)
+        output_files.write("html", page)
 
 
 def breadth_of(flags, config) -> Breadth:
     """Return how a puzzle is explored, by the flags or else the keys."""
     how = breadth.of_config(config)
     return how._replace(steps=flags.supervision_steps or how.steps, trajectories=flags.trajectories or how.trajectories)
-
-
-def write_page(file: str, page: str) -> None:
-    """Write the file of --html."""
-    try:
-        write_atomically(pathlib.Path(file).expanduser(), page.encode())
-    except OSError as error:
-        raise ConfigError(f"--html={file}: {error.strerror}; name a file that can be written") from None
 
 
 def check_kind(flags, config, address) -> None:
@@ -191,10 +182,7 @@ def check_prompts(flags) -> None:
     if flags.stream and len(flags.message or flags.prompt) > 1:
         raise ConfigError("--stream prints one text while it is decoded; give it one --prompt or one --message")
     for name, text in [*(("message", text) for text in flags.message), *(("prompt", text) for text in flags.prompt)]:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise ConfigError(f"--{name}={text!r} is not UTF-8") from None
+        command_line.check_text(name, text)
 
 
 if __name__ == "__main__":

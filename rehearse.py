@@ -7,7 +7,7 @@ fits, its expected speed, where the time goes, its cost, and changes that would 
 
 import sys
 
-from core import command_line
+from core import command_line, output_files
 from core.command_line import FLAGS, flags
 
 MODES = ("same_batch", "any_batch", "model")
@@ -133,7 +133,7 @@ def check_flags(loaded: Loaded) -> None:
     if FLAGS.processes and FLAGS.processes > MOST_PROCESSES:
         raise ConfigError(f"--processes={shown(FLAGS.processes)} must be at most {MOST_PROCESSES:,}")
     for name in ("json", "html", "hlo"):
-        command_line.check_file_to_write(name)
+        output_files.check(name)
         if asked and name != "json" and FLAGS[name].value:
             raise ConfigError(f"--{name} is for a single rehearsal; leave out --{asked[0]}")
     check_decoding(loaded)

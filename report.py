@@ -14,7 +14,7 @@ import sys
 from checkpointing.bucket import open_bucket
 from cluster import startup
 from configs.errors import ConfigError
-from files.atomic import write_atomically
+from core import output_files
 from input_pipeline.cache import cache_path
 
 PAGE = "report.html"
@@ -29,17 +29,12 @@ def main(arguments: list[str]) -> None:
     command_line.parse_flags(__doc__, NOT_READ, "a report shows runs as they are")
     if not words:
         raise ConfigError(f"no run is named; give its folder, as in report.py runs/mine --html={PAGE}")
-    command_line.check_file_to_write("html")
+    output_files.check("html")
     named = by_name(words)
     from reporting.run_report import page, reading  # numpy is imported only for a command line without mistakes
 
     made = page.page([reading.read_run(local_folder(place), name) for name, place in named.items()])
-    target = pathlib.Path(command_line.FLAGS.html).expanduser()
-    try:
-        write_atomically(target, made.encode())
-    except OSError as error:
-        raise ConfigError(f"--html={target}: {error.strerror}; name a file that can be written") from None
-    print(f"report: {target}")
+    print(f"report: {output_files.write('html', made)}")
 
 
 def positional(arguments: list[str]) -> tuple[list[str], list[str]]:

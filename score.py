@@ -27,6 +27,7 @@ import jax
 from checkpointing.bucket import path_of
 from cluster import processes
 from configs.errors import ConfigError
+from core import output_files
 from core.scored_model import check_same_on_hosts, restored_model
 from parallelism.mesh import mesh_context
 from scoring import core_metric, figures, questions, tasks
@@ -44,16 +45,17 @@ def main(command: command_line.Command) -> None:
     command_line.join(command)
     if command.num_devices is None:
         validation.validate(config, jax.device_count(), command.loaded)
-    progress = figures.Progress() if processes.index() == 0 else lambda *batch: None
+    progress = figures.Progress(quiet=processes.index() != 0)
     model, step = restored_model(config, command.address, tokenizer_of(command.address, config), progress)
     results, by_task = [], []
     with mesh_context(model.mesh):
         for suite in suites:
             of_items, of_tasks = suite(model)
             results, by_task = results + of_items, by_task + list(of_tasks.items())
+    progress.end()
     if processes.index() == 0:
+        print("\n".join(figures.table(by_task)))  # before the file, which a full disk may fail
         place = write(command, results)
-        print("\n".join(figures.table(by_task)))
         print(f"{command.address} at step {step:,}; each item: {place}", file=sys.stderr)
     processes.leave()
 
@@ -72,7 +74,7 @@ def check(command: command_line.Command) -> list[Callable[..., Scores]]:
         raise ConfigError("--include_path has definitions for --tasks; name the tasks, or omit it")
     if flags.include_path and not pathlib.Path(flags.include_path).expanduser().is_dir():
         raise ConfigError(f"--include_path={flags.include_path} is not a folder; name one with task definitions")
-    command_line.check_file_to_write("results", None if command.bucket else command.workdir / RESULTS)
+    output_files.check("results", None if command.bucket else command.workdir / RESULTS)
     tokenizer_of(command.address, config)
     found = []
     if flags.questions:

@@ -20,12 +20,13 @@ from core import command_line
 
 import importlib
 import math
-import pathlib
 import sys
 from collections.abc import Callable
 
+from core import output_files
 from configs.errors import ConfigError, did_you_mean, shown, similar
 from reporting.display import aligned, counted
+from settings.keys import check_no_secrets
 from studies.cost import limits
 from studies import running, suites
 from studies.asked import Asked, estimates
@@ -78,6 +79,7 @@ def main(arguments: list[str]) -> int:
     words, rest = positional(arguments)
     sys.argv = [sys.argv[0], *rest]
     overrides = command_line.parse_flags(__doc__, NOT_READ, "a study has its recipe and the folders of its trials")
+    check_no_secrets(overrides)
     known = [*SUBCOMMANDS, SEARCH]
     if not words or words[0] not in known:
         near = did_you_mean(similar(words[0], known)) if words else ""
@@ -98,7 +100,7 @@ def main(arguments: list[str]) -> int:
     if words[0] in OF_A_SEARCH and (found := find_search(name, overrides)):
         return OF_A_SEARCH[words[0]](found)
     asked = Asked(name, command_line.FLAGS, overrides)
-    if words[0] not in ("plan", "guide", "folders", "run") and not command_line.FLAGS.dry_run:
+    if words[0] not in ("plan", "guide", "folders", "run"):
         importlib.import_module("studies.storage")  # says so if a package is missing
     return SUBCOMMANDS[words[0]](asked)
 
@@ -215,7 +217,7 @@ def report(asked: Asked) -> int:
     """Write the page."""
     from studies.report import answers, page
 
-    command_line.check_file_to_write("html")
+    output_files.check("html")
     trials = asked.queue(create=False).latest()
     print("".join(f"{line}\n" for line in asked.others(trials)), end="")
     found = answers.of_study(asked.study, asked.members, trials)
@@ -224,9 +226,7 @@ def report(asked: Asked) -> int:
 
 def write_page(content: str) -> int:
     """Write the file of --html, and say so."""
-    path = pathlib.Path(command_line.FLAGS.html).expanduser()
-    path.write_text(content)
-    print(f"wrote {path}")
+    print(f"wrote {output_files.write('html', content)}")
     return 0
 
 
@@ -242,7 +242,7 @@ def report_of_search(found) -> int:
     """Write the page of a search."""
     from studies.search import page as search_page
 
-    command_line.check_file_to_write("html")
+    output_files.check("html")
     return write_page(search_page.document(found))
 
 

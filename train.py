@@ -16,7 +16,7 @@ flags.DEFINE_string("profile", "", "trace the steps START:STOP and summarise the
 flags.DEFINE_bool(
     "tune", False, "try the advice of a profile on some steps each, and print the keys that help; see docs/profiling.md"
 )
-flags.DEFINE_string("faults", "", "strike on purpose, see core/between_steps/faults.py: kill:1@300,nan@550,...")
+flags.DEFINE_string("faults", "", "faults to inject, see core/between_steps/faults.py: kill:1@300,nan@550,...")
 
 
 def use_of_run(parsed) -> str:
@@ -130,7 +130,7 @@ def train(
       DataGone: data became unreadable; the last good state is saved.
       SaveFailed: the last state could not be saved.
     """
-    workdir = pathlib.Path(workdir)
+    config, workdir = config.copy_and_resolve_references(), pathlib.Path(workdir)  # keys are set below
     check_names(evaluators)
     sink.check(config)
     callbacks = [*callbacks, *([batches] if isinstance(batches, Callback) else [])]

@@ -110,6 +110,8 @@ def open_bucket(workdir: str, cache: pathlib.Path) -> Bucket | None:
     if not workdir.startswith("gs://"):
         return None
     url = workdir.rstrip("/")
+    if not workdir.removeprefix("gs://").partition("/")[0]:
+        raise ConfigError(f"{workdir} names no bucket; write gs://BUCKET/FOLDER")
     return Bucket(url, cache / "workdirs" / copy_name(url))
 
 

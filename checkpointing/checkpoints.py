@@ -77,6 +77,7 @@ class Checkpoints:
         self.saving: threading.Thread | None = None
         self.failure: SaveFailed | None = None  # of the last save
         self.failures = self.parts_waited = 0
+        self.owes, self.goes_on = False, True  # whether a save was left out since the last began; whether the run does
         self.begun: int | None = None  # step of the last save, or of the restored checkpoint
         if retention:
             self.store.open(processes.shared("writer", lambda: secrets.token_hex(4)))
@@ -140,7 +141,7 @@ class Checkpoints:
         if existing := sorted({name for names in self._answers("existing", self.store.existing) for name in names}):
             raise Damaged(
                 f"no checkpoint in {self.store.place} is valid (there are {', '.join(existing)}); restore one from a "
-                "copy, or train in another --workdir"
+                "backup, or train in another --workdir"
             )
         return None
 
@@ -241,9 +242,9 @@ class Checkpoints:
         """
         self.wait(PATIENCE_SECONDS)
         if any(processes.gather("saving", self.saving is not None and self.saving.is_alive())):
-            self.report(f"step {step} not saved: the save before is still going on", event="save_left_out", step=step)
+            self.postpone(f"step {step} not saved: the previous save is still running", step)
             return
-        started, self.begun = time.perf_counter(), step
+        started, self.begun, self.owes = time.perf_counter(), step, False
         text = _as_text(record)  # now, since the next step may change its contents
         failed = None
         try:
@@ -265,13 +266,14 @@ class Checkpoints:
     def postpone(self, why: str, step: int) -> None:
         """Report why a step is not saved; `due_again` decides when to retry."""
         self.report(why, event="save_left_out", step=step)
-        self.failures = max(1, self.failures)
+        self.owes = True
 
     def save_and_wait(self, step: int, state: TrainState, record: dict, write_first: Work = lambda: None) -> None:
         """Save the last state of the run and wait until it is on disk; raise SaveFailed after some retries."""
         self.wait()
         if step == self.begun and not self.failure:
             return
+        self.goes_on = False
         for pause in LAST_TRIES_SECONDS:
             time.sleep(pause)
             self.save(step, state, record, write_first)
@@ -296,13 +298,13 @@ class Checkpoints:
             self.saving.join(seconds)
 
     def due_again(self, step: int, save_every: int) -> bool:
-        """Return whether to retry a failed save after `step`; the same in all processes."""
+        """Return whether to retry a save that failed or was left out after `step`; the same in all processes."""
         part = max(LEAST_STEPS, save_every // RETRIES)
         if part >= save_every or step % part:
             return False
         going_on = self.saving is not None and self.saving.is_alive()
         found = processes.gather("failed saves", [going_on, self.failures])
-        failures = max(number for _, number in found)
+        failures = max(self.owes, *(number for _, number in found))
         if any(going_on for going_on, _ in found) or not failures:
             return False
         self.parts_waited += 1
@@ -365,10 +367,8 @@ class Checkpoints:
     def _failed(self, step: int, failure: SaveFailed) -> None:
         self.failure, self.failures = failure, self.failures + 1
         self.store.discard(step)
-        self.report(
-            f"step {step} could not be saved: {failure}; training goes on, and it is tried again",
-            event="save_failed", step=step, error=str(failure),
-        )  # fmt: skip
+        text = f"step {step} could not be saved: {failure}" + "; training goes on, and it is tried again" * self.goes_on
+        self.report(text, event="save_failed", step=step, error=str(failure))
 
 
 def _as_text(record: dict) -> str:

@@ -38,7 +38,9 @@ def configuration_of(model: FrozenModel, config: ConfigDict) -> ConfigDict:
     source = source_of(model, config)
     found, name = source.configuration(), f"{model.key}={source.name}"
     if found.model.name != config.model.name:
-        raise ConfigError(f"{name} is a {found.model.name}, and the run trains a {config.model.name}; use one of those")
+        raise ConfigError(
+            f"{name} is a {found.model.name}, but the run trains a {config.model.name}; name one of those"
+        )
     if found.model.vocab_size != config.model.vocab_size:
         raise ConfigError(
             f"model.vocab_size={config.model.vocab_size} differs from the {found.model.vocab_size} of {name}; "

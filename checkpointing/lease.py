@@ -133,17 +133,19 @@ class Lease:
             try:
                 self._write(self.generation)
             except PreconditionFailed:
-                run, self.generation, _ = self._read()
+                run, generation, _ = self._read()
+                self.generation = generation if run == self.run else None  # else `release` would end another's lease
                 if run != self.run:
-                    raise RunError(
-                        f"--workdir={self.url}: {named(run)} has taken over this run's lease; decide which continues"
-                    ) from None
+                    what = f"{named(run)} has taken over this run's lease; decide which continues"
+                    gone = f"somebody has deleted {NAME}, this run's lease; start the run again"
+                    raise RunError(f"--workdir={self.url}: {what if generation else gone}") from None
 
     def release(self) -> None:
         """Release the lease; if the bucket does not answer, the lease expires after LEASE_SECONDS."""
         with self.using, contextlib.suppress(*_failures()):
             generation, self.generation = self.generation, None
-            self.blob.delete(if_generation_match=generation, **self.patience)
+            if generation is not None:
+                self.blob.delete(if_generation_match=generation, **self.patience)
 
     def _write_first(self) -> float | None:
         """Take the lease and return None if nobody holds one; otherwise return the storage's time (Unix seconds)."""
@@ -205,9 +207,7 @@ def _date(text: str) -> float:
     try:
         return email.utils.parsedate_to_datetime(text).timestamp()
     except ValueError:
-        raise ConfigError(
-            f"the storage answers with the date {text!r}; so nobody can say who holds the lease"
-        ) from None
+        raise ConfigError(f"the storage answers with the date {text!r}; so the age of the lease is unknown") from None
 
 
 def _failures() -> tuple[type[Exception], ...]:

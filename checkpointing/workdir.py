@@ -143,7 +143,7 @@ def check_resumable(
     if "weights_only" in record and config["train.init_from"]:
         raise CheckpointError(f"{workdir} already has weights; leave out train.init_from, or use a new --workdir")
     fixed = record.get("weights_only", config)  # imported weights fix only the keys that belong to them
-    changed = differences(record["config"], {key: config[key] for key in fixed}, may_change)
+    changed = differences(record["config"], {key: config[key] for key in fixed if key in config}, may_change)
     if record["corpus"] not in (None, corpus_digest):  # None: imported weights have no corpus here
         data = {key: value for key, value in config.items() if key.startswith("data.")}
         changed += differences(record["config"], data, keys_of(MACHINE)) or ["other documents"]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lets a process end with the process that started it.
 
-As a program, `parent.py PARENT COMMAND...` becomes the command after that, so that a process with threads can start
-commands that end with it: no code of its own runs between fork and exec.
+As a program, `parent.py PARENT COMMAND...` sets this up and then executes COMMAND in its own place. So a process with
+threads can start commands that end with it: no code of its own runs between fork and exec.
 """
 
 import ctypes

@@ -323,8 +323,8 @@ def check_same(values: Mapping[str, object], what: str) -> None:
         for item in sorted(first.keys() | theirs.keys()):
             if first.get(item) != theirs.get(item):
                 raise ConfigError(
-                    f"{name(number)} and {name(0)} differ in {what}: {item} is {theirs.get(item)} on the first, "
-                    f"{first.get(item)} on the second; make them equal"
+                    f"{name(number)} and {name(0)} differ in {what}: {item} is {theirs.get(item)} on process {number}, "
+                    f"{first.get(item)} on process 0; make them equal"
                 )
 
 

@@ -93,7 +93,8 @@ def simulate(num_devices: int, num_processes: int = 1) -> int:
     """
     if num_devices % num_processes:
         raise ConfigError(
-            f"{num_processes} processes cannot simulate {num_devices} devices in equal parts; change a number"
+            f"{num_devices} simulated devices cannot be divided evenly among {num_processes} processes; "
+            f"use a multiple of {num_processes}"
         )
     flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     number = flag[1] if flag else os.environ.get("JAX_NUM_CPU_DEVICES") or "1"

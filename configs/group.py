@@ -47,7 +47,7 @@ class Group:
       expected: the result that would confirm it, with figures where some are known.
       configurations: {name: keys that differ from the base}.
       mini: the same for a size that a laptop finishes.
-      counted: whether the suite has the group where it is asked for as a whole; others are asked for by name.
+      counted: whether naming the suite includes the group; otherwise it runs only when it is named itself.
       axis: the size that the group varies, to which the report fits a line: a key with numbers, or "parameters" of the
         model; "" if there is none.
       analysis: which figures of the report answer the question, and what would mislead.

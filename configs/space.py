@@ -33,6 +33,8 @@ class Range:
             raise ConfigError("a logarithmic range begins above 0 and has no step")
         if self.step < 0:
             raise ConfigError(f"the step of a range is {self.step}; it must be at least 0")
+        if self.is_whole and self.step % 1:
+            raise ConfigError(f"the step of a range of whole numbers is {self.step}; give {self.low}.0 for any number")
 
     @property
     def is_whole(self) -> bool:

@@ -19,8 +19,8 @@ def fit_batch(config, announce: Callable[[str], None]) -> None:
     def fits(candidate) -> bool:
         count = candidate.train.gradient_accumulation
         needed = preflight.needed_gib(assemble(candidate).compile)
-        amount = "more than there is" if needed == math.inf else f"{needed:.3g} GiB"
-        announce(f"train.gradient_accumulation={count} needs {amount} of {available:.3g} GiB a device")
+        verdict = "does not fit in" if needed == math.inf else f"needs {needed:.3g} of"
+        announce(f"train.gradient_accumulation={count} {verdict} {available:.3g} GiB a device")
         return needed <= available
 
     fit.fit(config, fits)

@@ -291,8 +291,12 @@ def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
 
 def without_secrets(argv: list[str]) -> list[str]:
     """Return arguments in which the values of secret keys are hidden."""
-    overrides, _ = split_overrides(argv)
-    secrets = [overrides[key] for key in base.keys_of(SECRET) if overrides.get(key)]
+    names, secrets = [f"config.{key}" for key in base.keys_of(SECRET)], []
+    for word, following in zip(argv, [*argv[1:], "--"], strict=True):
+        name, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and name in names:
+            secrets += [value] if equals else [following] * (not following.startswith("--"))
+    secrets = sorted(filter(None, secrets), key=len, reverse=True)  # one may be a part of another
     return [functools.reduce(lambda text, secret: text.replace(secret, HIDDEN), secrets, word) for word in argv]
 
 
@@ -302,21 +306,12 @@ def config_text(loaded: Loaded) -> str:
     return "".join(f"{key} = {value!r}  ({loaded.origins.get(key, 'configs/base.py')})\n" for key, value in values)
 
 
-def check_file_to_write(flag: str, default: pathlib.Path | None = None) -> None:
-    """Raise ConfigError if a file cannot be written; call this before its content is computed.
-
-    Args:
-      flag: names the file; without a value it is `default`, if there is one.
-    """
-    path = pathlib.Path(FLAGS[flag].value).expanduser() if FLAGS[flag].value else default
-    if path is None:
-        return
-    if not path.parent.is_dir():
-        raise ConfigError(f"--{flag}={path}: the folder {path.parent} does not exist; create it, or name another")
-    if path.is_dir():
-        raise ConfigError(f"--{flag}={path} is a folder; name a file in it")
-    if not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"--{flag}={path}: the folder {path.parent} cannot be written; name a file in another")
+def check_text(flag: str, text: str) -> None:
+    """Raise ConfigError if the text of a flag is not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"--{flag}={text!r} is not UTF-8") from None
 
 
 def log_to(workdir: pathlib.Path) -> None:

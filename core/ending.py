@@ -66,7 +66,7 @@ def _with_one_line(kind: type, error: BaseException, trace: types.TracebackType 
         case KeyboardInterrupt():
             line, status = _interrupted, INTERRUPTED
         case BrokenPipeError() if stdout_has_no_reader():
-            line, status = "error: the program that read the output has ended", 1
+            line, status = "error: the program that reads this output has closed it", 1
         case BaseException(exit_status=status):
             line = message if status in WITHOUT_ERROR else f"error: {message}"
         case OSError(errno=errno.ENOSPC | errno.EROFS | errno.EDQUOT | errno.EACCES):
@@ -113,8 +113,14 @@ def with_the_others(line: str, status: int) -> None:
 
 def _end(line: str, status: int) -> None:
     _ending.acquire()  # never released, so that only one line is the last
-    for tell in list(LAST_WORDS):
-        tell(line, status)
+    try:
+        for tell in list(LAST_WORDS):
+            tell(line, status)
+    finally:  # whatever fails in them, the process ends
+        _say_and_exit(line, status)
+
+
+def _say_and_exit(line: str, status: int) -> None:
     speaker = threading.Thread(target=_say_last, args=[line], daemon=True)
     try:
         speaker.start()

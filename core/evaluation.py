@@ -6,17 +6,21 @@ import json
 import logging
 import math
 import pathlib
+import shlex
 from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
 
 from cluster import processes
-from core import assembly
+from core import assembly, interpreter
 from files.atomic import write_atomically
+from inference.prompts import text_prompt
 from inference.sampling import continue_texts
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
+from input_pipeline.errors import DataError
+from input_pipeline.tokenization import AnyTokenizer
 from parallelism import axis_rules
 from parallelism.placement import local_rows, local_values, place
 from puzzles import voting
@@ -29,6 +33,7 @@ HEADLINE = "pass@2"
 POOLED = "pooled/"
 OPENING_TOKENS, OPENING_WORDS = 16, 2  # of a held-out document: tokens to read, and words to take as a prompt
 SAMPLE_TEMPERATURE = 0.7
+MOST_NEXT_TOKENS = 64  # of the command that the summary ends with
 SAMPLE_LINES, SAMPLE_WIDTH = 12, 100  # limits of a sample: lines, and characters per line
 
 
@@ -121,12 +126,24 @@ def vote_and_keep(
             write_atomically(workdir / "submission.json", json.dumps(voting.submission(votes, tasks)).encode())
         except OSError as error:  # such as a full disk, which ends no run
             LOG.error(f"the votes of step {step} are not saved: {error}")
-        others = {path.stem: Votes.load(path) for path in file.parent.glob("*.gz") if path != file}
+        others = earlier_votes(file.parent, step)
         pooled = run.config.evaluation.pooled_votes
         found = voting.results(votes, tasks, [others[name] for name in sorted(others)] if pooled else [])
         return found | voting.of_steps(others, tasks, HEADLINE)
 
     return processes.shared(f"passes {step}", keep)
+
+
+def earlier_votes(folder: pathlib.Path, step: int) -> dict[str, Votes]:
+    """Return the votes of the steps before `step`, by step; files that cannot be read are left out, and named."""
+    found = {}
+    for path in folder.glob("*.gz"):
+        if path.stem.isdigit() and int(path.stem) < step:
+            try:
+                found[path.stem] = Votes.load(path)
+            except DataError as error:
+                LOG.error(f"the votes of step {path.stem} are left out: {error}")
+    return found
 
 
 def vote_lines(figures: dict[str, float], corpus: corpora.Corpus) -> list[str]:
@@ -170,10 +187,27 @@ def opening(corpus: corpora.Corpus) -> str:
     return " ".join(words) + " " if words else ""
 
 
+def room_after(prompt: str, config, tokenizer: AnyTokenizer) -> int:
+    """Return how many tokens the model may write after a prompt; less than 1: none."""
+    return config.model.max_length - text_prompt(tokenizer, prompt).num_tokens
+
+
+def next_lines(config, corpus: corpora.Corpus, address) -> list[str]:
+    """Return a line with a command that generates text with the run at `address`; [] if no token fits its prompt."""
+    asked, room = "--message=Hello", config.model.max_length // 2
+    if not corpus.is_of_conversations:
+        prompt = opening(corpus)
+        asked, room = f"--prompt={shlex.quote(prompt)}", room_after(prompt, config, corpus.tokenizer)
+    call = f"{interpreter.call_of('generate.py')} {shlex.quote(f'--workdir={address}')} {asked}"
+    return [f"next: {call} --max_tokens={min(MOST_NEXT_TOKENS, room)}"] if room > 0 else []
+
+
 def sample_lines(run: assembly.Run, params: dict, corpus: corpora.Corpus) -> list[str]:
     """Return the model's continuation of the first words of a held-out document, at most SAMPLE_LINES lines."""
     prompt = opening(corpus)
-    room = run.config.model.max_length - len(corpus.tokenizer.encode(prompt)) - 1
+    room = room_after(prompt, run.config, corpus.tokenizer)
+    if room < 1:
+        return []
     text = continue_texts(
         run, params, corpus.tokenizer, [prompt], max_tokens=min(run.config.evaluation.sample_tokens, room),
         temperature=SAMPLE_TEMPERATURE, seed=run.config.train.seed,

@@ -9,7 +9,7 @@ because `corpus` is None, as in a run on batches of the caller.
 import dataclasses
 import importlib
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from inference.engine import Engine
 from input_pipeline.batches import OnLost
 from input_pipeline.corpus import Corpus
 from parallelism.mesh import mesh_context
-from reporting.metrics import OF_A_LINE
+from reporting.metrics import OF_A_LINE, read_lines
 from reporting.step_log import StepLog
 from scoring import figures as scores
 from scoring import questions, tasks
@@ -160,6 +160,23 @@ def check_names(evaluators: Sequence[Evaluator]) -> None:
                 f"{', '.join(sorted(taken))}"
             )
         taken.add(name)
+
+
+def without_figures(
+    evaluators: Sequence[Evaluator], workdir: pathlib.Path, step: int, losses: Mapping[int, float]
+) -> list[Evaluator]:
+    """Return the evaluators whose figures of a step metrics.jsonl lacks, and one that ranks if `losses` lack its own.
+
+    It is the same in all processes; process 0 reads the file.
+    """
+    path = workdir / "metrics.jsonl"
+
+    def kinds() -> list[str]:
+        lines = read_lines(path.read_bytes(), str(path)) if path.exists() else []
+        return sorted({line["kind"] for line in lines if line.get("step") == step} - {*OWN_KINDS})
+
+    done = processes.shared(f"evaluated {step}", kinds) if evaluators else []
+    return [one for one in evaluators if one.name not in done or (one.ranks_checkpoints and step not in losses)]
 
 
 def as_numbers(evaluator: Evaluator, figures: dict) -> dict[str, float]:

@@ -4,6 +4,7 @@
 It imports nothing but the standard library, and runs in Python 3.10 too, which the images of TPU VMs have.
 """
 
+import contextlib
 import os
 import pathlib
 import shlex
@@ -16,8 +17,9 @@ ENVIRONMENT = pathlib.Path(__file__).resolve().parent.parent / ".venv"
 def call_of(command: str) -> str:
     """Return how a shell calls a command of the workspace, such as generate.py, from the current folder."""
     workspace = ENVIRONMENT.parent
-    if pathlib.Path.cwd() == workspace:
-        return f".venv/bin/python {command}"
+    with contextlib.suppress(FileNotFoundError):  # the current folder has been deleted
+        if pathlib.Path.cwd() == workspace:
+            return f".venv/bin/python {command}"
     return shlex.join([str(ENVIRONMENT / "bin" / "python"), str(workspace / command)])
 
 

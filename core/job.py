@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import math
 import pathlib
-import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -15,11 +14,11 @@ from checkpointing.checkpoints import Checkpoints
 from checkpointing.lost_data import LostData
 from cluster import processes
 from cluster.interruption import Interruption
-from core import assembly, inspection, interpreter, sampling
+from core import assembly, inspection, sampling
 from core.between_steps.stages import Stage, Stages, position_of
 from core.callbacks import Callback, RollBack, check_action
-from core.evaluation import opening, sample_lines
-from core.evaluators import EvaluationContext, Evaluator, as_numbers
+from core.evaluation import next_lines, sample_lines
+from core.evaluators import EvaluationContext, Evaluator, as_numbers, without_figures
 from files.atomic import write_atomically
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
@@ -155,7 +154,7 @@ class Job:
                 actions[type(action)] = action
         self.callback_seconds += time.perf_counter() - began
         if back := actions.get(RollBack):
-            raise step_log.Diverged(back.reason, back.first_step, step)
+            raise step_log.Diverged(back.reason, back.first_step, step, applied=True)
         return actions
 
     def begin_stage(self, step: int, shape: Shape) -> None:
@@ -264,8 +263,8 @@ class Job:
         return [one for one in self.evaluators if step < self.config.train.steps and every(step, one.every)]
 
     def missed(self, step: int) -> list[Evaluator]:
-        """Return the evaluators that were due when the run stopped, and whose figure the checkpoints lack."""
-        return [one for one in self.due(step) if one.ranks_checkpoints and step not in self.checkpoints.losses]
+        """Return the evaluators that were due when the run stopped, and whose figures it lacks."""
+        return without_figures(self.due(step), self.workdir, step, self.checkpoints.losses)
 
     def evaluate(self, evaluator: Evaluator, state, step: int, stop: Callable[[], bool], *, is_last: bool):
         """Evaluate and log; return (context, figures), the figures None if stopped or if data is unreadable."""
@@ -296,7 +295,7 @@ class Job:
         return context, figures
 
     def evaluate_or_stop(self, evaluators: Sequence[Evaluator], state, step: int) -> None:
-        """Evaluate during training; if a stop arrives, save first, so that the resumed run repeats this evaluation.
+        """Evaluate during training; if a stop arrives, save first, so that the resumed run repeats these evaluations.
 
         Raises Interrupted if it was stopped, DataGone if held-out documents became unreadable.
         """
@@ -324,13 +323,10 @@ class Job:
         lines.append(self.log.goodput.line())
         lines.append(f"checkpoint: {address}/checkpoints/{step}")
         if corpus and corpus.tokenizer and self.config.evaluation.sample_tokens:
-            asked = "--message=Hello"
             if not corpus.is_of_conversations:
-                asked = f"--prompt={shlex.quote(opening(corpus))}"
                 with self.clock.within("evaluation"):
                     lines += sample_lines(self.run, self.eval_params(state), corpus)
-            place = shlex.quote(f"--workdir={address}")
-            lines.append(f"next: {interpreter.call_of('generate.py')} {place} {asked} --max_tokens=64")
+            lines += next_lines(self.config, corpus, address)
         self.log.display.lines(lines)
         return lines
 
@@ -350,7 +346,10 @@ class Job:
         self.roll_backs += 1
         self.checkpoints.wait()
         record = self._restore_record()
-        if record and trouble.first_step <= record["step"] + 1:  # no update after this checkpoint was finite
+        while trouble.applied and record and record["step"] >= trouble.first_step:
+            self.checkpoints.set_aside(record["step"], f"is not used: {trouble}")
+            record = self._restore_record()
+        if record and not trouble.applied and trouble.first_step <= record["step"] + 1:  # no finite update since
             if record["step"] == self.suspect:  # other batches did not help, so the checkpoint is bad
                 self.checkpoints.set_aside(self.suspect, "is not used: no step after it had a finite gradient")
                 record = self._restore_record()

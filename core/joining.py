@@ -15,16 +15,6 @@ from settings.resolving import environment_mesh
 JOIN_SECONDS = 300
 
 
-def choose_platform() -> str:
-    """Choose the platform of jax, also where it was imported before; return the accelerator, "cpu" without one."""
-    accelerator = startup.attached_accelerator()
-    startup.choose_platform(None, accelerator, cache_path(""))
-    if "jax" in sys.modules:  # it read the variables when it was imported, as optax does
-        sys.modules["jax"].config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or None)
-        sys.modules["jax"].config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
-    return accelerator
-
-
 def join(default_devices: int = 0) -> str:
     """Join the other processes of the run, if any; call it before jax is used. A second call changes nothing.
 
@@ -41,7 +31,11 @@ def join(default_devices: int = 0) -> str:
       ConfigError: variables that place a process contradict each other, or one is missing.
       RunError: not all processes joined in time; names those that are late.
     """
-    accelerator = choose_platform()
+    accelerator = startup.attached_accelerator()
+    startup.choose_platform(None, accelerator, cache_path(""))
+    if "jax" in sys.modules:  # it read the variables when it was imported, as optax does
+        sys.modules["jax"].config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or None)
+        sys.modules["jax"].config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
     group = processes.find(os.environ, accelerator, JOIN_SECONDS)
     if accelerator == "cpu":
         is_asked = "device_count" in os.environ.get("XLA_FLAGS", "") or os.environ.get("JAX_NUM_CPU_DEVICES")

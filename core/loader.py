@@ -8,6 +8,7 @@ A batch has any number of rows: `tokens` and `targets`, and `segments` and `posi
 """
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
@@ -18,6 +19,7 @@ from core.evaluators import Evaluator
 from parallelism.placement import local_rows, place
 
 NAMES = ("tokens", "targets", "segments", "positions")
+ONCE = "can be read only once; give a list or a data loader"
 
 
 def as_ours(batch: Mapping) -> dict[str, np.ndarray]:
@@ -45,13 +47,17 @@ class Loader(Callback):
 
     def __init__(self, loader: Iterable[Mapping]):
         """Read the first batch; `length` is that of its rows."""
-        batches = (as_ours(batch) for batch in _endless(loader))
+        batches = map(as_ours, _endless(loader))
         first = next(batches)
-        self.length, self._rows = first["tokens"].shape[1], _rows(itertools.chain([first], batches))
+        self.length, self._loader, self._is_used = first["tokens"].shape[1], loader, False
+        self._rows = _rows(itertools.chain([first], batches))
 
     def on_start(self, job, record):
-        """Leave out the rows of the steps before."""
-        self._stages = job.stages
+        """Leave out the rows of the steps before; a second run reads the loader from its beginning."""
+        if self._is_used:
+            check_repeats(self._loader, "the loader")
+            self._rows = _rows(map(as_ours, _endless(self._loader)))
+        self._is_used, self._stages = True, job.stages
         self._rows = itertools.islice(self._rows, record["examples"] if record else 0, None)
 
     def __iter__(self):
@@ -67,21 +73,27 @@ class LoaderLoss(Evaluator):
     """The means of the objective's figures over all rows of a loader."""
 
     name = "eval_loader"
-    ranks_checkpoints = True
 
-    def __init__(self, every: int, loader: Iterable[Mapping]):
-        """Evaluate every `every` steps, and at the end."""
-        self.every, self.loader = every, loader
+    def __init__(self, every: int, loader: Iterable[Mapping], *, ranks_checkpoints: bool = True):
+        """Evaluate every `every` steps, and at the end; ConfigError if the loader can be read only once.
+
+        In a run on a corpus, whose held-out loss ranks the checkpoints, this one must not.
+        """
+        check_repeats(loader, "eval_loader")
+        self.every, self.loader, self.ranks_checkpoints = every, loader, ranks_checkpoints
 
     def evaluate(self, context):
-        """Return the figures."""
+        """Return the figures; ConfigError if there are no rows."""
         run, sums = context.run, {}
         for batch in place(self._local(run), run.batch_sharding, run.eval_rows):
             if context.stop():
                 return None
             for name, pair in run.eval_step(context.params, batch, context.frozen).items():
                 sums[name] = sums.get(name, 0.0) + np.asarray(pair, float)
-        return run.objective.summary({name: total / max(weight, 1.0) for name, (total, weight) in sums.items()})
+        if not sums:
+            raise ConfigError("eval_loader has no batches")
+        means = {name: total / weight if weight else math.nan for name, (total, weight) in sums.items()}
+        return run.objective.summary(means)
 
     def lines(self, context, figures):
         """Return a line for the summary."""
@@ -95,13 +107,19 @@ class LoaderLoss(Evaluator):
             yield {name: array[own] for name, array in _stacked([*part, *padding]).items()}
 
 
+def check_repeats(loader: Iterable[Mapping], name: str) -> None:
+    """Raise ConfigError for an iterator, which a second loop would find empty."""
+    if isinstance(loader, Iterator):
+        raise ConfigError(f"{name} {ONCE}")
+
+
 def _endless(loader: Iterable[Mapping]) -> Iterator[Mapping]:
     while True:
         before = batch = object()
         for batch in loader:
             yield batch
         if batch is before:
-            raise ConfigError("the loader has no batches, or can be read only once; give a list or a data loader")
+            raise ConfigError(f"the loader has no batches, or {ONCE}")
 
 
 def _rows(batches: Iterable[dict]) -> Iterator[dict]:
@@ -110,4 +128,8 @@ def _rows(batches: Iterable[dict]) -> Iterator[dict]:
 
 def _stacked(rows: Iterable[dict]) -> dict[str, np.ndarray]:
     rows = list(rows)
+    if len(lengths := {len(row["tokens"]) for row in rows}) > 1:
+        raise ConfigError(
+            f"a loader has rows of {' and '.join(map(str, sorted(lengths)))} tokens; pad them to one length"
+        )
     return {name: np.stack([row[name] for row in rows]) for name in NAMES}

@@ -89,7 +89,7 @@ class BatchSampler:
         return (step - 1) % run.objective.steps_of_batch == 0
 
     def _read(self, step: int, wanted: dict) -> dict[str, np.ndarray]:
-        """Return the batch that `save` wrote, with the names, shapes and types of `wanted`.
+        """Return the batch that `saving` wrote, with the names, shapes and types of `wanted`.
 
         Process 0 reads it and sends it to the others, whose folders need not have it.
         """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Search with a run's model, as the keys of the section `tot` say."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from configs.errors import ConfigError
 from inference.batching import Batch
@@ -35,15 +35,20 @@ def check(config, problems: Iterable[str], what: str) -> None:
             raise ConfigError(f"{what}{problem}: {error}") from None
 
 
-def solve(engine: Engine, config, problems: list[str], seed: int = 0) -> tuple[list[Solved], Batch]:
-    """Return what `tot.search` finds for each problem, and the batch, which has counted tokens; in the run's mesh."""
+def solve(
+    engine: Engine, config, problems: list[str], seed: int = 0, stop: Callable[[], bool] = lambda: False
+) -> tuple[list[Solved] | None, Batch]:
+    """Return what `tot.search` finds for each problem, and the batch, which has counted tokens; in the run's mesh.
+
+    `stop` is called after each problem; there are no answers once it returns true.
+    """
     tot, task = config.tot, task_of(config)
     limits = Limits(tot.max_thoughts, tot.thoughts_per_step, task.max_depth, tot.temperature)
     tokenizer = open_tokenizer(config.data.tokenizer)
     concurrent = min(max(1, ROWS // rows_of_search(tot)), len(problems))
     batch = Batch(engine, num_rows=concurrent * rows_of_search(tot), vocab_size=config.model.vocab_size)
     solver = Solver(batch, tokenizer, task, VALUES[tot.value](task, tokenizer, engine), seed)
-    return solver.solve(problems, tot.search, limits, concurrent), batch
+    return solver.solve(problems, tot.search, limits, concurrent, stop), batch
 
 
 def rows_of_search(tot) -> int:

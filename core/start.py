@@ -18,7 +18,7 @@ from input_pipeline import corpus as corpora
 from objectives.objective import FrozenModel, Objective
 from settings import preference, ramp, ranges
 
-MOST_PASSES, USEFUL_PASSES = 40, 4  # over one corpus: after these nothing is gained; up to these as much as by new data
+MOST_PASSES, USEFUL_PASSES = 40, 4  # over one corpus: more gain nothing; up to 4, each is worth as much as new data
 
 
 def announce(line: str) -> None:
@@ -57,7 +57,8 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
     needed = max(part.num_identifiers for part in corpus.train.parts)
     if config.model.puzzle_dim and needed > config.model.num_puzzles:
         raise ConfigError(
-            f"model.num_puzzles={config.model.num_puzzles} is less than the {needed} puzzles of the data; use that"
+            f"model.num_puzzles={config.model.num_puzzles} is less than the {needed} puzzles of the data; "
+            f"use --config.model.num_puzzles={needed}"
         )
     largest = max(part.largest_input for part in (*corpus.train.parts, corpus.heldout))
     if config.model.levels and largest >= config.model.levels:

@@ -100,7 +100,7 @@ class GRPO(LanguageModeling):
             loss_BT += self.kl * divergence_BT
         share_BT = self._shares(weights_BT)
         total, weight = jnp.sum(loss_BT * share_BT), share_BT.sum()
-        rows_B = jnp.max(weights_BT, axis=1) / sequence_shards()
+        rows_B = (psum_sequence(weights_BT.sum(axis=1)) > 0) / sequence_shards()
         scalars = {
             "loss": (total, weight),
             "reward": (jnp.sum(rows_B * numbers_of(batch["rewards"])), rows_B.sum()),

@@ -117,8 +117,9 @@ class Objective:
     def loss(self, model: nnx.Module, carry: dict, batch: dict, key: jax.Array, **frozen: nnx.Module):
         """Return (sum, weight), (carry, scalars).
 
-        The weight is in tokens. Scalars are (sum, weight) pairs. They include `loss`, and `tokens` if the weight counts
-        something else. `key` is that of the random draws of this step and microbatch.
+        The weight counts what the loss is a mean over, usually tokens. Scalars are (sum, weight) pairs. They include
+        `loss`, and `tokens` if the weight counts something else. `key` is that of the random
+        draws of this step and microbatch.
         """
         raise NotImplementedError
 

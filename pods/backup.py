@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The subcommand `backup`: copies a run, with its checkpoints, to a folder of this machine."""
 
+import json
 import pathlib
 import tempfile
 
+from typing_extensions import TypedDict
+
 from checkpointing import host_parts
+from files.atomic import write_atomically
+from files.json_reader import read_json
 from pods import records
 from pods.calls import call
 from pods.errors import PodError, usage_error
@@ -13,6 +18,7 @@ from pods.settings import Settings
 from pods.transports import Transport, expect_success
 
 BACKUP = "/tmp/backup_models"
+SOURCE = "backup.json"  # in the folder of a backup, so that no other run is mixed with it
 
 
 def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
@@ -21,6 +27,9 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
         raise usage_error(f"backup takes one folder of this machine, by default {BACKUP}")
     target = pathlib.Path(rest[0] if rest else BACKUP)
     folder = _run_folder(settings)
+    source = {"pod": settings.name, "folder": folder}
+    if (kept := _source_of(target)) not in (None, source):
+        raise PodError(f"{target} is the backup of {kept['folder']} of {kept['pod']}; name another folder")
     if "://" in folder or (folder.startswith("/") and settings.transport == "local"):
         words = ["gcloud", "storage", "rsync", "-r", folder] if "://" in folder else ["cp", "-r", f"{folder}/."]
         expect_success([call(settings, [*words, local_folder(settings, str(target))], show=True)], f"back {folder} up")
@@ -35,7 +44,14 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
     if not settings.dry_run:
         files = [file for file in target.rglob("*") if file.is_file()]
         print(f"{folder} is in {target}: {len(files)} files, {sum(f.stat().st_size for f in files) / 1e6:.1f} MB")
+        write_atomically(target / SOURCE, json.dumps(source).encode())
     return 0
+
+
+def _source_of(target: pathlib.Path) -> dict | None:
+    """Return the pod and the folder that a backup is of; None if the folder has none, or is of an earlier version."""
+    path = target / SOURCE
+    return read_json(path, TypedDict("Source", {"pod": str, "folder": str})) if path.exists() else None
 
 
 def _run_folder(settings: Settings) -> str:

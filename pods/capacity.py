@@ -13,6 +13,7 @@ from pods.calls import note
 from pods.errors import PodError, usage_error
 from pods.gcloud import Gcloud
 from pods.settings import Settings
+from reporting.display import counted
 
 QUEUED_POLLS = 20  # states of a queued request that are read before the next zone is tried
 CLEAN_UPS = 3  # an interrupted request may appear a moment after it was sent
@@ -44,14 +45,15 @@ def search(settings: Settings) -> int:
                 records.keep_creation(one)
                 note(one, f"{one.name} is ready, {_way(one)}, in {one.zone}: export ZONE={one.zone}")
                 return 0
-            failures[one.zone] = f"{one.zone}: {failure}"
+            failures[one.zone, _way(one)] = f"{one.zone}, {_way(one)}: {failure}"
             if LASTING.search(failure):
                 tries.remove(one)
         if settings.dry_run:
             return 0
         if not settings.wait or time.monotonic() > end:
             break
-        note(settings, f"no zone has a pod now; {len(tries)} tries again in {settings.poll_seconds:.0f} s")
+        again = f"trying {counted(len(tries), 'way')} again in {settings.poll_seconds:.0f} s"
+        note(settings, f"no zone has capacity now; {again}")
         time.sleep(settings.poll_seconds)
     hint = "" if settings.wait else "; --wait goes on trying"
     raise PodError(f"no pod was created{hint}. {'; '.join(failures.values())}")

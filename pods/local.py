@@ -30,6 +30,7 @@ from pods import hosts, records
 from pods.errors import PodError, usage_error
 from pods.settings import LARGEST, Settings, worker_numbers
 from pods.transports import Result, expect_success
+from reporting.display import counted
 from settings.loading import ROOT
 
 INHERITED = (  # variables that workers inherit; a real host would not see the others either
@@ -107,7 +108,7 @@ class Local:
         self.shared.mkdir(exist_ok=True)
         pod = {"name": self.name, "state": "READY", "health": "HEALTHY", "acceleratorType": self.settings.accel}
         records.write_json(self.description, pod | {"workers": workers, "transport": "local"})
-        return f"{self.name}: created, {workers} workers in {self.folder}"
+        return f"{self.name}: created, {counted(workers, 'worker')} in {self.folder}"
 
     def wait(self) -> str:
         self.found()

@@ -109,14 +109,17 @@ def as_created(settings: Settings) -> Settings:
 
 @contextlib.contextmanager
 def forgotten(settings: Settings) -> Iterator[None]:
-    """Delete the records before the block deletes the pod, so that `supervise` stops; restore them if it fails."""
+    """Delete the records before the block deletes the pod, so that `supervise` stops; restore them if it fails.
+
+    An interrupted deletion counts as failed: the pod may live on.
+    """
     files = (_launch_path(settings), _creation_path(settings))
     texts = {file: file.read_bytes() for file in files if file.exists() and not settings.dry_run}
     for file in texts:
         file.unlink()
     try:
         yield
-    except PodError:
+    except (PodError, KeyboardInterrupt):
         for file, text in texts.items():
             file.write_bytes(text)
         raise

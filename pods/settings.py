@@ -20,7 +20,7 @@ from configs.errors import did_you_mean, shown, similar
 from pods.errors import usage_error
 from settings import loading
 from settings.environment import UNREAD_VARIABLES
-from settings.keys import DASHES, stray_argument
+from settings.keys import DASHES, check_no_secrets, stray_argument
 from settings.loading import ROOT
 
 TRUTH = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
@@ -236,6 +236,7 @@ def read(arguments: list[str], environment: Mapping[str, str] = os.environ) -> t
       PodError: a flag is unknown or a value is invalid (status 2); one line says what would work.
     """
     overrides, rest = _split_overrides(arguments)
+    check_no_secrets(override.partition("=")[0] for override in overrides)
     typed, positional = _parse_flags(rest)
     preset = PRESETS.get(typed["preset"], {})
     values, origins = {}, {}

@@ -20,7 +20,7 @@ from pods.answers import Answer, Configuration
 from pods.errors import PodError
 from pods.settings import Settings
 from pods.transports import Transport
-from reporting.display import aligned
+from reporting.display import aligned, counted
 from reporting.metrics import read_lines
 
 WATCH_SECONDS = 1.0
@@ -276,8 +276,8 @@ def _worker(number: int, result, record: dict | None) -> Worker:
 def _heading(settings: Settings, pod: dict | None, record: dict | None) -> list[str]:
     state = "does not exist"
     if pod:
-        parts = (pod.get("state", "?"), pod.get("health"), pod.get("acceleratorType"), f"{pod['workers']} workers")
-        state = ", ".join(filter(None, parts))
+        parts = (pod.get("state", "?"), pod.get("health"), pod.get("acceleratorType"))
+        state = ", ".join([*filter(None, parts), counted(pod["workers"], "worker")])
     lines = [f"pod {settings.name}: {state} ({settings.transport})"]
     if record is None:
         return [*lines, "launched: nothing"]

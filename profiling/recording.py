@@ -124,7 +124,8 @@ class Profile(Callback):
         whole = report.joined(everyone)
         whole = {"steps": [start, step]} | whole
         whole |= report.rehearsed(job.config, job.topology) | report.rates(whole, job)
-        advice = advise(Measured(whole, job.config, job.topology, lines_of(job.workdir), str(job.checkpoints.address)))
+        known = job.topology or topologies.one_chip(jax.devices()[0].device_kind)
+        advice = advise(Measured(whole, job.config, known, lines_of(job.workdir), str(job.checkpoints.address)))
         whole |= report.described(whole) | {"advice": [one._asdict() | {"line": one.line()} for one in advice]}
         with contextlib.suppress(OSError):  # a full disk; the lines are shown below
             write_atomically(job.workdir / FILE, json.dumps(whole, indent=1, allow_nan=False).encode())

@@ -39,11 +39,9 @@ def _list(thought: Thought, chosen: set[Thought], is_root: bool = False) -> str:
     if not thought.children:
         return ""
     children = sorted(thought.children, key=lambda one: (-_known(one.value), -one.log_prob))
+    marks = (' class="chosen"' if one in chosen else "" for one in children)
     items = "".join(
-        f'<li class="chosen">{_item(one)}{_list(one, chosen)}</li>'
-        if one in chosen
-        else f"<li>{_item(one)}{_list(one, chosen)}</li>"
-        for one in children
+        f"<li{mark}>{_item(one)}{_list(one, chosen)}</li>" for mark, one in zip(marks, children, strict=True)
     )
     return f'<ul class="tree">{items}</ul>' if is_root else f"<ul>{items}</ul>"
 

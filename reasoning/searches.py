@@ -143,7 +143,7 @@ def _chosen_leaf(root: Thought, sums: dict[Thought, float]) -> Thought:
         priors = [math.exp(child.log_prob) for child in thought.children]
         scores = [
             (sums[child] / child.visits if child.visits else 0.0)
-            + EXPLORATION * prior / sum(priors) * math.sqrt(thought.visits) / (1 + child.visits)
+            + EXPLORATION * prior / (sum(priors) or 1.0) * math.sqrt(thought.visits) / (1 + child.visits)
             for child, prior in zip(thought.children, priors, strict=True)
         ]
         thought = thought.children[scores.index(max(scores))]

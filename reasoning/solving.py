@@ -4,7 +4,7 @@
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from inference.batching import Batch, Continuation, Request
 from inference.choice import Sampling
@@ -42,7 +42,7 @@ class Solver:
     """Searches with a model; needs a mesh in context.
 
     Attributes:
-      batch: its rows are what a search remembers: an answer whose row was given to another one is computed again.
+      batch: its cached rows let a search extend earlier answers; an answer whose row was reused is computed again.
     """
 
     def __init__(self, batch: Batch, tokenizer: AnyTokenizer, task: Task, value, seed: int = 0):
@@ -54,8 +54,14 @@ class Solver:
         self.batch, self.tokenizer, self.task, self.value, self.seed = batch, tokenizer, task, value, seed
         (self.line_end,) = tokenizer.encode("\n")
 
-    def solve(self, problems: Sequence[str], search: str, limits: Limits, concurrent: int = 1) -> list[Solved]:
-        """Search for an answer to each problem, `concurrent` of them at a time."""
+    def solve(
+        self, problems: Sequence[str], search: str, limits: Limits, concurrent: int = 1,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> list[Solved] | None:  # fmt: skip
+        """Search for an answer to each problem, `concurrent` of them at a time.
+
+        `stop` is called after each problem; None is returned once it returns true.
+        """
         found: list[Solved | None] = [None] * len(problems)
         waiting = [(place, _Asker(self, problem, search, limits)) for place, problem in enumerate(problems)][::-1]
         running: dict[int, tuple[_Asker, list[Continuation]]] = {}
@@ -69,6 +75,8 @@ class Solver:
                 if (requests := asker.next(asked)) is None:
                     found[place] = asker.solved
                     del running[place]
+                    if stop():
+                        return None
                 else:
                     running[place] = asker, [self.batch.add(request) for request in requests]
             if running:

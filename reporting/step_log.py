@@ -19,10 +19,13 @@ GROUP_SECONDS = 0.1  # of a group of steps; one by one, their scalars take longe
 
 
 class Diverged(ArithmeticError):
-    """Too many updates in a row were skipped, or a state is not finite; skip `first_step` to `last_step`."""
+    """Too many updates in a row were skipped, or a state is not finite; skip `first_step` to `last_step`.
 
-    def __init__(self, what: str, first_step: int, last_step: int):
-        self.first_step, self.last_step = first_step, last_step
+    `applied`: whether these steps changed the parameters, so that no checkpoint of them may be restored.
+    """
+
+    def __init__(self, what: str, first_step: int, last_step: int, *, applied: bool = False):
+        self.first_step, self.last_step, self.applied = first_step, last_step, applied
         super().__init__(what)
 
 

@@ -91,20 +91,24 @@ def write_results(path: pathlib.Path, results: Iterable[dict]) -> None:
 
 
 class Progress:
-    """Shows on stderr how many batches are done and how long the rest takes."""
+    """Shows on stderr how much of the work is done and how long the rest takes, unless it is `quiet`."""
 
-    def __init__(self):
+    def __init__(self, *, quiet: bool = False):
+        self.quiet, self.live = quiet, sys.stderr.isatty() and not quiet
         self.what, self.began, self.shown = "", 0.0, 0.0
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Show that `done` of `total` batches are done; a line every few seconds where stderr is no terminal."""
-        now, live = time.monotonic(), sys.stderr.isatty()
+        """Show that `done` of `total` parts are done; a line every few seconds where stderr is no terminal."""
+        now = time.monotonic()
         if what != self.what:
             self.what, self.began, self.shown = what, now, now
-        if done and (live or now - self.shown >= PROGRESS_SECONDS):
+        if done and not self.quiet and (self.live or now - self.shown >= PROGRESS_SECONDS):
             self.shown = now
             left = duration((now - self.began) / done * (total - done))
-            text = f"{what}: {done:,} of {total:,} batches, {left} left"
-            print(f"\r{text}\x1b[K" if live else text, end="" if live else "\n", file=sys.stderr, flush=True)
-        if live and done + 1 == total:
+            text = f"{what}: {done:,} of {total:,}, {left} left"
+            print(f"\r{text}\x1b[K" if self.live else text, end="" if self.live else "\n", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Clear the line on a terminal, for what is printed next."""
+        if self.live and self.what:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -31,7 +31,7 @@ def row_of_pair(model: LanguageModel, context: str, continuation: str) -> Row:
     """
     stripped = context.rstrip()
     whole = model.tokenizer.encode(context + continuation)
-    before = model.tokenizer.encode(stripped)[: len(whole) - 1]  # a last token may take in both
+    before = model.tokenizer.encode(stripped)[: len(whole) - 1]  # the last token may lie in both
     return Row([*model.prefix, *before] or [model.start], whole[len(before) :])
 
 

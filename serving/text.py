@@ -18,7 +18,7 @@ from input_pipeline.errors import DataError
 from input_pipeline.tokenization import AnyTokenizer
 from serving.answers import Answer, ChatFormat, CompletionFormat, Format, Piece, pieces, usage
 from serving.bodies import read
-from serving.errors import ApiError
+from serving.errors import ApiError, gone
 from serving.metrics import Metrics
 from serving.requests import ChatRequest, CompletionRequest, Decoding
 from serving.worker import Job, Worker
@@ -251,15 +251,15 @@ def event(content: dict) -> str:
 
 async def unless_disconnected(request: Request, work):
     """Return what a coroutine returns; cancel it when the client disconnects, and raise ApiError."""
-    found, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
+    found, left = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait({found, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({found, left}, return_when=asyncio.FIRST_COMPLETED)
         if not found.done():
             raise gone()
         return found.result()
     finally:
         found.cancel()
-        gone.cancel()
+        left.cancel()
 
 
 async def _disconnected(request: Request) -> None:

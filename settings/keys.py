@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration keys by dotted names: read and set values, parse typed text, and suggest keys for unknown names."""
 
+from collections.abc import Iterable
+
 from ml_collections import ConfigDict
 
 from configs import base
@@ -16,6 +18,7 @@ NAMES_ELSEWHERE = {  # names in other programs, and the keys here
     "n_layer": "model.num_layers", "num_hidden_layers": "model.num_layers", "n_head": "model.num_heads",
     "num_attention_heads": "model.num_heads", "intermediate_size": "model.mlp_dim", "dataset": "data.path",
 }  # fmt: skip
+VARIABLES = {"logging.alerts": "TORUS_ALERTS_URL"}  # of the environment, for the value of a secret key
 HIDDEN = "(hidden)"  # in place of a secret, where values are printed and stored
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}  # of values
 LENGTHS = ("train.steps", "train.tokens", "train.epochs")  # of a run; one of them is set
@@ -29,6 +32,15 @@ def flat(config: ConfigDict) -> dict[str, object]:
     """Return {"section.key": value} in alphabetical order, like a ConfigDict; a secret is HIDDEN."""
     values = {f"{section}.{key}": value for section, keys in config.items() for key, value in keys.items()}
     return values | {key: HIDDEN for key in base.keys_of(SECRET) if values.get(key)}
+
+
+def check_no_secrets(names: Iterable[str]) -> None:
+    """Raise ConfigError if the names of keys have a secret one, for commands that store or show what was typed."""
+    for name in sorted(base.keys_of(SECRET) & set(names)):
+        raise ConfigError(
+            f"--config.{name} is a secret, and would be stored with the command; set {VARIABLES[name]} in the "
+            "environment"
+        )
 
 
 def from_flat(values: dict[str, object]) -> ConfigDict:

@@ -51,8 +51,6 @@ OF_PUZZLES = {  # additional keys of a recursive model; the number of cells of a
     "inference.puzzles": 100,
 }
 
-OF_ROWS = ("train.global_batch", "batch.first")
-
 
 def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]:
     """Scale `config` down in place; return {key: (old, new)} of the changed keys.
@@ -65,7 +63,7 @@ def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]
     for key, unit in units.items():
         if before[key] % unit and (key in typed or key not in ROUNDED):
             fitting = multiples_text(before[key], unit)
-            who = "the mesh and train.gradient_accumulation need" if key in OF_ROWS else "its mesh axis needs"
+            who = "the mesh and train.gradient_accumulation need" if key in ROUNDED else "its mesh axis needs"
             raise ConfigError(f"{key}={before[key]} is not a multiple of {unit}, which {who}; use {fitting}")
     targets = TARGETS | {"model.num_layers": max(TARGETS["model.num_layers"], config.model.global_every)}
     if config.model.name == "trm":

@@ -41,7 +41,7 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("model.num_experts", ANY, "model.mup_base_dim", NONE, ""),
     ("model.num_experts", ANY, "mesh.context", (1,), "mesh.fsdp splits what mesh.context would"),
     ("model.global_every", ANY, "model.sliding_window", ANY, "the tokens that the other layers see"),
-    ("model.local_rope_theta", ANY, "model.sliding_window", ANY, "for layers with one read it"),
+    ("model.local_rope_theta", ANY, "model.sliding_window", ANY, "only layers with a window read it"),
     ("model.rope_scaling", ("none",), "model.rope_factor", (1,), "which linear, llama3 and yarn read"),
     ("model.rope_scaling", ("none", "linear"), "model.rope_original_length", NONE, "which llama3 and yarn read"),
     ("model.rope_scaling", ("llama3", "yarn"), "model.rope_original_length", ANY, "that the weights were trained on"),
@@ -148,8 +148,14 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("checkpoint.per_host", ANY, "checkpoint.restore", ("read",), "each host reads its own part"),
     ("batch.fit", ("auto",), "train.gradient_accumulation", NONE, "both say how many microbatches"),
     ("batch.ramp", ("none",), "batch.first", NONE, "which steps and noise_scale read"),
-    ("batch.ramp", GROWS, "evaluation.every_epochs", NONE, "no number of steps; use --config.train.eval_every"),
-    ("batch.ramp", ("noise_scale",), "train.steps", ANY, "since it says too late how many steps some tokens are"),
+    (
+        "batch.ramp",
+        GROWS,
+        "evaluation.every_epochs",
+        NONE,
+        "an epoch has no fixed steps; use train.eval_every",
+    ),
+    ("batch.ramp", ("noise_scale",), "train.steps", ANY, "the ramp decides during the run how many tokens a step has"),
     ("layout.changes", ANY, "batch.fit", ("none",), "which is of one mesh; set --config.train.gradient_accumulation"),
 )
 

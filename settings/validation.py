@@ -64,7 +64,7 @@ def check_keys(config: ConfigDict) -> None:
     if batch.ramp != "none" and not 1 <= batch.first <= most:
         raise ConfigError(f"batch.first={batch.first} must lie between 1 and train.global_batch={most}, its largest")
     if keys.teacher and not keys.soft_weight + keys.hidden_weight:
-        raise ConfigError("distillation.soft_weight=0 and hidden_weight=0 leave the teacher unheard; raise one of them")
+        raise ConfigError("distillation.soft_weight=0 and hidden_weight=0 give the teacher no effect; raise one")
 
 
 def changed(config: ConfigDict, keys: dict[str, object], num_devices: int) -> ConfigDict | None:
@@ -102,7 +102,7 @@ def resolve_mesh(config: ConfigDict, num_devices: int, loaded: Loaded | None = N
     if len(free) > 1:
         raise ConfigError(f"mesh.{free[0]} and mesh.{free[1]} are both -1; only one axis can take what is left")
     product = math.prod(size for size in mesh.values() if size != -1)
-    sizes = " * ".join(f"{axis}={size}" for axis, size in mesh.items() if size != 1)
+    sizes = " * ".join(f"{axis}={size}" for axis, size in mesh.items() if size != 1) or "with all axes 1"
     if product > num_devices or num_devices % product or (not free and product != num_devices):
         if loaded and loaded.environment_mesh and not any(f"mesh.{axis}" in loaded.typed for axis in MESH_AXES):
             raise ConfigError(_environment_misfit(loaded, num_devices))
@@ -202,7 +202,7 @@ def _check_parts(config: ConfigDict) -> None:
     if chunk % mesh.context:
         raise ConfigError(
             f"evaluation.chunk_tokens={chunk} is not a multiple of mesh.context={mesh.context}; "
-            f"use {mesh.context * chunk}"
+            f"use {math.lcm(mesh.context, chunk)}"
         )
 
 

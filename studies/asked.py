@@ -43,7 +43,7 @@ class Asked:
     @functools.cached_property
     def owners(self) -> dict[str, suites.Member]:
         """The first member of the whole study that has each digest."""
-        is_whole = self.groups == self.study.counted  # the other groups are the last, and name nothing of these
+        is_whole = self.groups == self.study.counted  # uncounted groups come last, so they own none of these
         return suites.owners(self.members if is_whole else suites.members(self.study, self.study.groups, **self.how))
 
     def orders(self) -> list:

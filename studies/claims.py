@@ -4,8 +4,8 @@
 Optuna's own queue cannot serve: on SQLite two processes may pop one trial, and its heartbeats mark a trial as failed
 that only compiles for long. Here a claim is a row with a primary key, so that the database accepts one of two. A worker
 counts `beat` up, from a random number, so that no two holdings look the same. Another worker takes a claim over if its
-holder was a process of this machine that has ended, or if the count has stood still for STALE_SECONDS by the clock of
-the one who looks, so that no clocks are compared.
+holder was a process of this machine that has ended, or if the count has stood still for STALE_SECONDS on the
+observer's own clock. The clocks of two machines are never compared.
 """
 
 import contextlib

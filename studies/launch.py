@@ -77,7 +77,8 @@ def run(
 def work(module: str, content: dict, count: int) -> list[int]:
     """Run processes of a module of workers with this JSON until they end; return their exit statuses.
 
-    An interruption of this process asks them to end; a worker that then ends well counts as ended by SIGTERM.
+    An interruption of this process asks them to end. A worker that then exits with 0 is reported as ended by SIGTERM,
+    so that the study counts as interrupted.
     """
     text = json.dumps(content | {"parent": os.getpid()})
     processes = [_start(module, text) for _ in range(count)]

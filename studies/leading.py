@@ -49,7 +49,7 @@ def on_all_hosts(task: Task, workers: int) -> list[int]:
 
 
 def search_on_all_hosts(search: Search, workers: int) -> list[int]:
-    """Run all trials of a search on all hosts, one at a time; for `studies.search.running.train`."""
+    """Run all trials of a search on all hosts, one at a time; for `studies.search.training.train`."""
     leader = type("Leader", (OnAllHosts, searcher_of(search)), {})(search)
     leader.run()
     return [-signal.SIGTERM] if leader.asked_to_stop else []

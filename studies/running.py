@@ -86,7 +86,7 @@ def queue_and_work(asked: Asked, start: Callable) -> None:
         print("\n".join(refused), flush=True)
     added, all_of_them = queue.enqueue(asked.orders()), len(asked.digests)
     shared = len(asked.runnable) - all_of_them
-    note = f" ({shared} configurations share the trial of an equal one)" if shared else ""
+    note = f" ({counted(shared, 'configuration')} with the trial of an equal one)" if shared else ""
     print(f"{asked.study.name}: {counted(all_of_them, 'trial')}{note}, {added} of them new; {asked.root}", flush=True)
     launch.run(
         queue, asked.digests, asked.study.suite.metric, parsed.storage, parsed.workers,

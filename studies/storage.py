@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, shown
 
 try:
     import optuna
@@ -71,7 +71,8 @@ def _address(url: str) -> sqlalchemy.URL:
         address = sqlalchemy.make_url(url)
         kind = address.get_backend_name()
     except (exc.ArgumentError, ValueError):
-        raise ConfigError(f"--storage={url.partition('@')[0][:30]} is not the URL of a database; {EXAMPLES}") from None
+        kind = shown(url.partition(":")[0])  # the rest may hold a password
+        raise ConfigError(f"--storage={kind}:... is not the URL of a database; {EXAMPLES}") from None
     if kind not in KINDS:
         raise ConfigError(f"--storage: studies are kept in SQLite or PostgreSQL, not in {kind}; {EXAMPLES}")
     return address

@@ -15,7 +15,9 @@ import optuna
 import sqlalchemy
 from optuna.trial import FrozenTrial, TrialState
 
+from configs.base import keys_of
 from configs.errors import ConfigError
+from configs.key import MACHINE
 from studies import suites
 from studies.claims import Claims
 
@@ -253,7 +255,8 @@ def check_folders(orders: Iterable[Order], known: Iterable[FrozenTrial]) -> None
     for order in orders:
         if earlier := taken.get(order.workdir):
             was, now = earlier.user_attrs["config"], order.member.values
-            key = next(key for key in {**was, **now} if was.get(key) != now.get(key))
+            differing = [key for key in {**was, **now} if was.get(key) != now.get(key)]
+            key = min(differing, key=lambda key: key in keys_of(MACHINE))  # which do not make it another trial
             raise ConfigError(
                 f"{order.workdir} is the folder of an earlier trial with {key}={was.get(key)}, not {now.get(key)}; "
                 "type the keys of that trial, or give another --root"

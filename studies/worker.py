@@ -22,6 +22,7 @@ from sqlalchemy import exc
 from checkpointing.bucket import path_of
 from cluster import identity
 from cluster.parent import end_with
+from core import ending
 from files.lock import is_held
 from settings import stored_config
 from studies import outcome, program, progress, trials
@@ -292,6 +293,7 @@ def task_of(content: dict) -> Task:
 
 def main(make: Callable[[dict], Worker] = lambda content: Worker(task_of(content))) -> None:
     """Run the worker of the JSON on standard input; end with the process that started this one."""
+    ending.install()
     content = json.load(sys.stdin)
     end_with(content.pop("parent"))
     worker = make(content)

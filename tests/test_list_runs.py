@@ -70,7 +70,7 @@ def test_output_that_nobody_reads_any_more_ends_a_list_in_one_line(runs, command
     words = [sys.executable, *command.split(), *([runs] if "list" in command else [])]
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()
-    assert process.stderr.read() == "error: the program that read the output has ended\n"
+    assert process.stderr.read() == "error: the program that reads this output has closed it\n"
     assert process.wait() == 1
     process.stderr.close()
 

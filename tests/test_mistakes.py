@@ -194,6 +194,7 @@ MISTAKES = [
     ("pod.py create --transport=local --pod_root=HERE/pods --workers=3", {}, "--workers=3 does not divide the 16 chip"),
     # files
     ("train.py --config=HERE/small.py --workdir=HERE/small.py", {}, "small.py is a file; name a folder"),
+    (f"{TRAIN} --workdir=gs://", {}, "gs:// names no bucket; write gs://BUCKET/FOLDER"),
     (f"{TRAIN} --workdir=s3://bucket/run", {}, "a run can be in a local folder or in a gs:// bucket"),
     ("train.py --evaluate_only --workdir=HERE/none", {}, "HERE/none holds no run: there is no HERE/none/config.json"),
     ("train.py --verify_checkpoints --workdir=HERE/run", {"run/config.json": '{"mo'}, "run/config.json: is not valid "),

@@ -20,6 +20,7 @@ from cluster.hub import RunError
 from cluster.interruption import Interrupted
 from core import assembly, inspection, job
 from core.between_steps.faults import parse_faults
+from core.callbacks import Callback, RollBack
 from input_pipeline import ledger
 from parallelism.mesh import mesh_context
 from reporting.clock import OF_STEPS
@@ -140,6 +141,28 @@ def test_a_gradient_that_is_no_number_changes_nothing_but_the_count(
     assert trained[5]["learning_rate"] == pytest.approx(trained[4]["learning_rate"])  # the update still to be taken
     (event,) = events(tmp_path, "update_not_taken")
     assert (event["step"], event["gradient_norm"]) == (4, None)
+
+
+class Regrets(Callback):
+    """Finds after step 10 that the steps from 6 on were bad."""
+
+    def on_step(self, job, state, step):
+        if step == 10 and not job.roll_backs:
+            job.checkpoints.wait()
+            return RollBack("a callback regrets them", 6)
+        return None
+
+
+def test_a_callback_that_rolls_back_gets_a_checkpoint_from_before_its_first_step(
+    single_device, texts, tmp_path, monkeypatch
+):
+    """The checkpoint of step 8 has the bad steps in it; finite as they are, only the callback knows."""
+    monkeypatch.setattr("checkpointing.checkpoints.PATIENCE_SECONDS", 60.0)  # each is saved
+    train.train(on_texts(texts, train__steps=12), tmp_path, callbacks=[Regrets()])
+    (event,) = events(tmp_path, "roll_back")
+    assert (event["step"], event["first_step"], event["last_step"]) == (4, 6, 10)
+    assert [event["step"] for event in events(tmp_path, "damaged")] == [8]
+    assert ledger.sections(tmp_path)[-1]["skips"] == [(40, 40)] and 12 in lines_of(tmp_path, "train")
 
 
 @pytest.mark.slow

@@ -328,8 +328,9 @@ def own_batches(config, steps: int):
 
 
 def test_the_loop_takes_batches_of_the_callers_own(single_device, tmp_path):
-    config = in_process(train__steps=6)
+    config = in_process(train__steps=0, train__tokens=6 * 8 * 32)
     train.train(config, tmp_path, own_batches(config, 6))
+    assert config.train.tokens == 6 * 8 * 32, "a second run of this configuration is as long"
     trained = lines_of(tmp_path, "train")
     assert sorted(trained) == [1, 2, 3, 4, 5, 6] and trained[6]["loss"] < trained[1]["loss"]
     assert (tmp_path / "checkpoints" / "6").is_dir()

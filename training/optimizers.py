@@ -79,21 +79,18 @@ def signs_of_rows(schedule: optax.Schedule, config) -> optax.GradientTransformat
     """
     rate = config.table_learning_rate / config.learning_rate
 
-    def only_used(updates, params, *, used_rows, **_):
+    def only_used(updates, state, params=None, *, used_rows, **_):
         def of_one(update):
             used = jnp.zeros(update.shape[0], bool).at[used_rows].set(True)
             return jnp.where(used[:, None], update, 0)
 
-        return jax.tree.map(of_one, updates)
+        return jax.tree.map(of_one, updates), state
 
     return optax.chain(
         optax.stateless(lambda updates, _: jax.tree.map(jnp.sign, updates)),
         optax.add_decayed_weights(config.table_weight_decay),
         optax.scale_by_learning_rate(lambda step: rate * schedule(step)),
-        optax.GradientTransformationExtraArgs(
-            lambda params: optax.EmptyState(),
-            lambda updates, state, params=None, **extra: (only_used(updates, params, **extra), state),
-        ),
+        optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), only_used),
     )
 
 

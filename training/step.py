@@ -33,7 +33,7 @@ class Graphs(NamedTuple):
 
     def merge(self, params: dict, frozen: dict) -> tuple[nnx.Module, dict[str, nnx.Module]]:
         """Return (the trained model, the frozen models by role)."""
-        model = nnx.merge(self.trained, params, *(frozen[role] for role in ("base",) if role in frozen))
+        model = nnx.merge(self.trained, params, *([frozen["base"]] if "base" in frozen else []))
         return model, {role: nnx.merge(graph, frozen[role]) for role, graph in self.others.items()}
 
 

@@ -65,21 +65,23 @@ class StepTransform:
 
     The memory is saved and restored with the state. An array of it that has the path of a weight is sharded like the
     weight, if each of its dimensions has the weight's size or 1. Other arrays are replicated. If the step's change is
-    rejected, the memory stays as it was. A state is not saved if a number of it is not finite, so begin a minimum with
-    a large number and not with infinity.
+    rejected, the memory stays as it was, unless it `remembers_rejected`. A state is not saved if a number of it is not
+    finite, so begin a minimum with a large number and not with infinity.
 
     Attributes:
       name: of the memory and of its part in checkpoints; an identifier.
       measures_parts: whether the step must measure `StepContext.part_square`.
       remembers_rejected: whether the memory changes even if the step's change is rejected.
+      sees_all_changes: whether it comes after the transforms that may change the parameters.
       measures: activations that the step measures for `StepContext.measured`, by a key, see layers/taps.py. Transforms
-        that use one key mean the same measure.
+        that share a key must declare the same measure.
     """
 
     name: str
     measures: Mapping[str, Measure] = MappingProxyType({})
     measures_parts = False
     remembers_rejected = False
+    sees_all_changes = False
 
     def init(self, params: dict) -> dict:
         """Return the initial memory; {}: there is none."""
@@ -140,5 +142,5 @@ def check_memories(memories: dict) -> None:
 def of_config(config, weights: Weights, schedule: optax.Schedule) -> tuple[StepTransform, ...]:
     """Return the transforms that a configuration asks for."""
     modules = (importlib.import_module(f"training.transforms.{path.stem}") for path in sorted(FOLDER.glob("*.py")))
-    made = (module.make(config, weights, schedule) for module in modules)
-    return tuple(transform for transform in made if transform)
+    made = [transform for module in modules if (transform := module.make(config, weights, schedule))]
+    return tuple(sorted(made, key=lambda transform: transform.sees_all_changes))

@@ -11,7 +11,7 @@ from training.transforms import noise
 
 
 class Stage(NamedTuple):
-    """Steps with batches of one size: the steps after `step`; `examples` were consumed before them."""
+    """Consecutive steps with batches of one size, the first of them after `step`; `examples`: consumed before them."""
 
     step: int
     examples: int
@@ -32,12 +32,11 @@ class Stages(Callback):
         self.restore(record)
 
     def restore(self, record: dict | None) -> None:
-        """Return to the stage of a checkpoint's record; None: the first stage."""
-        step, _, self.increases = position_of(record)
-        self.begin(step)
+        """Take the number of increases of a checkpoint's record, 0 without one; `begin` does the rest."""
+        _, _, self.increases = position_of(record)
 
     def on_start(self, job, record):
-        """Return to the stage of the restored checkpoint."""
+        """Return to the batch size of the restored checkpoint."""
         self.restore(record)
 
     @property

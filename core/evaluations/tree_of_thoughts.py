@@ -34,7 +34,9 @@ class TreeOfThoughts(Evaluator):
         """Return the share that is solved, and per problem the tokens drawn, computed, and taken from other rows."""
         if context.stop():
             return None
-        found, batch = solving.solve(context.engine, context.run.config, self.problems)
+        found, batch = solving.solve(context.engine, context.run.config, self.problems, stop=context.stop)
+        if found is None:
+            return None
         return {
             "solved": statistics.fmean(self.task.is_correct(one.problem, one.answer) for one in found),
             "drawn_tokens": statistics.fmean(one.num_tokens for one in found),

@@ -84,7 +84,8 @@ class VishwamAITrainer:
         self.config = self.mesh_context.config
         self._loader = loader_of(train_loader, self.config, self.mesh_context.mesh.size)
         every = self.config.train.eval_every
-        self._evaluators = [] if eval_loader is None else [LoaderLoss(every, eval_loader)]
+        ranks = self._loader is not None  # else the held-out loss of `data.path` does
+        self._evaluators = [] if eval_loader is None else [LoaderLoss(every, eval_loader, ranks_checkpoints=ranks)]
 
     def train(self):
         """Train up to `training.max_steps`, or continue the run in the pipeline's folder; return train.Result."""

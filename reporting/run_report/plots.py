@@ -112,7 +112,10 @@ def draw_panel(shown: Panel, figure, tips: dict[str, str]) -> None:
     axes.set_title(shown.title, loc="left", fontsize=9.5, pad=6 + POINTS * shown.legend_height)
     axes.grid(axis="y")
     if len(shown.series) > 1:
-        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=shown.columns, borderaxespad=0.1, fontsize=8.5)
+        axes.legend(
+            axes.lines, [series.label for series in shown.series], loc="lower left", bbox_to_anchor=(0.0, 1.0),
+            ncols=shown.columns, borderaxespad=0.1, fontsize=8.5,
+        )  # fmt: skip
 
 
 def format_ticks(axis) -> None:

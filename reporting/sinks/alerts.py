@@ -12,12 +12,14 @@ import socket
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 
 from configs.errors import ConfigError
 from reporting.sink import INTERRUPTED, LAST_WORDS, Sink, is_interruption
+from settings.keys import VARIABLES
 
-VARIABLE = "TORUS_ALERTS_URL"
+VARIABLE = VARIABLES["logging.alerts"]
 LOG = logging.getLogger("torus")
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # seconds between attempts; then an alert is given up
 HURRIED_PAUSE = 0.2  # seconds, when the run ends
@@ -44,9 +46,13 @@ ENDS = (  # parts of an error's line: the event of its alert
 def check(config) -> None:
     """Raise ConfigError if the address is no web address. The message does not show it, since it may hold a secret."""
     address = address_of(config)
+    key = "logging.alerts" if config.logging.alerts else VARIABLE
     if address and not re.match(r"https?://[^/]", address):
-        key = "logging.alerts" if config.logging.alerts else VARIABLE
         raise ConfigError(f"{key} is no web address; it should begin with https:// or http://")
+    try:
+        urllib.parse.urlsplit(address.encode("ascii").decode()).netloc.encode("idna")
+    except ValueError:
+        raise ConfigError(f"{key} is no valid web address; copy it again, with other letters as %XX") from None
 
 
 def address_of(config) -> str:
@@ -135,7 +141,8 @@ class Alerts(Sink):
             self.waiting.put_nowait(None)
         except queue.Full:  # `is_ending` informs the thread that nothing follows
             LOG.error(f"{MOST_WAITING} alerts wait at the end of the run; some are lost")
-        self.thread.join(seconds)
+        if threading.current_thread() is not self.thread:  # whose own failure may end the process
+            self.thread.join(seconds)
         if self.thread.is_alive():
             LOG.error(f"alerts are lost: the receiver did not take them within {seconds:g} s at the end of the run")
 
@@ -160,7 +167,7 @@ class Alerts(Sink):
             time.sleep(HURRIED_PAUSE)
 
     def _attempt(self, body: bytes) -> tuple[str, bool]:
-        """Post an alert; return (problem, whether it may pass), without the address, which may hold a secret."""
+        """Post an alert; return (problem, whether a retry may help), without the address, which may hold a secret."""
         headers = {"Content-Type": "application/json", "User-Agent": "torus"}
         try:
             request = urllib.request.Request(self.address, body, headers)
@@ -169,7 +176,7 @@ class Alerts(Sink):
         except urllib.error.HTTPError as error:
             error.close()
             return f"the receiver answers with status {error.code}", error.code >= 500 or error.code in (408, 429)
-        except http.client.InvalidURL:
+        except (http.client.InvalidURL, ValueError):
             return "its address is not valid", False
         except urllib.error.URLError as error:
             return f"the receiver is out of reach ({type(error.reason).__name__})", True

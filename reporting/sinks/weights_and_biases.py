@@ -94,5 +94,5 @@ class WeightsAndBiases(Sink):
     def _try(self, call) -> None:
         try:
             call()
-        except self.failures as error:
+        except (self.failures, OSError, RuntimeError) as error:  # also where the client's own process has died
             LOG.error(f"Weights & Biases: {' '.join(str(error).split())}")

@@ -128,7 +128,7 @@ def _storage(grant: Grant, kept: dict[str, Member], sizes: Mapping[str, int | No
     counts = {digest: checkpoints_of(member, grant.keep) for digest, member in kept.items()}
     if grant.keep == "best":  # one for each group that has a trial
         counts = {digest: 1 for digest in {member.group: digest for digest, member in kept.items()}.values()}
-    begins = f"storage with --keep={grant.keep}: {sum(counts.values())} checkpoints"
+    begins = f"storage with --keep={grant.keep}: {counted(sum(counts.values()), 'checkpoint')}"
     unknown = sum(sizes[digest] is None for digest, count in counts.items() if count)
     if unknown:
         return f"{begins}, size and cost not known: {unknown} trials are not rehearsed here and none of them is done"

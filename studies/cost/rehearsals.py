@@ -102,7 +102,7 @@ def _recorded(topology: str) -> list[tuple[dict[str, object], float]]:
 
 
 def _compiled_keys(values: dict[str, object]) -> dict[str, object]:
-    """Return the keys that decide what a step computes; a decay of an average matters only by being there."""
+    """Return the keys that decide what a step computes; of optimizer.ema_decay only whether there is one."""
     left_out = keys_of(UNCOMPILED) | keys_of(MACHINE) | FREE
     kept = {key: value for key, value in values.items() if key not in left_out}
     mesh = {key: value for key, value in values.items() if key.startswith(("mesh.", "layout."))}

@@ -126,13 +126,13 @@ def sentence(rows: list[Row], metric: str, direction: str) -> str:
     if best.mean == worst.mean:
         most = f"All {len(done)} configurations have the same {words(metric)}, {figure(best)}"
     rest = f"; {display.left(left, 'trial')}" if left else ""
-    rest += f"; {failed} configurations failed or are refused" if failed else ""
+    rest += f"; {display.counted(failed, 'configuration')} failed or refused" if failed else ""
     if best.error is None or second.error is None or worst.error is None:
         return f"{most}: {ONE_SEED}{rest}."
     if best.mean == worst.mean:
         return f"{most}{rest}."
     gap, needed = abs(best.mean - worst.mean), least_difference(done, best, worst)
-    apart = f"{gap:.4f} apart, where seeds alone give up to {needed:.4f}"
+    apart = f"{gap:.4f} apart; the spread over seeds alone explains up to {needed:.4f}"
     if gap <= needed:
         return f"No difference beyond the spread over seeds: {most}, {apart}{rest}."
     close = abs(best.mean - second.mean) <= least_difference(done, best, second)
@@ -141,7 +141,7 @@ def sentence(rows: list[Row], metric: str, direction: str) -> str:
 
 
 def least_difference(rows: list[Row], one: Row, other: Row) -> float:
-    """Return the difference of two means that seeds alone exceed in less than 5 % of all groups without an effect.
+    """Return the least difference of two means that is significant at 5 %, if the best and the worst row are compared.
 
     It is that of the Tukey-Kramer test, because the best and the worst are picked from all rows: the more rows, the
     larger the difference by chance. The spread over seeds is pooled over the rows.

@@ -5,6 +5,7 @@ import html
 from typing import NamedTuple
 
 from configs.group import FULL, Group
+from reporting.display import counted
 from studies.suites import Study
 
 
@@ -19,11 +20,11 @@ class Section(NamedTuple):
 def sections(study: Study, name: str) -> list[Section]:
     """Return the sections of a group's guide; a text that its file does not declare is left out."""
     group = study.groups[name]
-    count = len(group.of_size(study.base.size))
+    count = counted(len(group.of_size(study.base.size)), "configuration")
     found = [
         Section("Hypothesis", group.hypothesis),
         Section(
-            "How to run", f"{count} configurations, as changes of {study.base.recipe}; --workers=N runs N at a time.",
+            "How to run", f"{count}, as changes of {study.base.recipe}; --workers=N runs N at a time.",
             _commands(study, name),
         ),
         Section("Expected", group.expected),

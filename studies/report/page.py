@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from configs.group import Group, Suite
 from reporting import html_page, page_parts
+from reporting.display import counted
 from reporting.page_parts import figure_of, paragraphs, table_of
 from studies.report import costs, guide, plots
 from studies.report.answers import Answer, Row, figure, words
@@ -31,8 +32,8 @@ def page(study: Study, answers: list[Answer]) -> str:
     """Return the HTML document of a study; the same answers give the same bytes."""
     links = " ".join(f'<a href="#{answer.group}">{answer.group}</a>' for answer in answers)
     done = sum(bool(row.values) for answer in answers for row in answer.rows)
-    rows = sum(len(answer.rows) for answer in answers)
-    about = f"{done} of {rows} configurations are done, in {len(answers)} groups. Metric: {words(study.suite.metric)}."
+    rows, groups = sum(len(answer.rows) for answer in answers), counted(len(answers), "group")
+    about = f"{done} of {rows} configurations are done, in {groups}. Metric: {words(study.suite.metric)}."
     body = [paragraphs([about, f"Base: {study.base.recipe}."]), f"<nav>{links}</nav>"]
     body += [_section(study, answer) for answer in answers]
     return html_page.document(f"Study {study.name}", "\n".join(body), page_parts.CSS + CSS)

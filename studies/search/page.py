@@ -6,6 +6,7 @@ import html
 from optuna.trial import TrialState
 
 from reporting import html_page, page_parts
+from reporting.display import counted
 from reporting.page_parts import figure_of, paragraphs, table_of
 from studies.report import page, plots
 from studies.search import plots as search_plots
@@ -68,9 +69,11 @@ def _ends(found: Searched) -> list[str]:
         rows = [(str(one.number), searches.point(one), why(one)) for one in found.in_state(state)]
         if rows:
             table = table_of(("trial", "parameters", "reason"), rows)
-            parts.append(f"<details><summary>{len(rows)} trials {word}</summary>{table}</details>")
+            parts.append(f"<details><summary>{counted(len(rows), 'trial')} {word}</summary>{table}</details>")
     if found.left_out:
         rows = [(str(count), reason) for reason, count in found.left_out.items()]
         table = table_of(("Points", "reason"), rows)
-        parts.append(f"<details><summary>{sum(found.left_out.values())} points left out</summary>{table}</details>")
+        parts.append(
+            f"<details><summary>{counted(sum(found.left_out.values()), 'point')} left out</summary>{table}</details>"
+        )
     return ["<h2>Other ends</h2>", *parts] if parts else []

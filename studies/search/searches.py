@@ -9,7 +9,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from configs.errors import ConfigError
-from reporting.display import aligned
+from reporting.display import aligned, counted
 from studies import trials
 from studies.report import pareto
 from studies.report.answers import words
@@ -138,7 +138,7 @@ def table(found: Searched, *, front: bool = False) -> list[tuple[str, ...]]:
 def failures(found: Searched) -> list[str]:
     """Return a line for each failed trial, and for each reason why points were left out."""
     failed = [f"failed: trial {one.number}: {reason(one)}" for one in found.in_state(TrialState.FAIL)]
-    return failed + [f"left out: {count} points: {reason}" for reason, count in found.left_out.items()]
+    return failed + [f"left out: {counted(count, 'point')}: {reason}" for reason, count in found.left_out.items()]
 
 
 def reason(trial: FrozenTrial) -> str:

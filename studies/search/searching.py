@@ -167,6 +167,8 @@ class Searcher(Worker):
         with self.queue.locked():
             everything = self.study.get_trials(deepcopy=False)
             known = {one.user_attrs["digest"]: one for one in everything if "digest" in one.user_attrs}
+            if len(everything) >= TRIES and all("left_out" in one.user_attrs for one in everything[-TRIES:]):
+                return None  # no new point was found, and another look would add as many rows again
             for orphan in everything:  # its worker died before it was adopted
                 if "digest" not in orphan.user_attrs and not orphan.state.is_finished():
                     self.study.tell(orphan.number, state=TrialState.FAIL)

@@ -12,6 +12,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import threading
 import time
 
 import jax
@@ -194,12 +195,33 @@ def test_a_save_that_failed_is_tried_again_after_longer_and_longer_parts_of_the_
     assert not any(checkpoints.due_again(step, 64) for step in range(129, 193))
 
 
+def test_a_save_that_was_left_out_is_made_up_for_once_the_one_before_has_ended(opened, monkeypatch):
+    checkpoints, lines = opened
+    monkeypatch.setattr(checkpoints_module, "PATIENCE_SECONDS", 0)
+    goes_on, write = threading.Event(), checkpoints.store.write
+
+    def slow(step, record):
+        assert goes_on.wait(60)
+        write(step, record)
+
+    monkeypatch.setattr(checkpoints.store, "write", slow)
+    checkpoints.save(64, state_of(64), {"step": 64})
+    checkpoints.save(128, state_of(128), {"step": 128})
+    assert lines == ["step 128 not saved: the previous save is still running"]
+    assert not checkpoints.due_again(132, 64)  # it still runs
+    goes_on.set()
+    checkpoints.wait()
+    assert checkpoints.due_again(136, 64)
+    assert save(checkpoints, 136) is None
+    assert not any(checkpoints.due_again(step, 64) for step in range(137, 192))
+
+
 def test_the_last_save_is_tried_some_times_and_then_an_error(opened, monkeypatch):
     checkpoints, lines = opened
     monkeypatch.setattr(checkpoints_module, "LAST_TRIES_SECONDS", (0, 0, 0))
     with full_disk(), pytest.raises(SaveFailed, match="File too large; the steps after checkpoint 1 are lost"):
         checkpoints.save_and_wait(2, state_of(2), {"step": 2})
-    assert len(lines) == 3
+    assert len(lines) == 3 and not any("training goes on" in line for line in lines)
     checkpoints.save_and_wait(2, state_of(2), {"step": 2})
     assert_good(checkpoints, 2)
 

@@ -173,7 +173,7 @@ def test_who_holds_it_renews_it(bucket, written, monkeypatch):
         assert there(bucket) == first
 
 
-def test_who_has_lost_it_is_told_in_the_thread_that_renews(written, monkeypatch):
+def test_who_has_lost_it_is_told_in_the_thread_that_renews(bucket, written, monkeypatch):
     errors, told = [], threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda arguments: (errors.append(arguments.exc_value), told.set()))
     monkeypatch.setattr(lease, "RENEW_SECONDS", 0.05)
@@ -181,6 +181,16 @@ def test_who_has_lost_it_is_told_in_the_thread_that_renews(written, monkeypatch)
         written(age=0)
         assert told.wait(60)
     assert isinstance(errors[0], RunError) and "process 7 on elsewhere" in str(errors[0])
+    assert there(bucket)["host"] == "elsewhere"  # the loser's end leaves the winner's lease
+
+
+def test_a_lease_that_somebody_deleted_is_not_said_to_be_another_runs(bucket, written):
+    mine = Lease(URL)
+    mine.claim()
+    bucket.rm(PATH)
+    with pytest.raises(RunError, match=r"somebody has deleted lock.json, this run's lease; start the run again"):
+        mine.renew()
+    mine.release()
 
 
 def test_a_renewal_whose_answer_was_lost_is_no_loss(written):

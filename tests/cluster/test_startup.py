@@ -150,7 +150,7 @@ def test_without_topology_each_process_simulates_as_many_as_its_environment_says
 
 
 def test_processes_must_divide_the_simulated_devices(machine):
-    with pytest.raises(ConfigError, match="3 processes cannot simulate 16 devices in equal parts"):
+    with pytest.raises(ConfigError, match="16 simulated devices cannot be divided evenly among 3 processes"):
         startup.simulate(16, 3)
 
 

@@ -279,6 +279,6 @@ def test_output_that_nobody_reads_any_more_ends_the_command_in_one_line():
     command = [sys.executable, "-u", "sweep.py", "plan", "trm"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()
-    assert process.stderr.read() == "error: the program that read the output has ended\n"
+    assert process.stderr.read() == "error: the program that reads this output has closed it\n"
     assert process.wait() == 1
     process.stderr.close()

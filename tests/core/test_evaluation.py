@@ -2,9 +2,15 @@
 """What is measured on held-out batches, and what is said where there was nothing to measure."""
 
 import math
+import types
 
+import numpy as np
+
+from configs.base import get_config
 from core import evaluation
+from input_pipeline.tokenization import open_tokenizer
 from objectives.objective import Objective
+from puzzles.voting import Votes
 from reporting.step_log import format_evaluation
 
 
@@ -29,6 +35,29 @@ def measured(monkeypatch, *batches):
 def test_means_are_of_all_that_counts(monkeypatch):
     figures, weight, said = measured(monkeypatch, {"loss": (6.0, 2)}, {"loss": (0.0, 0)}, {"loss": (2.0, 2)})
     assert (figures, weight, said) == ({"loss": 2.0}, 4, ("loss", "2.00", "tokens"))
+
+
+def test_votes_of_later_steps_and_damaged_ones_are_left_out(tmp_path, caplog):
+    """A damaged file ends no run, and the steps after a roll back are no earlier ones."""
+    for name in ("10", "20", "30", "other"):
+        Votes().save(tmp_path / f"{name}.gz")
+    (tmp_path / "10.gz").write_bytes(b"no votes")
+    assert list(evaluation.earlier_votes(tmp_path, 30)) == ["20"]
+    assert "the votes of step 10 are left out: " in caplog.text
+
+
+def test_a_prompt_that_fills_the_model_has_no_sample_and_no_command():
+    """The length of the cache is a multiple of 128, so a negative room would be 128 tokens."""
+    tokenizer = open_tokenizer("byte")
+    rows = {"targets": np.array([[*b"some words, and more"]]), "segments": np.ones((1, 20))}
+    heldout = types.SimpleNamespace(read=lambda rows_, length: rows)
+    corpus = types.SimpleNamespace(heldout=heldout, tokenizer=tokenizer, is_of_conversations=False)
+    config = get_config()
+    for max_length, expected in ((12, []), (14, ["--max_tokens=1"]), (200, ["--max_tokens=64"])):
+        config.model.max_length = max_length
+        assert [line.split()[-1] for line in evaluation.next_lines(config, corpus, "runs/a")] == expected
+    config.model.max_length = 12
+    assert evaluation.sample_lines(types.SimpleNamespace(config=config), {}, corpus) == []
 
 
 def test_a_mean_over_nothing_is_no_perfect_loss(monkeypatch):

@@ -76,5 +76,9 @@ def test_where_starting_again_would_not_help_one_line_says_what_to_run(bare, cas
 def test_a_command_is_named_so_that_it_works_in_the_current_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     assert interpreter.call_of("generate.py") == ".venv/bin/python generate.py"
-    monkeypatch.chdir(tmp_path)
+    elsewhere = tmp_path / "deleted"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
     assert shlex.split(interpreter.call_of("generate.py")) == [f"{ROOT}/.venv/bin/python", f"{ROOT}/generate.py"]
+    elsewhere.rmdir()
+    assert shlex.split(interpreter.call_of("generate.py"))[1] == f"{ROOT}/generate.py"

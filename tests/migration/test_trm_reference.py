@@ -174,6 +174,9 @@ def test_what_is_no_such_file_is_a_line(tmp_path):
     (tmp_path / "pickle").write_bytes(json.dumps({"a": 1}).encode())
     with pytest.raises(WeightsError, match=r"pickle: not a safetensors file .*torch.save_file\(torch.load"):
         load(tmp_path / "pickle", like)
+    safetensors.numpy.save_file({"x": np.zeros(2, ml_dtypes.float8_e4m3fn)}, tmp_path / "fp8")
+    with pytest.raises(WeightsError, match="fp8: x has type F8_E4M3; supported types: F32, F16, BF16"):
+        load(tmp_path / "fp8", like)
     with pytest.raises(WeightsError, match=r"absent: .*; name a safetensors file"):
         load(tmp_path / "absent", like)
     with pytest.raises(WeightsError, match="; name a safetensors file"):

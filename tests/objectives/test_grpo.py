@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from configs.base import MESH_AXES, get_config
+from core.assembly import assemble
 from objectives.grpo import GRPO
 from objectives.objective import bits_of
+from parallelism.mesh import mesh_context
 from tests.support import assert_close, forward, make_model, model_config, packed_batch, random_weights
 
 CLIP, CLIP_HIGH, KL = 0.2, 0.4, 0.1
@@ -74,6 +77,28 @@ def test_the_loss_is_that_of_the_paper(average, kl):
     assert told["reward"] == 1.5 and told["mismatch"] == pytest.approx(np.abs(np.log(ratio))[counts].mean(), rel=1e-4)
     assert told["clipped"] == pytest.approx((ratio != clipped)[counts].mean())
     assert float(scalars["tokens"][0]) == counts.sum()
+
+
+@pytest.mark.slow
+def test_the_reward_counts_each_answer_once_however_the_rows_are_sharded():
+    """Short answers lie in one shard of the length, long ones in both."""
+    config = get_config()
+    config.model.update(num_layers=1, embed_dim=32, num_heads=2, num_kv_heads=2, mlp_dim=32, vocab_size=64)
+    config.model.update(max_length=16, dtype="float32")
+    config.train.update(objective="grpo", global_batch=4, sequence_length=16)
+    config.data.update(source="countdown_rollouts", tokenizer="byte")
+    is_answer = np.zeros((4, 16), bool)
+    is_answer[:2, 2:6] = is_answer[2:, 2:14] = True
+    for shards in (1, 2):
+        config.mesh.update(dict.fromkeys(MESH_AXES, 1) | {"model": shards})
+        run = assemble(config, devices=jax.devices()[:shards])
+        rows = jax.device_get(run.objective.random_batch(jax.random.key(0)))
+        rows |= {"segments": np.ones_like(rows["segments"]), "rewards": bits_of(np.array([0.0, 0, 1, 1]))}
+        rows["targets"] = np.where(is_answer, np.maximum(rows["targets"], 0), -1)
+        with mesh_context(run.mesh):
+            rows = {name: jax.device_put(rows[name], leaf.sharding) for name, leaf in run.abstract_batch.items()}
+            _, scalars, _ = run.train_step_with_grads(run.init(), rows, {})
+        assert float(scalars["reward"]) == 0.5
 
 
 @pytest.mark.parametrize("apart", [-200.0, 200.0])

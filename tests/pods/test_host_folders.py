@@ -60,6 +60,8 @@ def test_a_run_resumes_on_the_workers_disks_and_its_backup_can_be_used_anywhere(
     joined = re.search(r"joined the parts of 2 hosts: checkpoints (\d+)", done.stdout)
     assert done.status == 0 and joined, done.stdout + done.stderr
     assert (backup / "logs" / "train_worker_1.out").is_file() and not (backup / ".parts").exists()
+    refused = two.run("backup", str(backup), "--workdir=runs/other")
+    assert refused.status == 1 and f"{backup} is the backup of " in refused.stderr, "no two runs in one folder"
     assert two.run("delete").status == 0
     words = ["generate.py", f"--workdir={backup}", "--prompt=1 is", "--max_tokens=3"]
     [(status, out, err)] = groups.finish([groups.start_alone(words, cache=tmp_path / "cache")])

@@ -78,6 +78,15 @@ def test_a_tree_does_not_depend_on_what_else_is_solved_in_the_batch(run, search)
         assert one.num_tokens == again.num_tokens > 0
 
 
+def test_a_search_stops_after_the_problem_in_which_it_is_told_to(run):
+    asked = []
+    with mesh_context(run[2].run.mesh):
+        found = solver(run[2], Limits(1, 1)).solve(
+            PROBLEMS, "greedy", Limits(1, 1), stop=lambda: bool(asked.append(1)) or len(asked) == 2
+        )
+    assert found is None and len(asked) == 2
+
+
 @pytest.mark.slow
 def test_log_probabilities_and_values_are_those_of_the_model(run):
     limits = Limits(2, 2, 3)

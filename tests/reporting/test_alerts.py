@@ -115,6 +115,16 @@ def test_a_process_that_ends_at_once_tells_why(tmp_path, monkeypatch, line, even
     assert ended == [1] and told(server)[0][:2] == (event, line.removeprefix("error: "))
 
 
+def test_a_last_word_that_fails_does_not_keep_the_process_from_its_end(monkeypatch):
+    monkeypatch.setattr(ending, "_ending", threading.Lock())
+    monkeypatch.setattr(ending, "LAST_WORDS", [lambda line, status: 1 / 0])
+    ended = []
+    monkeypatch.setattr(ending.os, "_exit", ended.append)
+    with pytest.raises(ZeroDivisionError):  # os._exit would not return
+        ending._end("error: a reason", 3)
+    assert ended == [3]
+
+
 def test_process_1_tells_only_that_process_0_is_lost(tmp_path):
     with receiver() as server:
         write_a_run(server.url, tmp_path, process=1)
@@ -165,6 +175,8 @@ def test_the_address_comes_from_the_key_or_the_environment_and_nothing_stores_it
     argv = ["train.py", "--config.logging.alerts=https://example.org/s3cret", "--config.train.steps=3"]
     assert command_line.without_secrets(argv) == [argv[0], "--config.logging.alerts=(hidden)", argv[2]]
     assert command_line.without_secrets(["--config.logging.alerts", "http://a.b"])[1] == "(hidden)"
+    twice = [f"--config.logging.alerts=http://{name}.example" for name in ("first", "second")]
+    assert command_line.without_secrets(twice) == ["--config.logging.alerts=(hidden)"] * 2
     assert "s3cret" not in command_line.config_text(types.SimpleNamespace(config=config, origins={}))
     assert alerts.address_of(config).endswith("s3cret") and alerts.address_of(config_with()) == ""
     monkeypatch.setenv(alerts.VARIABLE, "https://example.org/other")
@@ -177,3 +189,10 @@ def test_what_is_no_web_address_is_told_without_it(address):
     with pytest.raises(ConfigError, match=re.escape("logging.alerts is no web address; it should begin")) as error:
         sink.check(config_with(alerts=address))
     assert "s3cret" not in str(error.value)
+
+
+@pytest.mark.parametrize("address", ["https://hooks..example.org/s3cret", "https://example.org/s3crét", "http://[a/b"])
+def test_an_address_that_no_request_could_have_is_refused_and_ends_no_thread(address):
+    with pytest.raises(ConfigError, match=r"logging.alerts is no valid web address; copy it again"):
+        sink.check(config_with(alerts=address))
+    assert alerts.Alerts(address, "mine")._attempt(b"{}")[0]  # as where the variable changes later

@@ -49,8 +49,8 @@ def test_tasks_are_scored_at_their_steps_and_at_the_end(config, tmp_path, capsys
     assert f"more/bits_per_byte: {lines[3]['more/bits_per_byte']:.4f}\n" in capsys.readouterr().out
 
 
-def test_a_stop_during_the_scoring_saves_the_step_and_repeats_nothing_else(config, tmp_path, monkeypatch):
-    """The stop arrives while the first batch of the tasks is computed."""
+def test_a_stop_during_the_scoring_saves_the_step_and_the_resumed_run_scores_it(config, tmp_path, monkeypatch):
+    """The stop arrives while the first batch of the tasks is computed, when the held-out loss is there already."""
     evaluate = evaluators.Tasks.evaluate
 
     def stopped(self, context):
@@ -61,6 +61,10 @@ def test_a_stop_during_the_scoring_saves_the_step_and_repeats_nothing_else(confi
     with pytest.raises(Interrupted, match=r"^saved at step 2;"):
         train.train(config, tmp_path / "run")
     assert lines_of(tmp_path / "run", "tasks") == {}
+    monkeypatch.undo()
+    train.train(config, tmp_path / "run")
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert list(lines_of(tmp_path / "run", "tasks")) == [2, 3] and kinds.count("eval") == 2, "none is repeated"
 
 
 def test_batches_of_the_caller_have_no_tokenizer_for_tasks(config, tmp_path):

@@ -3,6 +3,7 @@
 
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -64,4 +65,17 @@ def test_progress_says_how_long_the_rest_takes(capsys, monkeypatch):
     monkeypatch.setattr(figures.time, "monotonic", lambda: next(now))
     for done in (0, 1, 5):
         progress("log-likelihoods", done, 10)
-    assert capsys.readouterr().err == "log-likelihoods: 5 of 10 batches, 10 s left\n"
+    assert capsys.readouterr().err == "log-likelihoods: 5 of 10, 10 s left\n"
+
+
+def test_on_a_terminal_the_progress_is_gone_before_the_table(capsys, monkeypatch):
+    """Several answers end at once, so the last call may be far from the end."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    progress, quiet = Progress(), Progress(quiet=True)
+    for shown in (progress, quiet):
+        shown("answers", 1, 9)
+        shown.end()
+    assert capsys.readouterr().err.count("answers: 1 of 9") == 1
+    progress("answers", 2, 9)
+    progress.end()
+    assert capsys.readouterr().err.endswith("\r\x1b[K")

@@ -164,6 +164,7 @@ def test_a_client_that_disconnects_frees_its_row(chatting, client):
     end = time.monotonic() + 10
     while metrics(chatting)["torus_requests_in_flight"] or metrics(chatting)["torus_rows_used"]:
         assert time.monotonic() < end
+    assert 'path="/v1/chat/completions",status="499"' in httpx2.get(f"{chatting.url}/metrics").text
 
 
 MISTAKES = [  # changes of a valid request, status, part of the message, parameter

@@ -73,7 +73,7 @@ def test_the_page_of_a_search_is_the_same_each_time_and_needs_no_network(tmp_pat
     shown = search_page.document(found)
     assert shown == search_page.document(found)
     assert "status 3: the loss &lt;is&gt; nan" in shown and "pruned: others were better" in shown
-    assert "1 points left out" in shown and "equals trial 0" in shown
+    assert "1 point left out" in shown and "equals trial 0" in shown
     assert "<script" not in shown and "http" not in shown.replace("http://www.w3.org", "") and "Pareto" not in shown
     (tmp_path / "page.html").write_text(shown)
     browser = Browser(tmp_path / "profile")
@@ -91,7 +91,7 @@ def test_status_and_report_take_the_name_of_a_search(tmp_path):
     status, out, err = ended(sweep(tmp_path, "status", "s"))
     assert status == 0, err
     assert "search s: random over" in out and "the Pareto front:" in out and "number of parameters" in out
-    assert "failed: trial 3: status 3: the loss <is> nan" in out and "left out: 1 points: equals trial 0" in out
+    assert "failed: trial 3: status 3: the loss <is> nan" in out and "left out: 1 point: equals trial 0" in out
     status, out, err = ended(sweep(tmp_path, "report", "s", "--html=page.html"))
     assert (status, out) == (0, "wrote page.html\n"), err
     assert "The Pareto front" in (tmp_path / "page.html").read_text()

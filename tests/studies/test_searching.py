@@ -175,6 +175,21 @@ def test_a_search_that_is_interrupted_between_two_trials_is_not_over(tmp_path):
 
 
 @pytest.mark.slow
+def test_an_exhausted_space_is_not_asked_again_while_another_worker_trains(tmp_path):
+    """Each look would add a hundred rows to the database, and an idle worker looks every two seconds."""
+    from studies.search import searching
+
+    space = tmp_path / "two.py"
+    space.write_text('from configs.space import Choice\n\nSPACE = {"train.seed": Choice((1, 2))}\n')
+    search = asked(tmp_path, space=str(space))
+    searching.begin(search)
+    worker = searching.Searcher(search)
+    begun = [worker._begun() for _ in range(3)]
+    rows = len(worker.study.get_trials())
+    assert [one is not None for one in begun] == [True, True, False] and rows >= searching.TRIES
+    assert worker._begun() is None and len(worker.study.get_trials()) == rows
+
+
 def test_a_search_without_a_valid_point_fails_with_the_first_reason(tmp_path):
     (tmp_path / "heads.py").write_text(
         'from configs.space import Choice\n\nSPACE = {"model.num_heads": Choice([3, 5])}\n'

@@ -49,6 +49,10 @@ def test_a_named_choice_changes_all_its_keys():
         ('SPACE = {"model.num_layers": 3}', "model.num_layers is 3, which is no Range and no Choice"),
         ('SPACE = {"model.num_layers": Range(3, 1)}', "a range from 3 to 1 is empty"),
         ('SPACE = {"optimizer.learning_rate": Range(0, 1.0, log=True)}', "begins above 0"),
+        (
+            'SPACE = {"model.num_layers": Range(1, 9, step=0.5)}',
+            "a range of whole numbers is 0.5; give 1.0",
+        ),
         ('SPACE = {"model.num_layers": Choice((1, 1))}', "at least two different values"),
         ("SPACE = {}", "SPACE must be a dictionary"),
         ("space = 1", "no attribute 'SPACE'"),

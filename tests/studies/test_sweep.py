@@ -78,8 +78,8 @@ def test_the_page_answers_first_with_figures_and_errors_over_seeds(tmp_path):
     (answer,) = answers.of_study(study, members, queue.latest())
     assert answer.sentence == (
         "e-0.9995 has the best exact accuracy, 1.0005 ± 0.0006, and a-off the worst, 0.0010 ± 0.0006, "
-        "0.9995 apart, where seeds alone give up to 0.0026; d-0.999, 1.0000 ± 0.0006, is within the error of the best; "
-        "1 configurations failed or are refused."
+        "0.9995 apart; the spread over seeds alone explains up to 0.0026; d-0.999, 1.0000 ± 0.0006, is within the "
+        "error of the best; 1 configuration failed or refused."
     )
     shown = page.page(study, [answer])
     assert shown == page.page(study, [answer])
@@ -109,7 +109,7 @@ def test_one_seed_concludes_nothing(tmp_path):
 
 @needs_optuna
 @pytest.mark.parametrize("url, says", [
-    ("studies.db", "--storage=studies.db is not the URL of a database; use sqlite:///studies.db or postgresql://"),
+    ("studies.db", "--storage=studies.db:... is not the URL of a database; use sqlite:///studies.db or postgresql://"),
     ("mysql://me:secret@host/x", "--storage: studies are kept in SQLite or PostgreSQL, not in mysql; use "),
     ("sqlite://", "--storage=sqlite:// names no file, which several processes could share; use "),
     ("sqlite:////none/x.db", "--storage=sqlite:////none/x.db: the folder /none does not exist; create it, or name"),

@@ -7,10 +7,19 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from configs.base import keys_of
+from configs.base import get_config, keys_of
 from configs.key import RESUME
 from core.start import may_change
-from training.step_transform import StepTransform, check, check_memories
+from training.step_transform import StepTransform, check, check_memories, of_config
+
+
+def test_the_average_is_of_what_every_other_transform_leaves():
+    """A method that changes the parameters after the average would be missing from what is evaluated."""
+    config = get_config()
+    config.optimizer.ema_decay = 0.9
+    config.plasticity.update(method="shrink_perturb", every=2)
+    names = [transform.name for transform in of_config(config, None, None)]
+    assert names[-1] == "average" and "plasticity" in names
 
 
 def named(name):

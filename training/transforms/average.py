@@ -25,6 +25,7 @@ class Average(StepTransform):
     weights: Weights
     decay: float
     name = "average"
+    sees_all_changes = True
 
     def init(self, params: dict) -> dict:
         """Return a copy of the parameters."""

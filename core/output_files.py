@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that the flags of a command name for its results: checked before the work, and written after it."""
+
+import os
+import pathlib
+
+from configs.errors import ConfigError
+from core.command_line import FLAGS
+from files.atomic import write_atomically
+
+
+def path_of(flag: str, default: pathlib.Path | None = None) -> pathlib.Path | None:
+    """Return the file of a flag; without a value `default`."""
+    return pathlib.Path(FLAGS[flag].value).expanduser() if FLAGS[flag].value else default
+
+
+def check(flag: str, default: pathlib.Path | None = None) -> None:
+    """Raise ConfigError if the file of a flag cannot be written; call this before its content is computed."""
+    path = path_of(flag, default)
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise ConfigError(f"--{flag}={path}: the folder {path.parent} does not exist; create it, or name another")
+    if path.is_dir():
+        raise ConfigError(f"--{flag}={path} is a folder; name a file in it")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"--{flag}={path}: the folder {path.parent} cannot be written; name a file in another")
+
+
+def write(flag: str, text: str, default: pathlib.Path | None = None) -> pathlib.Path:
+    """Write the file of a flag atomically, and return it; ConfigError if it cannot be written."""
+    path = path_of(flag, default)
+    try:
+        write_atomically(path, text.encode())
+    except OSError as error:
+        raise ConfigError(f"--{flag}={path}: {error.strerror}; name a file that can be written") from None
+    return path

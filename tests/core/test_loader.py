@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A caller's loader gives each run the rows that follow those it has seen, and mistakes in it are one line."""
+
+import types
+
+import numpy as np
+import pytest
+
+from configs.errors import ConfigError
+from core.loader import Loader, LoaderLoss
+
+JOB = types.SimpleNamespace(stages=types.SimpleNamespace(rows=2))
+
+
+def batches(count=20, rows=2, length=4):
+    return [{"tokens": np.full((rows, length), n), "targets": np.full((rows, length), n)} for n in range(count)]
+
+
+def firsts(loader, count):
+    return [int(next(loader)["tokens"][0, 0]) for _ in range(count)]
+
+
+def test_a_second_run_of_a_loader_goes_on_where_the_first_stopped():
+    """A notebook calls the same trainer again after Ctrl-C; one batch was read ahead and never used."""
+    loader = Loader(batches())
+    loader.on_start(JOB, None)
+    assert firsts(loader, 5) == [0, 1, 2, 3, 4]
+    loader.on_start(JOB, {"examples": 8})
+    assert firsts(loader, 3) == [4, 5, 6]
+
+
+def test_what_can_be_read_once_serves_one_run():
+    loader = Loader(iter(batches()))
+    loader.on_start(JOB, None)
+    assert firsts(loader, 2) == [0, 1]
+    with pytest.raises(ConfigError, match="the loader can be read only once; give a list or a data loader"):
+        loader.on_start(JOB, {"examples": 4})
+    with pytest.raises(ConfigError, match="eval_loader can be read only once"):
+        LoaderLoss(4, iter(batches()))
+
+
+def test_rows_of_several_lengths_are_refused_by_their_lengths():
+    loader = Loader([*batches(1, rows=1), *batches(1, rows=1, length=5)])
+    loader.on_start(JOB, None)
+    with pytest.raises(ConfigError, match="a loader has rows of 4 and 5 tokens; pad them to one length"):
+        next(loader)
+
+
+class Weighs:
+    """An objective's figures as a step would report them: a sum and its weight."""
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def run(self):
+        objective = types.SimpleNamespace(summary=lambda figures: figures)
+        step = lambda params, batch, frozen: {"loss": (3.0, self.weight)}  # noqa: E731
+        return types.SimpleNamespace(batch_sharding=None, eval_rows=2, eval_step=step, objective=objective)
+
+
+@pytest.mark.parametrize(("weight", "expected"), [(2.0, 1.5), (0.0, np.nan)])
+def test_a_mean_over_no_labels_is_no_perfect_loss(monkeypatch, weight, expected):
+    monkeypatch.setattr("core.loader.place", lambda batches, sharding, rows: batches)
+    monkeypatch.setattr("core.loader.local_rows", lambda sharding, rows: slice(None))
+    context = types.SimpleNamespace(run=Weighs(weight).run(), params=None, frozen=None, stop=lambda: False)
+    np.testing.assert_equal(LoaderLoss(4, batches(1)).evaluate(context), {"loss": expected})
+    with pytest.raises(ConfigError, match="eval_loader has no batches"):
+        LoaderLoss(4, []).evaluate(context)
