@@ -130,7 +130,7 @@ def run(arguments: list[str]) -> int:
         if not ending.stdout_has_no_reader():
             raise
         discard_output()
-        print("error: the program that read the output has ended", file=sys.stderr)
+        print("error: the program that reads this output has closed it", file=sys.stderr)
         return 1
     except (PodError, ConfigError) as error:
         if ending.stdout_has_no_reader():

@@ -5,11 +5,9 @@ import json
 import pathlib
 import tempfile
 
-from typing_extensions import TypedDict
-
 from checkpointing import host_parts
 from files.atomic import write_atomically
-from files.json_reader import read_json
+from files.json_reader import Object, read_json
 from pods import records
 from pods.calls import call
 from pods.errors import PodError, usage_error
@@ -19,6 +17,13 @@ from pods.transports import Transport, expect_success
 
 BACKUP = "/tmp/backup_models"
 SOURCE = "backup.json"  # in the folder of a backup, so that no other run is mixed with it
+
+
+class Source(Object):
+    """The run that a folder is the backup of: its folder on a pod."""
+
+    pod: str
+    folder: str
 
 
 def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
@@ -51,7 +56,7 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
 def _source_of(target: pathlib.Path) -> dict | None:
     """Return the pod and the folder that a backup is of; None if the folder has none, or is of an earlier version."""
     path = target / SOURCE
-    return read_json(path, TypedDict("Source", {"pod": str, "folder": str})) if path.exists() else None
+    return read_json(path, Source) if path.exists() else None
 
 
 def _run_folder(settings: Settings) -> str:

@@ -2,7 +2,7 @@
 """Compiled train steps, one for each Shape; later ones compile in a thread while earlier ones run."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
@@ -31,10 +31,10 @@ class CompiledSteps:
         `frozen` is on the mesh of the present steps. Code that reshards the state must reshard `frozen` too. A batch
         does not say `cycles`, so that code that begins a stage sets them.
         """
-        self.compile_step, self.frozen, self.by_shape = compile_step, frozen or {}, {}
+        self.compile_step, self.frozen, self.by_shape = compile_step, frozen or {}, {shape: Future()}
         self.cycles = shape.cycles
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="compile")
-        self.get(shape)
+        self.by_shape[shape].set_result(compile_step(shape))
 
     def start(self, shape: Shape) -> None:
         """Start to compile the step of a shape in the thread, unless this was done."""

@@ -47,7 +47,7 @@ def test_each_zone_is_tried_on_demand_spot_and_queued_until_one_has_a_pod(gcloud
 
 def test_what_is_typed_narrows_the_ways_and_without_wait_each_is_tried_once(gcloud):
     done = gcloud.run("create", ZONES, "--spot", FAKE_CAPACITY="")
-    assert done.status == 1 and "no pod was created; --wait goes on trying. us-central2-b: " in done.last_line
+    assert done.status == 1 and "no pod was created; --wait goes on trying. us-central2-b, spot: " in done.last_line
     assert [row for row in made(done.argvs) if row[0] == "create"] == [
         (*row, True) for zone in ("us-central2-b", "europe-west4-b")
         for row in (("create", zone, "tpu-vm"), ("create", zone, "queued-resources"))
@@ -65,7 +65,7 @@ def test_with_wait_all_zones_are_tried_again_but_not_where_it_cannot_succeed(gcl
     assert done.status == 0 and "europe-west4-b: gcloud compute tpus tpu-vm create: PERMISSION_DENIED" in done.stdout
     tries = [zone for verb, zone, kind, _ in made(done.argvs) if (verb, kind) == ("create", "tpu-vm")]
     assert tries == ["us-central2-b", "europe-west4-b", "us-central2-b"]
-    assert "no zone has a pod now; 3 tries again in 0 s" in done.stdout
+    assert "no zone has capacity now; trying 3 ways again in 0 s" in done.stdout
 
 
 def test_a_pod_that_is_there_is_neither_made_nor_deleted(gcloud):

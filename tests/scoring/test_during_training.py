@@ -51,17 +51,16 @@ def test_tasks_are_scored_at_their_steps_and_at_the_end(config, tmp_path, capsys
 
 def test_a_stop_during_the_scoring_saves_the_step_and_the_resumed_run_scores_it(config, tmp_path, monkeypatch):
     """The stop arrives while the first batch of the tasks is computed, when the held-out loss is there already."""
-    evaluate = evaluators.Tasks.evaluate
+    config.train.eval_every, evaluate = 2, evaluators.Tasks.evaluate
 
     def stopped(self, context):
         signal.raise_signal(signal.SIGTERM)
         return evaluate(self, context)
 
-    monkeypatch.setattr(evaluators.Tasks, "evaluate", stopped)
-    with pytest.raises(Interrupted, match=r"^saved at step 2;"):
+    with monkeypatch.context() as patch, pytest.raises(Interrupted, match=r"^saved at step 2;"):
+        patch.setattr(evaluators.Tasks, "evaluate", stopped)
         train.train(config, tmp_path / "run")
     assert lines_of(tmp_path / "run", "tasks") == {}
-    monkeypatch.undo()
     train.train(config, tmp_path / "run")
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert list(lines_of(tmp_path / "run", "tasks")) == [2, 3] and kinds.count("eval") == 2, "none is repeated"

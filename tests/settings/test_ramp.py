@@ -72,7 +72,7 @@ def test_steps_that_take_some_examples_are_those_that_the_sizes_make(step, incre
         ({"batch.ramp": "noise_scale", "train.gradient_accumulation": 4, "train.steps": 0, "train.tokens": 999},
          "needs train.steps"),
         ({"batch.ramp": "noise_scale", "train.gradient_accumulation": 4}, "batch.first at least 2 microbatches"),
-        ({"evaluation.every_epochs": 1.0}, "use --config.train.eval_every"),
+        ({"evaluation.every_epochs": 1.0}, "an epoch has no fixed steps; use train.eval_every"),
         ({"batch.learning_rate": "square"}, "did you mean sqrt"),
     ],
     ids=str,
