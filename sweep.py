@@ -79,13 +79,14 @@ def main(arguments: list[str]) -> int:
     words, rest = positional(arguments)
     sys.argv = [sys.argv[0], *rest]
     overrides = command_line.parse_flags(__doc__, NOT_READ, "a study has its recipe and the folders of its trials")
-    check_no_secrets(overrides)
     known = [*SUBCOMMANDS, SEARCH]
     if not words or words[0] not in known:
         near = did_you_mean(similar(words[0], known)) if words else ""
         what = f"{shown(words[0])} is not a subcommand{near}" if words else "no subcommand is given"
         raise ConfigError(f"{what} (all: {', '.join(known)})")
     check_flags(words[0])
+    if words[0] in ("run", SEARCH):
+        check_no_secrets(overrides)
     check_amounts()
     name, *more = words[1:] or [""]
     if more or (name and words[0] == SEARCH):

@@ -181,14 +181,14 @@ class Checkpoints:
             raise RunError(f"checkpoint {step} cannot be read now: {error}; nothing was changed, try again") from None
         return sorted({problem for found in processes.gather(f"problems {step}", mine) for problem in found})
 
-    def set_aside(self, step: int, why: str) -> None:
+    def set_aside(self, step: int, why: str, event: str = "damaged") -> None:
         """Rename a checkpoint that must not be used, unless this is read-only, and report `why`."""
         fate = "it is left out"
         if self.retention:
             held = step in self.store.steps()
             fates = self._answers(f"aside {step}", lambda: self.store.move_aside(step) if held else "")
             fate = next(filter(None, fates), "it has disappeared")
-        self.report(f"checkpoint {step} {why}; {fate}", event="damaged", step=step)
+        self.report(f"checkpoint {step} {why}; {fate}", event=event, step=step)
 
     def record(self, step: int) -> Record:
         """Return the record of `step`. Raises the errors of `Store.record`."""

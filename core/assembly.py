@@ -234,7 +234,7 @@ def _update(
         optimizer = optimizers.make(direction, config.optimizer, schedule, weights)
     else:
         schedule, optimizer = optax.constant_schedule(math.nan), optax.with_extra_args_support(optimizer)
-    transforms = *step_transform.of_config(config, weights, schedule), *transforms
+    transforms = step_transform.ordered([*step_transform.of_config(config, weights, schedule), *transforms])
     step_transform.check(transforms)
     return Update(weights, optimizer, transforms)
 

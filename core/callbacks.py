@@ -37,7 +37,8 @@ class Reshard:
 class RollBack:
     """Restore the newest checkpoint from before `first_step`, and leave out the batches of the steps up to this one.
 
-    A run on a caller's batches cannot do this. It ends with NonFinite, and the message has the reason.
+    If `first_step` is from before a resume, the batches since the restored checkpoint are left out. A run on a caller's
+    batches, or without a checkpoint that is old enough, ends with NonFinite, and the message has the reason.
     """
 
     reason: str
@@ -51,10 +52,10 @@ class Stopped(Exception):
 Action = Save | Stop | Reshard | RollBack
 
 
-def check_action(callback: "Callback", action: object, present: Shape) -> None:
-    """Raise TypeError if what a callback returned is no action, ValueError for a Reshard that `Stages` does not want.
+def check_action(callback: "Callback", action: object, present: Shape, step: int) -> None:
+    """Raise TypeError if what a callback returned is no action, ValueError for one that is not possible now.
 
-    `present` is the shape of the next step, as `Stages` has it.
+    `present` is the shape of the next step, as `Stages` has it, and `step` the step that was just done.
     """
     name = type(callback).__name__
     if not isinstance(action, Action):
@@ -62,6 +63,8 @@ def check_action(callback: "Callback", action: object, present: Shape) -> None:
             f"{name}.on_step returned {action!r}; it must return None, Save(), Stop(reason), Reshard(shape) or "
             "RollBack(reason, first_step)"
         )
+    if isinstance(action, RollBack) and not 1 <= action.first_step <= step:
+        raise ValueError(f"{name}.on_step returned {action}; first_step must be from 1 to {step}, the present step")
     if isinstance(action, Reshard) and action.shape != present:
         raise ValueError(
             f"{name}.on_step returned {action}, but the next step has {present}; use the keys batch.ramp and "

@@ -22,6 +22,7 @@ from configs.errors import ConfigError
 from core.assembly import Run, assemble
 from core.evaluation import evaluate_heldout, heldout_lines, vote_and_keep, vote_lines
 from core.scored_model import check_same_on_hosts, scored_model
+from files.json_reader import JsonError
 from inference.engine import Engine
 from input_pipeline.batches import OnLost
 from input_pipeline.corpus import Corpus
@@ -167,13 +168,22 @@ def without_figures(
 ) -> list[Evaluator]:
     """Return the evaluators whose figures of a step metrics.jsonl lacks, and one that ranks if `losses` lack its own.
 
-    It is the same in all processes; process 0 reads the file.
+    It is the same in all processes; process 0 reads the file. If that cannot be read, all are evaluated again.
     """
     path = workdir / "metrics.jsonl"
 
     def kinds() -> list[str]:
-        lines = read_lines(path.read_bytes(), str(path)) if path.exists() else []
-        return sorted({line["kind"] for line in lines if line.get("step") == step} - {*OWN_KINDS})
+        found = set()
+        try:
+            lines = read_lines(path.read_bytes(), str(path))
+        except (JsonError, OSError):
+            return []
+        for line in lines:
+            if line.get("event") in ("start", "roll_back") and line.get("step", step) < step:
+                found.clear()  # the step is done again
+            elif line.get("step") == step:
+                found.add(line["kind"])
+        return sorted(found)
 
     done = processes.shared(f"evaluated {step}", kinds) if evaluators else []
     return [one for one in evaluators if one.name not in done or (one.ranks_checkpoints and step not in losses)]

@@ -15,6 +15,7 @@ from checkpointing.lost_data import LostData
 from cluster import processes
 from cluster.interruption import Interruption
 from core import assembly, inspection, sampling
+from core.between_steps import regret
 from core.between_steps.stages import Stage, Stages, position_of
 from core.callbacks import Callback, RollBack, check_action
 from core.evaluation import next_lines, sample_lines
@@ -150,7 +151,7 @@ class Job:
         actions, began = {}, time.perf_counter()
         for callback in self.callbacks:
             if (action := callback.on_step(self, state, step)) is not None:
-                check_action(callback, action, self.stages.shape(step))
+                check_action(callback, action, self.stages.shape(step), step)
                 actions[type(action)] = action
         self.callback_seconds += time.perf_counter() - began
         if back := actions.get(RollBack):
@@ -340,15 +341,15 @@ class Job:
         if self.roll_backs >= self.config.train.roll_backs or not self.corpus:
             raise NonFinite(
                 f"{trouble} at step {trouble.last_step}, after {self.roll_backs} roll backs; "
-                f"nothing bad was saved; {self.write_bad_documents(trouble)}"
-                "use a lower --config.optimizer.learning_rate in a new --workdir"
+                f"{'checkpoints may have these steps' if trouble.applied else 'nothing bad was saved'}; "
+                f"{self.write_bad_documents(trouble)}use a lower --config.optimizer.learning_rate in a new --workdir"
             )
         self.roll_backs += 1
         self.checkpoints.wait()
+        self.checkpoints.owes = False
+        if trouble.applied:
+            regret.set_aside(self.checkpoints, trouble)
         record = self._restore_record()
-        while trouble.applied and record and record["step"] >= trouble.first_step:
-            self.checkpoints.set_aside(record["step"], f"is not used: {trouble}")
-            record = self._restore_record()
         if record and not trouble.applied and trouble.first_step <= record["step"] + 1:  # no finite update since
             if record["step"] == self.suspect:  # other batches did not help, so the checkpoint is bad
                 self.checkpoints.set_aside(self.suspect, "is not used: no step after it had a finite gradient")
@@ -356,7 +357,7 @@ class Job:
             else:
                 self.suspect = record["step"]
         step, examples, _ = position_of(record)
-        first = max(first, examples)  # the checkpoint may be one of the skipped steps
+        first = regret.example_after(trouble, first, examples, self.begun[0].step)
         self.corpus = dataclasses.replace(self.corpus, train=self.corpus.train.skip(first, last))
         self.log.goodput.lost_since(record["goodput"]["parts"]["training"] if record else 0.0)
         self.log.event(

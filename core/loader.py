@@ -75,11 +75,12 @@ class LoaderLoss(Evaluator):
     name = "eval_loader"
 
     def __init__(self, every: int, loader: Iterable[Mapping], *, ranks_checkpoints: bool = True):
-        """Evaluate every `every` steps, and at the end; ConfigError if the loader can be read only once.
+        """Evaluate every `every` steps, 0 for never, and at the end; ConfigError if a second pass is not possible.
 
         In a run on a corpus, whose held-out loss ranks the checkpoints, this one must not.
         """
-        check_repeats(loader, "eval_loader")
+        if every:
+            check_repeats(loader, "eval_loader")
         self.every, self.loader, self.ranks_checkpoints = every, loader, ranks_checkpoints
 
     def evaluate(self, context):

@@ -16,8 +16,9 @@ import pydantic
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 MAX_BYTES = 16 << 20  # of a file; in memory JSON takes up to about 30 times its size
+MOST_KEYS = 1000  # of an object, among which a mistyped one is looked for
 SHOWN_CHARACTERS = 60  # of a wrong value, or of its key, in a message
-OF_PYDANTIC = re.compile(r"^(Input|List|String) | after validation, not \d+$")  # words that a message does without
+OF_PYDANTIC = re.compile(r"^(Input|List|String|Dictionary|Tuple) | after validation, not \S+$")
 KINDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a string", "none": "null"}
 Schema = TypeVar("Schema")
 Scalar = bool | int | float | str | None
@@ -78,7 +79,8 @@ def _first_line(errors: pydantic.ValidationError) -> str:
         case "json_invalid":
             return f"is not valid JSON ({first['ctx']['error']})"
         case "missing":
-            near = difflib.get_close_matches(str(first["loc"][-1]), map(str, first["input"]), n=1)
+            given = list(first["input"])[:MOST_KEYS] if isinstance(first["input"], dict) else []
+            near = difflib.get_close_matches(str(first["loc"][-1]), map(str, given), n=1, cutoff=0.8)
             return f"{key} is missing" + (f"; did you mean it by {_shortened(near[0])}?" if near else "")
     if choices := _alternatives(every):
         key = _shortened(key.rpartition(".")[0])

@@ -76,9 +76,9 @@ def training(words: list[str]) -> list[str]:
     known = study.groups[groups[0]].configurations
     configuration = configuration or (next(iter(known)) if len(known) == 1 else "")
     if len(groups) > 1 or configuration not in known:
-        raise ConfigError(
-            f"--config-name={shown(name)} names several runs; choose one of {groups[0]}/NAME: {', '.join(known)}"
-        )
+        what = f"has no configuration {shown(configuration)}" if configuration else "names several runs"
+        choices = f"{groups[0]}/NAME: {', '.join(known)}" if len(groups) == 1 else f"GROUP/NAME: {', '.join(groups)}"
+        raise ConfigError(f"--config-name={shown(name)} {what}; choose one of {choices}")
     flags, keys = _translated(rest)
     workdir = keys.pop(FOLDER, f"runs/{groups[0]}/{configuration}")
     keys = study.base.changes | known[configuration] | keys

@@ -7,7 +7,7 @@ import tempfile
 
 from checkpointing import host_parts
 from files.atomic import write_atomically
-from files.json_reader import Object, read_json
+from files.json_reader import Object
 from pods import records
 from pods.calls import call
 from pods.errors import PodError, usage_error
@@ -20,10 +20,10 @@ SOURCE = "backup.json"  # in the folder of a backup, so that no other run is mix
 
 
 class Source(Object):
-    """The run that a folder is the backup of: its folder on a pod."""
+    """The run that a folder is the backup of: its folder, and the pod, "" for a folder in a bucket."""
 
-    pod: str
     folder: str
+    pod: str
 
 
 def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
@@ -32,9 +32,9 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
         raise usage_error(f"backup takes one folder of this machine, by default {BACKUP}")
     target = pathlib.Path(rest[0] if rest else BACKUP)
     folder = _run_folder(settings)
-    source = {"pod": settings.name, "folder": folder}
+    source = {"folder": folder, "pod": "" if "://" in folder else settings.name}
     if (kept := _source_of(target)) not in (None, source):
-        raise PodError(f"{target} is the backup of {kept['folder']} of {kept['pod']}; name another folder")
+        raise PodError(f"{target} is the backup of {' of '.join(filter(None, kept.values()))}; name another folder")
     if "://" in folder or (folder.startswith("/") and settings.transport == "local"):
         words = ["gcloud", "storage", "rsync", "-r", folder] if "://" in folder else ["cp", "-r", f"{folder}/."]
         expect_success([call(settings, [*words, local_folder(settings, str(target))], show=True)], f"back {folder} up")
@@ -56,7 +56,7 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
 def _source_of(target: pathlib.Path) -> dict | None:
     """Return the pod and the folder that a backup is of; None if the folder has none, or is of an earlier version."""
     path = target / SOURCE
-    return read_json(path, Source) if path.exists() else None
+    return records.read_kept(path, Source) if path.exists() else None
 
 
 def _run_folder(settings: Settings) -> str:

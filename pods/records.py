@@ -111,7 +111,8 @@ def as_created(settings: Settings) -> Settings:
 def forgotten(settings: Settings) -> Iterator[None]:
     """Delete the records before the block deletes the pod, so that `supervise` stops; restore them if it fails.
 
-    An interrupted deletion counts as failed: the pod may live on.
+    After an interruption the pod may be there or not. How it was created is restored, but not what was launched, since
+    a `supervise` that finds a launch without a pod creates the pod again.
     """
     files = (_launch_path(settings), _creation_path(settings))
     texts = {file: file.read_bytes() for file in files if file.exists() and not settings.dry_run}
@@ -119,9 +120,10 @@ def forgotten(settings: Settings) -> Iterator[None]:
         file.unlink()
     try:
         yield
-    except (PodError, KeyboardInterrupt):
+    except (PodError, KeyboardInterrupt) as error:
         for file, text in texts.items():
-            file.write_bytes(text)
+            if file == _creation_path(settings) or isinstance(error, PodError):
+                file.write_bytes(text)
         raise
 
 

@@ -236,7 +236,7 @@ def read(arguments: list[str], environment: Mapping[str, str] = os.environ) -> t
       PodError: a flag is unknown or a value is invalid (status 2); one line says what would work.
     """
     overrides, rest = _split_overrides(arguments)
-    check_no_secrets(override.partition("=")[0] for override in overrides)
+    check_no_secrets(dict(override.split("=", 1) for override in overrides))
     typed, positional = _parse_flags(rest)
     preset = PRESETS.get(typed["preset"], {})
     values, origins = {}, {}

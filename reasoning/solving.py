@@ -75,7 +75,7 @@ class Solver:
                 if (requests := asker.next(asked)) is None:
                     found[place] = asker.solved
                     del running[place]
-                    if stop():
+                    if (waiting or running) and stop():
                         return None
                 else:
                     running[place] = asker, [self.batch.add(request) for request in requests]

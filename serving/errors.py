@@ -89,7 +89,8 @@ async def answer_http_error(request: Request, error: HTTPException) -> JSONRespo
     """Answer a path that does not exist, or one that is asked with another method."""
     asked = f"{request.method} {shown(request.url.path)}"
     if error.status_code == 404:
-        message = f"{asked} is not served here; there are {', '.join(route.path for route in request.app.routes)}"
+        paths = ", ".join(route.path for route in request.app.routes if "{" not in route.path)
+        message = f"{asked} is not served here; there are {paths}"
     elif error.status_code == 405:
         message = f"{asked} is not possible; use {error.headers['Allow']}"
     else:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration keys by dotted names: read and set values, parse typed text, and suggest keys for unknown names."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from ml_collections import ConfigDict
 
@@ -34,9 +34,9 @@ def flat(config: ConfigDict) -> dict[str, object]:
     return values | {key: HIDDEN for key in base.keys_of(SECRET) if values.get(key)}
 
 
-def check_no_secrets(names: Iterable[str]) -> None:
-    """Raise ConfigError if the names of keys have a secret one, for commands that store or show what was typed."""
-    for name in sorted(base.keys_of(SECRET) & set(names)):
+def check_no_secrets(typed: Mapping[str, str]) -> None:
+    """Raise ConfigError if a secret key is typed, for commands that store or show what was typed."""
+    for name in sorted(name for name in base.keys_of(SECRET) if typed.get(name)):
         raise ConfigError(
             f"--config.{name} is a secret, and would be stored with the command; set {VARIABLES[name]} in the "
             "environment"

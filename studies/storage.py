@@ -71,8 +71,8 @@ def _address(url: str) -> sqlalchemy.URL:
         address = sqlalchemy.make_url(url)
         kind = address.get_backend_name()
     except (exc.ArgumentError, ValueError):
-        kind = shown(url.partition(":")[0])  # the rest may hold a password
-        raise ConfigError(f"--storage={kind}:... is not the URL of a database; {EXAMPLES}") from None
+        named = "(hidden)" if "@" in url else shown(url)  # it may have a password
+        raise ConfigError(f"--storage={named} is not the URL of a database; {EXAMPLES}") from None
     if kind not in KINDS:
         raise ConfigError(f"--storage: studies are kept in SQLite or PostgreSQL, not in {kind}; {EXAMPLES}")
     return address

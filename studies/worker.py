@@ -294,6 +294,8 @@ def task_of(content: dict) -> Task:
 def main(make: Callable[[dict], Worker] = lambda content: Worker(task_of(content))) -> None:
     """Run the worker of the JSON on standard input; end with the process that started this one."""
     ending.install()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)  # until there is a worker to stop
     content = json.load(sys.stdin)
     end_with(content.pop("parent"))
     worker = make(content)

@@ -161,8 +161,28 @@ def test_a_callback_that_rolls_back_gets_a_checkpoint_from_before_its_first_step
     train.train(on_texts(texts, train__steps=12), tmp_path, callbacks=[Regrets()])
     (event,) = events(tmp_path, "roll_back")
     assert (event["step"], event["first_step"], event["last_step"]) == (4, 6, 10)
-    assert [event["step"] for event in events(tmp_path, "damaged")] == [8]
+    assert [event["step"] for event in events(tmp_path, "regretted")] == [8]
     assert ledger.sections(tmp_path)[-1]["skips"] == [(40, 40)] and 12 in lines_of(tmp_path, "train")
+
+
+def test_a_callback_that_regrets_steps_from_before_a_resume_leaves_out_all_since_the_checkpoint(
+    single_device, texts, tmp_path, monkeypatch
+):
+    """The resumed process does not know the batch of step 6."""
+    monkeypatch.setattr("checkpointing.checkpoints.PATIENCE_SECONDS", 60.0)
+    train.train(on_texts(texts, train__steps=8), tmp_path)
+    train.train(on_texts(texts, train__steps=12), tmp_path, callbacks=[Regrets()])
+    assert [event["step"] for event in events(tmp_path, "roll_back")] == [4]
+    assert ledger.sections(tmp_path)[-1]["skips"] == [(32, 48)] and 12 in lines_of(tmp_path, "train")
+
+
+def test_a_callback_that_regrets_all_that_is_saved_ends_the_run(single_device, texts, tmp_path, monkeypatch):
+    monkeypatch.setattr("checkpointing.checkpoints.PATIENCE_SECONDS", 60.0)
+    config = on_texts(texts, train__steps=12, checkpoint__keep=1)
+    with pytest.raises(NonFinite, match="a callback regrets them; no checkpoint is from before step 6"):
+        train.train(config, tmp_path, callbacks=[Regrets()])
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.steps() == [8], "it is as good as it was"
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import dataclasses
 import importlib
 import pathlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -142,5 +142,10 @@ def check_memories(memories: dict) -> None:
 def of_config(config, weights: Weights, schedule: optax.Schedule) -> tuple[StepTransform, ...]:
     """Return the transforms that a configuration asks for."""
     modules = (importlib.import_module(f"training.transforms.{path.stem}") for path in sorted(FOLDER.glob("*.py")))
-    made = [transform for module in modules if (transform := module.make(config, weights, schedule))]
-    return tuple(sorted(made, key=lambda transform: transform.sees_all_changes))
+    made = (module.make(config, weights, schedule) for module in modules)
+    return tuple(transform for transform in made if transform)
+
+
+def ordered(transforms: Iterable[StepTransform]) -> tuple[StepTransform, ...]:
+    """Return the transforms in their order, but last those that see all changes."""
+    return tuple(sorted(transforms, key=lambda transform: transform.sees_all_changes))

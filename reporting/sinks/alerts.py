@@ -52,7 +52,7 @@ def check(config) -> None:
     try:
         urllib.parse.urlsplit(address.encode("ascii").decode()).netloc.encode("idna")
     except ValueError:
-        raise ConfigError(f"{key} is no valid web address; copy it again, with other letters as %XX") from None
+        raise ConfigError(f"{key} is no valid web address; copy it again, in ASCII") from None
 
 
 def address_of(config) -> str:
@@ -141,8 +141,9 @@ class Alerts(Sink):
             self.waiting.put_nowait(None)
         except queue.Full:  # `is_ending` informs the thread that nothing follows
             LOG.error(f"{MOST_WAITING} alerts wait at the end of the run; some are lost")
-        if threading.current_thread() is not self.thread:  # whose own failure may end the process
-            self.thread.join(seconds)
+        if threading.current_thread() is self.thread:  # its own failure ends the process
+            return
+        self.thread.join(seconds)
         if self.thread.is_alive():
             LOG.error(f"alerts are lost: the receiver did not take them within {seconds:g} s at the end of the run")
 

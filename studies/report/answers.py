@@ -118,7 +118,7 @@ def sentence(rows: list[Row], metric: str, direction: str) -> str:
         return _of_one(done[0], metric, left)
     if len(done) < 2:
         yet = "No answer yet" if left else "No answer"
-        why = f", {failed} failed or are refused" if failed else ""
+        why = f", {failed} failed or refused" if failed else ""
         return f"{yet}: {len(done)} of {len(rows)} configurations are done{why}, {display.left(left, 'trial')}."
     ranked = sorted(done, key=lambda row: row.mean, reverse=direction == "maximize")
     best, second, worst = ranked[0], ranked[1], ranked[-1]

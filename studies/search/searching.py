@@ -94,6 +94,7 @@ class Searcher(Worker):
         super().__init__(Task(search.storage, search.study, [], search.metric, search.program, root=search.root))
         self.search, self.space, self.recipe = search, search.searched(), loading.run_recipe(search.recipe)
         self.study = optuna.load_study(study_name=search.study, storage=self.queue.storage)
+        self._exhausted: int | None = None  # number of ended trials when no new point was found
 
     def run_trial(self, trial: FrozenTrial) -> None:
         """Find the second objective of a trial, if the search has one, and run it. Raises LostClaim."""
@@ -167,8 +168,9 @@ class Searcher(Worker):
         with self.queue.locked():
             everything = self.study.get_trials(deepcopy=False)
             known = {one.user_attrs["digest"]: one for one in everything if "digest" in one.user_attrs}
-            if len(everything) >= TRIES and all("left_out" in one.user_attrs for one in everything[-TRIES:]):
-                return None  # no new point was found, and another look would add as many rows again
+            num_ended = sum(one.state.is_finished() for one in known.values())
+            if num_ended == self._exhausted:
+                return None  # another look would add as many rows again, and the sampler knows nothing new
             for orphan in everything:  # its worker died before it was adopted
                 if "digest" not in orphan.user_attrs and not orphan.state.is_finished():
                     self.study.tell(orphan.number, state=TrialState.FAIL)
@@ -185,6 +187,7 @@ class Searcher(Worker):
                 left_out = member.refusal or f"equals trial {known[member.digest].number}"
                 trial.set_user_attr("left_out", left_out)
                 self.study.tell(trial, state=TrialState.FAIL)
+        self._exhausted = num_ended
         return None
 
 

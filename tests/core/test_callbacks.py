@@ -7,7 +7,7 @@ import types
 import pytest
 
 import train
-from core.callbacks import Callback, Reshard, Save, Stop, Stopped
+from core.callbacks import Callback, Reshard, RollBack, Save, Stop, Stopped
 from core.job import Job
 from training.compiled_steps import Shape
 
@@ -39,6 +39,9 @@ def test_actions_are_taken_and_nothing_else_is_passed_over():
     for answer in ("stop", Stop, True, {}):
         with pytest.raises(TypeError, match=r"Answers.on_step returned .*; it must return None, Save"):
             asked(answer)
+    for first_step in (0, 2):
+        with pytest.raises(ValueError, match="first_step must be from 1 to 1, the present step"):
+            asked(RollBack("bad data", first_step))
     for shape in (PRESENT._replace(rows=8), PRESENT._replace(mesh=(1, 2, 4, 1, 1, 1))):
         with pytest.raises(ValueError, match=r"use the keys batch.ramp and layout.changes"):
             asked(Reshard(shape))

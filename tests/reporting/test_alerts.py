@@ -192,7 +192,10 @@ def test_what_is_no_web_address_is_told_without_it(address):
 
 
 @pytest.mark.parametrize("address", ["https://hooks..example.org/s3cret", "https://example.org/s3crét", "http://[a/b"])
-def test_an_address_that_no_request_could_have_is_refused_and_ends_no_thread(address):
+def test_an_address_that_no_request_could_have_is_refused_and_ends_no_thread(address, caplog):
     with pytest.raises(ConfigError, match=r"logging.alerts is no valid web address; copy it again"):
         sink.check(config_with(alerts=address))
-    assert alerts.Alerts(address, "mine")._attempt(b"{}")[0]  # as where the variable changes later
+    made = alerts.Alerts(address, "mine")
+    made.send("spike", "as where the variable changes after the check")
+    made.close(None)
+    assert "the alert spike of step 0 is lost: " in caplog.text and "s3cr" not in caplog.text

@@ -174,7 +174,6 @@ def test_a_search_that_is_interrupted_between_two_trials_is_not_over(tmp_path):
     assert statuses == [-signal.SIGTERM]
 
 
-@pytest.mark.slow
 def test_an_exhausted_space_is_not_asked_again_while_another_worker_trains(tmp_path):
     """Each look would add a hundred rows to the database, and an idle worker looks every two seconds."""
     from studies.search import searching
@@ -190,6 +189,7 @@ def test_an_exhausted_space_is_not_asked_again_while_another_worker_trains(tmp_p
     assert worker._begun() is None and len(worker.study.get_trials()) == rows
 
 
+@pytest.mark.slow
 def test_a_search_without_a_valid_point_fails_with_the_first_reason(tmp_path):
     (tmp_path / "heads.py").write_text(
         'from configs.space import Choice\n\nSPACE = {"model.num_heads": Choice([3, 5])}\n'

@@ -109,7 +109,7 @@ def test_one_seed_concludes_nothing(tmp_path):
 
 @needs_optuna
 @pytest.mark.parametrize("url, says", [
-    ("studies.db", "--storage=studies.db:... is not the URL of a database; use sqlite:///studies.db or postgresql://"),
+    ("studies.db", "--storage=studies.db is not the URL of a database; use sqlite:///studies.db or postgresql://"),
     ("mysql://me:secret@host/x", "--storage: studies are kept in SQLite or PostgreSQL, not in mysql; use "),
     ("sqlite://", "--storage=sqlite:// names no file, which several processes could share; use "),
     ("sqlite:////none/x.db", "--storage=sqlite:////none/x.db: the folder /none does not exist; create it, or name"),
