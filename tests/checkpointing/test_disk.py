@@ -25,6 +25,8 @@ from checkpointing.checkpoints import CheckpointError, Checkpoints, Damaged, Sav
 from checkpointing.retention import Retention
 from tests import groups, warm
 
+# Of the writes that are under way when one fails, the others end after Orbax has closed their event loop; each prints it.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 TWO = Retention(newest=2)
 WORDS = 1 << 18  # of 4 bytes, in one array
 FILE_BYTES = 1 << 16  # how long a file gets on a full disk
