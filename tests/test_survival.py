@@ -262,7 +262,7 @@ def test_copies_that_drift_apart_are_found_where_the_flip_was_between_checks(tex
         run(config, tmp_path, "flip@3")
 
 
-# Of the writes that are under way when one fails, the others end after Orbax has closed their event loop; each prints it.
+# Writes that are under way when one fails end after Orbax has closed their event loop, and each prints that.
 FULL_DISK = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 

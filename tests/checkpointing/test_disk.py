@@ -25,7 +25,7 @@ from checkpointing.checkpoints import CheckpointError, Checkpoints, Damaged, Sav
 from checkpointing.retention import Retention
 from tests import groups, warm
 
-# Of the writes that are under way when one fails, the others end after Orbax has closed their event loop; each prints it.
+# Writes that are under way when one fails end after Orbax has closed their event loop, and each prints that.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 TWO = Retention(newest=2)
 WORDS = 1 << 18  # of 4 bytes, in one array
