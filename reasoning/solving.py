@@ -72,13 +72,13 @@ class Solver:
             for place, (asker, asked) in list(running.items()):
                 if not all(one.reason for one in asked):
                     continue
-                if (requests := asker.next(asked)) is None:
-                    found[place] = asker.solved
-                    del running[place]
-                    if (waiting or running) and stop():
-                        return None
-                else:
+                if (requests := asker.next(asked)) is not None:
                     running[place] = asker, [self.batch.add(request) for request in requests]
+                    continue
+                found[place] = asker.solved
+                del running[place]
+                if (waiting or running) and stop():
+                    return None
             if running:
                 self.batch.step()
         return found
