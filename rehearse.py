@@ -208,11 +208,11 @@ def write(figures: dict, compiled) -> None:
     if FLAGS.html:
         from rehearsal.page import page
 
-        report.write_file(FLAGS.html, page(figures))
+        output_files.write("html", page(figures))
     if FLAGS.hlo and compiled.facts["out_of_memory"]:
         print(f"--hlo={FLAGS.hlo} is not written: a step that does not fit has no program")
     elif FLAGS.hlo:
-        report.write_file(FLAGS.hlo, compiled.program())
+        output_files.write("hlo", compiled.program())
 
 
 def show(result: dict, display) -> None:
@@ -224,7 +224,7 @@ def show(result: dict, display) -> None:
 def write_json(result: dict) -> None:
     """Write a report to the file of --json if given."""
     if FLAGS.json:
-        report.write_file(FLAGS.json, json.dumps(result, indent=1, allow_nan=False))
+        output_files.write("json", json.dumps(result, indent=1, allow_nan=False))
 
 
 if __name__ == "__main__":

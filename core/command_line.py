@@ -275,28 +275,31 @@ def _same(recipe: str, workdir: pathlib.Path) -> bool:
 
 def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
     """Separate `--config.a.b=value` and `--config.a.b value` from other arguments; a key without a value is "true"."""
-    overrides, rest, arguments = {}, [], list(argv)
+    pairs, rest = _split_pairs(argv)
+    return dict(pairs), rest
+
+
+def _split_pairs(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return what `split_overrides` does, with every value of a key that is typed several times."""
+    pairs, rest, arguments = [], [], list(argv)
     while arguments:
         argument = arguments.pop(0)
         name, equals, value = argument.lstrip("-").partition("=")
         if not argument.startswith("-") or not name.startswith("config."):
             rest.append(argument)
         elif equals:
-            overrides[name.removeprefix("config.")] = value
+            pairs.append((name.removeprefix("config."), value))
         else:
             takes_next = bool(arguments) and not arguments[0].startswith("--")
-            overrides[name.removeprefix("config.")] = arguments.pop(0) if takes_next else "true"
-    return overrides, rest
+            pairs.append((name.removeprefix("config."), arguments.pop(0) if takes_next else "true"))
+    return pairs, rest
 
 
 def without_secrets(argv: list[str]) -> list[str]:
     """Return arguments in which the values of secret keys are hidden."""
-    names, secrets = [f"config.{key}" for key in base.keys_of(SECRET)], []
-    for word, following in zip(argv, [*argv[1:], "--"], strict=True):
-        name, equals, value = word.lstrip("-").partition("=")
-        if word.startswith("-") and name in names:
-            secrets += [value] if equals else [following] * (not following.startswith("--"))
-    secrets = sorted(filter(None, secrets), key=len, reverse=True)  # one may be a part of another
+    pairs, _ = _split_pairs(argv)
+    secrets = [value for key, value in pairs if value and key in base.keys_of(SECRET)]
+    secrets.sort(key=len, reverse=True)  # one may be a part of another
     return [functools.reduce(lambda text, secret: text.replace(secret, HIDDEN), secrets, word) for word in argv]
 
 

@@ -180,14 +180,18 @@ def _tensors(path: pathlib.Path) -> dict[str, Stored]:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")), object_pairs_hook=named_once)
         begin = file.tell()
     header.pop(METADATA, None)
-    for name, facts in header.items():
-        if facts["dtype"] not in DTYPES:
-            known = ", ".join(DTYPES)
-            raise WeightsError(f"{path}: {shown(name)} has type {facts['dtype']}; supported types: {known}")
+    check_types(path, {name: facts["dtype"] for name, facts in header.items()})
     return {
         name: Stored(path, begin + facts["data_offsets"][0], facts["dtype"], tuple(facts["shape"]))
         for name, facts in header.items()
     }
+
+
+def check_types(path: pathlib.Path, types: dict[str, str]) -> None:
+    """Raise WeightsError for the first tensor whose type is not one of DTYPES; `types` by name."""
+    for name, kind in types.items():
+        if kind not in DTYPES:
+            raise WeightsError(f"{path}: {shown(name)} has type {kind}; supported types: {', '.join(DTYPES)}")
 
 
 def _check(path: pathlib.Path) -> None:

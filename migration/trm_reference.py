@@ -16,9 +16,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from configs.errors import shown
 from files.atomic import write_atomically
-from migration.safetensors_files import DTYPES, WeightsError, check_names
+from migration.safetensors_files import WeightsError, check_names, check_types
 
 PREFIXES = ("_orig_mod.model.", "model.", "")
 TABLE = "inner.puzzle_emb.weights"
@@ -70,10 +69,7 @@ def load(path: pathlib.Path, like: dict) -> dict:
     """
     try:
         with safetensors.safe_open(path, "numpy") as file:
-            types = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-        if other := next((name for name, kind in types.items() if kind not in DTYPES), None):
-            known = ", ".join(DTYPES)
-            raise WeightsError(f"{path}: {shown(other)} has type {types[other]}; supported types: {known}")
+            check_types(path, {name: file.get_slice(name).get_dtype() for name in file.keys()})  # noqa: SIM118
         tensors = safetensors.numpy.load_file(path)
     except OSError as error:
         raise WeightsError(f"{path}: {error.strerror or error}; name a safetensors file") from None

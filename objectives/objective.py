@@ -118,8 +118,8 @@ class Objective:
         """Return (sum, weight), (carry, scalars).
 
         The weight counts what the loss is a mean over, usually tokens. Scalars are (sum, weight) pairs. They include
-        `loss`, and `tokens` if the weight counts something else. `key` is that of the random
-        draws of this step and microbatch.
+        `loss`, and `tokens` if the weight counts something else. `key` is that of the random draws of this step and
+        microbatch.
         """
         raise NotImplementedError
 

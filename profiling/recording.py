@@ -14,7 +14,6 @@ import tempfile
 import jax
 
 from cluster import processes
-from configs import topologies
 from core.callbacks import Callback
 from files.atomic import write_atomically
 from files.json_reader import JsonError
@@ -124,7 +123,7 @@ class Profile(Callback):
         whole = report.joined(everyone)
         whole = {"steps": [start, step]} | whole
         whole |= report.rehearsed(job.config, job.topology) | report.rates(whole, job)
-        known = job.topology or topologies.one_chip(jax.devices()[0].device_kind)
+        known = preflight.known_topology(job.topology)
         advice = advise(Measured(whole, job.config, known, lines_of(job.workdir), str(job.checkpoints.address)))
         whole |= report.described(whole) | {"advice": [one._asdict() | {"line": one.line()} for one in advice]}
         with contextlib.suppress(OSError):  # a full disk; the lines are shown below
@@ -185,7 +184,7 @@ def _between_steps(job) -> float:
 
 def rates(job) -> Assumptions:
     """Return the rates of a device; what is unknown is infinite."""
-    known = job.topology or topologies.one_chip(jax.devices()[0].device_kind)
+    known = preflight.known_topology(job.topology)
     if known and known.accelerator != "cpu":
         return of_topology(known)
     total, _ = preflight.peak_flops(job.topology, job.run.mesh.size)

@@ -2,7 +2,6 @@
 """The report of a rehearsal: the dictionary of --json, and its display on the terminal."""
 
 import contextlib
-import pathlib
 import sys
 from collections.abc import Iterable, Iterator
 
@@ -12,8 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from configs import topologies
-from configs.errors import ConfigError
-from files.atomic import write_atomically
 from rehearsal import assumptions
 from rehearsal.compiler import Compiled, Compiler
 from rehearsal.estimate import estimate
@@ -76,15 +73,6 @@ def row(result: Compiled | Exception) -> dict:
         COST: spent["cost_per_billion_tokens"] if found["fits"] else None,
         "A run": spent["run"]["days"] and 86_400 * spent["run"]["days"], "$ a run": spent["run"]["dollars"],
     }  # fmt: skip
-
-
-def write_file(name: str, text: str) -> None:
-    """Write a file atomically; ConfigError if it cannot be written."""
-    path = pathlib.Path(name).expanduser()
-    try:
-        write_atomically(path, text.encode())
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; name a file that can be written") from error
 
 
 class Display:

@@ -66,12 +66,17 @@ def needed_gib(compile_step: Callable) -> float:
         return math.inf
 
 
+def known_topology(topology):
+    """Return the preset of a run, else that of one attached chip; None if neither is known."""
+    return topology or topologies.one_chip(jax.devices()[0].device_kind)
+
+
 def peak_flops(topology, num_devices: int) -> tuple[float | None, str]:
     """Return FLOP/s of all devices together and the source of the figure; None for simulated devices."""
     on_cpu = jax.default_backend() == "cpu"
     if on_cpu and num_devices > 1:
         return None, ""
-    known = topology or topologies.one_chip(jax.devices()[0].device_kind)
+    known = known_topology(topology)
     if known and known.peak_flops and not on_cpu:
         return known.peak_flops * num_devices, f"{known.name}'s peak"
     whose = "this CPU's" if on_cpu else "the"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from configs.errors import ConfigError, shown
+from settings.keys import HIDDEN
 
 try:
     import optuna
@@ -71,7 +72,7 @@ def _address(url: str) -> sqlalchemy.URL:
         address = sqlalchemy.make_url(url)
         kind = address.get_backend_name()
     except (exc.ArgumentError, ValueError):
-        named = "(hidden)" if "@" in url else shown(url)  # it may have a password
+        named = HIDDEN if "@" in url else shown(url)  # it may have a password
         raise ConfigError(f"--storage={named} is not the URL of a database; {EXAMPLES}") from None
     if kind not in KINDS:
         raise ConfigError(f"--storage: studies are kept in SQLite or PostgreSQL, not in {kind}; {EXAMPLES}")
