@@ -12,7 +12,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -118,7 +118,7 @@ class Checkpoints:
     def newest(self) -> int | None:
         """Return the step of the newest valid checkpoint; None if there never was one.
 
-        Damaged checkpoints are reported and, unless this is read-only, set aside.
+        Damaged checkpoints are reported and, unless this is read-only, set aside. Readers need valid weights only.
 
         Raises:
           Damaged: there are checkpoints, and none is valid.
@@ -131,10 +131,11 @@ class Checkpoints:
                 f"{self.store.place}: {_lacking(held, steps[0])} no part of checkpoint {steps[0]}, and no older one is "
                 "complete; start on the hosts that saved it, or train in another --workdir"
             )
+        parts = () if self.retention else state_names.WEIGHTS
         for step in steps:
             if any(step not in part for part in held):
                 self.set_aside(step, f"is damaged: {_lacking(held, step)} no part of it")
-            elif problems := self.problems(step) or self.part_problems(step):
+            elif problems := self.problems(step, parts) or self.part_problems(step):
                 self.set_aside(step, f"is damaged: {_first(problems)}")
             else:
                 return step
@@ -166,17 +167,16 @@ class Checkpoints:
 
     def newest_or_error(self) -> int:
         """Return the step of the newest valid checkpoint. Raises CheckpointError if there is none."""
-        step = self.newest()
-        if step is None:
+        if (step := self.newest()) is None:
             raise CheckpointError(
                 f"{self.store.place} has no complete checkpoint; train first, or name another --workdir"
             )
         return step
 
-    def problems(self, step: int) -> list[str]:
-        """Return the problems of a checkpoint's files; each process checks a part of them."""
+    def problems(self, step: int, parts: Sequence[str] = ()) -> list[str]:
+        """Return the problems of a checkpoint's files, as `Store.problems`; each process checks a part of them."""
         try:
-            mine = self.store.problems(step)
+            mine = self.store.problems(step, parts)
         except OSError as error:
             raise RunError(f"checkpoint {step} cannot be read now: {error}; nothing was changed, try again") from None
         return sorted({problem for found in processes.gather(f"problems {step}", mine) for problem in found})

@@ -8,6 +8,7 @@ with the digest of every file.
 import contextlib
 import os
 import pathlib
+from collections.abc import Callable, Sequence
 
 import orbax.checkpoint as ocp
 from tensorstore import TensorStore
@@ -116,6 +117,17 @@ class FolderStore(CheckpointFolder):
             return manifest.read(folder)["files"]
         except self.failures as error:
             raise RunError(f"{folder}/{manifest.NAME} cannot be read now ({error}); run the command again") from None
+
+
+def is_in(parts: Sequence[str]) -> Callable[[str], bool]:
+    """Return whether a file of a checkpoint is read with these parts of its state, (): all."""
+
+    def is_read(file: str) -> bool:
+        folder, _, rest = file.partition("/")
+        array, _, name = rest.partition("/")
+        return not (parts and folder == STATE and name) or array.partition(".")[0] in parts
+
+    return is_read
 
 
 def sync(path) -> None:

@@ -10,12 +10,13 @@ import contextlib
 import json
 import pathlib
 import shutil
+from collections.abc import Sequence
 
 import jax
 
 from checkpointing import host_parts, manifest, orbax_arrays
 from checkpointing.folder import UNFINISHED
-from checkpointing.folder_store import RECORD, STATE, Files, FolderStore, sync
+from checkpointing.folder_store import RECORD, STATE, Files, FolderStore, is_in, sync
 from checkpointing.host_parts import Part
 from checkpointing.store import CheckpointError, Store
 from cluster import processes
@@ -39,8 +40,9 @@ class HostFolders(FolderStore):
     def part(self, step: int) -> Part | None:
         return host_parts.read(self.place / str(step))
 
-    def problems(self, step: int) -> list[str]:
-        return [f"{problem} ({processes.name(processes.index())})" for problem in manifest.problems(self._folder(step))]
+    def problems(self, step: int, parts: Sequence[str] = ()) -> list[str]:
+        found = manifest.problems(self._folder(step), is_read=is_in(parts))
+        return [f"{problem} ({processes.name(processes.index())})" for problem in found]
 
     def restore(self, step: int, arrays: dict, replica_axis: int | None = None) -> dict:
         """Return the arrays. Raises CheckpointError if this process needs shards that it does not have."""

@@ -9,6 +9,7 @@ import hashlib
 import json
 import pathlib
 import re
+from collections.abc import Callable
 from typing import Annotated
 
 import pydantic
@@ -57,11 +58,12 @@ def read(folder) -> dict:
     return content
 
 
-def problems(folder, *, part: int = 0, parts: int = 1) -> list[str]:
+def problems(folder, *, part: int = 0, parts: int = 1, is_read: Callable[[str], bool] = lambda name: True) -> list[str]:
     """Return a line for each damaged file of a checkpoint: missing, of another size, or with other bytes.
 
-    Checks every `parts`-th file from index `part` on, so that several processes can share the work. Raises OSError if a
-    file exists and cannot be read, which does not count as damage.
+    Checks every `parts`-th file from index `part` on, so that several processes can share the work. Files for whose
+    names `is_read` is false are not checked. Raises OSError if a file exists and cannot be read, which does not count
+    as damage.
     """
     try:
         content = read(folder)
@@ -72,7 +74,7 @@ def problems(folder, *, part: int = 0, parts: int = 1) -> list[str]:
     if str(content["step"]) != folder.name:
         return [f"{NAME} is that of checkpoint {content['step']}"]
     files = content["files"]
-    names = sorted(files)[part::parts]
+    names = sorted(filter(is_read, files))[part::parts]
     with concurrent.futures.ThreadPoolExecutor(THREADS) as executor:
         return list(filter(None, executor.map(lambda name: _problem(folder / name, name, *files[name]), names)))
 

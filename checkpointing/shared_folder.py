@@ -9,14 +9,14 @@ common folder, and process 0 adds the manifest and names the folder last.
 import os
 import pathlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 
 from checkpointing import host_parts, manifest, orbax_arrays
 from checkpointing.bucket import copy_name
 from checkpointing.folder import UNFINISHED
-from checkpointing.folder_store import RECORD, STATE, Files, FolderStore, sync
+from checkpointing.folder_store import RECORD, STATE, Files, FolderStore, is_in, sync
 from checkpointing.store import CheckpointError
 from cluster import processes
 
@@ -117,7 +117,7 @@ class SharedFolder(FolderStore):
         if processes.index() == 0:
             self.remove_unfinished()
 
-    def problems(self, step: int) -> list[str]:
+    def problems(self, step: int, parts: Sequence[str] = ()) -> list[str]:
         """Return a line for each damaged file, of those that this process checks.
 
         Raises CheckpointError if it is the part of one host.
@@ -128,7 +128,8 @@ class SharedFolder(FolderStore):
                 f"({part['holders'][part['process']]}); {host_parts.REMEDY}, or add --config.checkpoint.per_host=true "
                 "on all hosts that hold the parts"
             )
-        return manifest.problems(self.place / str(step), part=processes.index(), parts=processes.count())
+        shares = {"part": processes.index(), "parts": processes.count()}
+        return manifest.problems(self.place / str(step), **shares, is_read=is_in(parts))
 
     def restore(self, step: int, arrays: dict, replica_axis: int | None = None) -> dict:
         with self.check_complete(step):

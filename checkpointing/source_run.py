@@ -116,7 +116,7 @@ class SourceRun:
         folder = self.folder()
         with Checkpoints(folder) as checkpoints:
             step = known["step"] if known else newest_checkpoint(checkpoints, self.configuration())
-            problems = checkpoints.problems(step) if known else []
+            problems = checkpoints.problems(step, state_names.WEIGHTS) if known else []
             digest = "" if problems else processes.shared(f"digest {step}", lambda: _digest(checkpoints, step))
         if known and known["digest"] != digest:
             raise CheckpointError(

@@ -13,6 +13,7 @@ import jax
 from training.state import TrainState
 
 PARAMS, AVERAGE = "params", "average"
+WEIGHTS = (PARAMS, AVERAGE)  # the parts that readers of a trained model restore
 OFTEN_OFF = {AVERAGE: {}, "noise": {}}  # parts that every checkpoint names, even if they have no arrays
 
 

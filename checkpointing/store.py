@@ -20,6 +20,7 @@ thread of the training loop; the others run in one background thread, so that tr
 If a phase fails in one process, `discard` runs in all processes, and the save is tried again later, from `begin`.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from checkpointing.host_parts import Part
@@ -71,8 +72,11 @@ class Store(Protocol):
     def others(self) -> dict[str, str]:
         """Return {name: description} of damaged and unfinished checkpoints. Only --verify_checkpoints calls this."""
 
-    def problems(self, step: int) -> list[str]:
+    def problems(self, step: int, parts: Sequence[str] = ()) -> list[str]:
         """Return a line for each damaged file. Every process calls this; processes may share the work.
+
+        `parts` are the parts of the state that will be read, by checkpointing/state_names.py; (): all. Arrays of other
+        parts need not be checked.
 
         Raises OSError if a file exists and cannot be read now, which does not count as damage.
         """

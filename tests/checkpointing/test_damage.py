@@ -85,6 +85,17 @@ def test_a_reader_tells_of_damage_and_moves_nothing(workdir, capsys):
     assert (workdir / "checkpoints" / "3").is_dir()
 
 
+@pytest.mark.parametrize(("part", "is_valid"), [("optimizer", True), ("params", False)])
+def test_a_reader_needs_the_weights_and_not_the_moments(workdir, part, is_valid, capsys):
+    file = next(path for path in sorted((workdir / "checkpoints/3/state").glob(f"{part}.*/*")) if path.is_file())
+    file.write_bytes(b"damaged")
+    with Checkpoints(workdir) as reader:
+        assert reader.newest() == (3 if is_valid else 2)
+        assert file.parent.name in reader.problems(3)[0]
+    with Checkpoints(workdir, TWO) as trains:
+        assert trains.newest() == 2
+
+
 def test_an_empty_folder_with_the_name_of_a_step_is_damaged(workdir):
     shutil.rmtree(workdir / "checkpoints" / "3")
     (workdir / "checkpoints" / "3").mkdir()

@@ -45,7 +45,7 @@ class PerProcessFolders:
     def others(self) -> dict[str, str]:
         return {path.name: "not a checkpoint" for path in self.place.glob("*.*")}
 
-    def problems(self, step: int) -> list[str]:
+    def problems(self, step: int, parts=()) -> list[str]:
         folder = self.place / str(step)
         facts = json.loads((folder / "facts.json").read_text())
         found = {name: _facts((folder / name).read_bytes()) for name in facts if (folder / name).exists()}
