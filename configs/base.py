@@ -269,7 +269,10 @@ train.sum_dtype = Key(
     "auto", "type in which gradients are reduce-scattered; auto: compute type; float32 needs mesh.context=1",
     choices=("auto", "float32"), scope=RESUME,
 )  # fmt: skip
-train.seed = Key(0, "seed of the initial weights, the order of examples and all other random numbers", most=2**32 - 1)
+train.seed = Key(
+    0, "seed of the initial weights, the order of examples and other random numbers of training; generated data sets "
+    "do not depend on it", most=2**32 - 1,
+)  # fmt: skip
 train.log_every = Key(10, "steps between lines of metrics", above=0, scope=RESUME | UNCOMPILED)
 train.eval_every = Key(250, "steps between evaluations; 0: only at the end", scope=RESUME | UNCOMPILED)
 train.save_every = Key(

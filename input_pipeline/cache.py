@@ -24,6 +24,14 @@ def digest_of_json(value) -> str:
     return digest(json.dumps(value, sort_keys=True).encode())
 
 
+def expanded(path: str | Path) -> Path:
+    """Return a path in which `~` is replaced by a home folder; DataError if there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise DataError(f"{path}: this system has no user with that home folder; name another path") from None
+
+
 def cache_path(cache_dir: str) -> Path:
     """Return the folder that data.cache_dir names; '' is $XDG_CACHE_HOME/torus, else ~/.cache/torus.
 

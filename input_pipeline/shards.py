@@ -2,12 +2,13 @@
 """Stores tokenized documents on disk, as shards with a manifest that are built once and read as windows.
 
 A folder holds the shards of one corpus under one tokenizer; its name is the hash of both. Shard k of
-`train` or `heldout` is three files: NAME-k.bin (the tokens, each document followed by end of document),
-NAME-k.offsets (int64, where documents start in it) and, when those are complete, NAME-k.json (counts and
-digest). manifest.json is written last. An interrupted build resumes with the first incomplete shard. A shard that
-does not match its digest is built again, even if it changes during a run.
+`train` or `heldout` is four files: NAME-k.bin (the tokens, each document followed by end of document),
+NAME-k.offsets (int64, where documents start in it), NAME-k.text (digest of the text that was tokenized) and, when
+those are complete, NAME-k.json (counts and digest). manifest.json is written last. An interrupted build resumes with
+the first incomplete shard. A shard that does not match its digest is built again, even if it changes during a run.
 """
 
+import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -189,7 +190,11 @@ def _build(folder: Path, splits: Splits, tokenizer, facts: dict, announce: Annou
     folder.mkdir(parents=True, exist_ok=True)
     token = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
     units = _named_units(splits)
-    shards = {name: _complete_shard(folder, name, unit, token, announce) for name, unit in units.items()}
+    # Shards of an earlier build may be of documents that changed while it read them.
+    shards = {
+        name: _complete_shard(folder, name, unit, token, announce) if _is_of(folder, name, unit) else None
+        for name, unit in units.items()
+    }
     missing = {name: units[name] for name, shard in shards.items() if shard is None}
     total_bytes = sum(span.size for unit in missing.values() for span in unit)
     with progress("tokenizing", total_bytes, announce) as advance:
@@ -235,14 +240,21 @@ def _units(spans: list[Span]) -> Iterator[list[Span]]:
 
 
 def _write_shard(folder: Path, name: str, unit: list[Span], tokenizer, token: str, advance) -> Record:
-    starts, num_tokens = [], 0
+    starts, num_tokens, text = [], 0, hashlib.blake2b(digest_size=16)
+
+    def read(content: bytes) -> None:
+        text.update(content)
+        advance(len(content))
+
     with writing(folder / f"{name}.bin") as file:
-        for tokens, begins in _encoded(unit, tokenizer, advance):
+        for tokens, begins in _encoded(unit, tokenizer, read):
             starts += [num_tokens] if begins else []
             num_tokens += len(tokens)
             file.write(tokens.astype(token).tobytes())
     with writing(folder / f"{name}.offsets") as file:
         file.write(np.array(starts, "<i8").tobytes())
+    with writing(folder / f"{name}.text") as file:
+        file.write(text.hexdigest().encode())
     shard = {
         "name": name,
         "documents": len(starts),
@@ -254,13 +266,16 @@ def _write_shard(folder: Path, name: str, unit: list[Span], tokenizer, token: st
     return shard
 
 
-def _encoded(unit: list[Span], tokenizer, advance) -> Iterator[tuple[np.ndarray, bool]]:
-    """Yield (tokens of a piece, with end of document if it ends one; whether a document begins with it)."""
+def _encoded(unit: list[Span], tokenizer, read: Callable[[bytes], None]) -> Iterator[tuple[np.ndarray, bool]]:
+    """Yield (tokens of a piece, with end of document if it ends one; whether a document begins with it).
+
+    `read` is called with the text of the pieces, in order.
+    """
     for batch in _batches(_pieces(unit)):
         arrays = tokenizer.encode_batch([text for text, _, _ in batch])
         for tokens, (_, begins, ends) in zip(arrays, batch, strict=True):
             yield np.append(tokens, tokenizer.end_of_document) if ends else tokens, begins
-        advance(sum(len(text.encode()) for text, _, _ in batch))
+        read("".join(text for text, _, _ in batch).encode())
 
 
 def _pieces(unit: list[Span]) -> Iterator[tuple[str, bool, bool]]:
@@ -305,6 +320,19 @@ def _complete_manifest(folder: Path, splits: Splits, facts: dict) -> Manifest | 
         _complete_shard(folder, shard["name"], units[shard["name"]], token) == shard for shard in shards
     )
     return manifest if whole else None
+
+
+def _is_of(folder: Path, name: str, unit: list[Span]) -> bool:
+    """Return whether a shard was made of the present text of its documents, by its digest of that text."""
+    try:
+        known = (folder / f"{name}.text").read_text()
+    except (OSError, UnicodeDecodeError):
+        return False
+    text = hashlib.blake2b(digest_size=16)
+    for span in unit:
+        for block in span.blocks():
+            text.update(block)
+    return known == text.hexdigest()
 
 
 def _complete_shard(folder: Path, name: str, unit: list[Span], token: str, announce: Announce = str) -> Record | None:

@@ -12,7 +12,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from input_pipeline.cache import cache_folder
+from input_pipeline.cache import cache_folder, expanded
 from input_pipeline.chat.encoding import format_of_tokenizer
 from input_pipeline.chat.messages import KINDS
 from input_pipeline.chat.records import Rendered
@@ -198,13 +198,14 @@ def glyphs(data, path: str, *, seed: int, **_) -> tuple[Glyphs, Glyphs]:
 
 def format_of(file: Path) -> type[RecordFile] | None:
     """Return the reader for the suffix of a file, compressed or not; None for text."""
-    suffix, inner = file.suffix.lower(), Path(file.stem).suffix.lower()
+    # partition: .tfrecord-00000-of-00010
+    suffix, inner = (name.suffix.lower().partition("-")[0] for name in (file, Path(file.stem)))
     if suffix in formats.COMPRESSED and inner not in formats.BY_SUFFIX:
         raise DataError(
             f"{file}: compressed text is not supported; decompress it, or convert it to {Path(file.stem).stem}.jsonl.gz"
         )
     suffix = inner if suffix in formats.COMPRESSED else suffix
-    return formats.BY_SUFFIX.get(suffix.partition("-")[0])  # .tfrecord-00000-of-00010
+    return formats.BY_SUFFIX.get(suffix)
 
 
 def find_files(path: str) -> list[Path]:
@@ -216,7 +217,7 @@ def find_files(path: str) -> list[Path]:
     """
     if not path:
         raise DataError("data.path is empty; name a file, a folder, or a glob such as 'texts/*.txt'")
-    place = Path(path).expanduser()
+    place = expanded(path)
     try:
         if place.is_file():
             return [place]
@@ -225,13 +226,18 @@ def find_files(path: str) -> list[Path]:
         files = list(_below(place)) if place.is_dir() else sorted(matches)
     except OSError as error:
         raise DataError(f"data path {path!r}: {error.filename}: {error.strerror}") from error
+    if place.exists() and not place.is_dir():
+        raise DataError(
+            f"data path {path!r} is a pipe or a device, which cannot be read several times; save its content to a file"
+        )
     if not place.is_dir() and not glob.has_magic(str(place)):
         raise DataError(
             f"data path {path!r}: no such file or folder (current folder: {Path.cwd()}); "
             "a name on the Hugging Face hub needs --config.data.source=huggingface"
         )
     if not files:
-        what = "contains no files, except hidden ones" if place.is_dir() else "matches no files"
+        what = "contains no files, except hidden ones and those of linked folders"
+        what = what if place.is_dir() else "matches no files"
         raise DataError(
             f"data path {path!r} {what} (current folder: {Path.cwd()}); name a file, or a folder or glob with files"
         )

@@ -20,9 +20,9 @@ import sentencepiece
 from files.atomic import writing
 from files.json_reader import Object, parse_json
 from input_pipeline import sentencepiece_training
-from input_pipeline.cache import digest, locked
+from input_pipeline.cache import digest, expanded, locked
 from input_pipeline.errors import DataError
-from input_pipeline.reading.documents import Span
+from input_pipeline.reading.documents import Span, check_unchanged
 from input_pipeline.reading.json_lines import shown
 
 MOST_BYTES = 128 << 20  # of a tokenizer's file; the largest published ones have about 60 MB
@@ -318,9 +318,9 @@ def open_tokenizer(name: str) -> AnyTokenizer:
     if name in BUILT_IN:
         return BUILT_IN[name]()
     if name.endswith(".json"):
-        return HuggingFaceTokenizer(Path(name).expanduser())
+        return HuggingFaceTokenizer(expanded(name))
     try:
-        return SentencePieceTokenizer(_content(Path(name).expanduser()), name)
+        return SentencePieceTokenizer(_content(expanded(name)), name)
     except OSError as error:
         raise DataError(f"data.tokenizer={name}: {error.strerror}; {CHOICES}") from error
 
@@ -343,6 +343,7 @@ def _trained(vocab_size: int, spans: list[Span], cache: Path, announce) -> Sente
             path.unlink()
         announce(f"training a SentencePiece tokenizer with {vocab_size:,} pieces")
         model = sentencepiece_training.train(spans, vocab_size)
+        check_unchanged(spans, announce)  # the model is found again by their digests
         with writing(folder / f"{name}-{digest(model)}.model") as file:
             file.write(model)
     return SentencePieceTokenizer(model, "sentencepiece")

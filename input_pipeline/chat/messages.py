@@ -78,8 +78,10 @@ def _answered(name: str, form, prompt: list[Message], answer: list[Message]) -> 
 
 def _object(name: str, record, field: str) -> dict:
     """Return a record if it is an object that has a field."""
-    if not isinstance(record, dict) or field not in record:
-        raise without_field(name, field, record if isinstance(record, dict) else (), advice="")
+    if not isinstance(record, dict):
+        raise BadDocument(name, "not an object", f" ({shown(record)}; each line must be an object with {field!r})")
+    if field not in record:
+        raise without_field(name, field, record, advice="")
     return record
 
 

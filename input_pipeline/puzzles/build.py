@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from input_pipeline.cache import cache_folder, locked, write_json
+from input_pipeline.cache import cache_folder, expanded, locked, write_json
 from input_pipeline.errors import DataError
 from input_pipeline.progress import progress
 from input_pipeline.puzzles import arc, dataset, drawn, maze, sudoku, sudoku_generator, tables
@@ -173,10 +173,16 @@ def _cached(data, files: list[Path], facts: dict, build: Callable[[Path], None],
     """Return the windows of a cached data set, named by a digest of its files and facts; build it if missing."""
     digest = dataset.digest_of(files, facts | {"format": FORMAT})
     folder = cache_folder(data.cache_dir) / "puzzles" / digest
+
+    def build_of_these(place: Path) -> None:
+        build(place)
+        if dataset.digest_of(files, facts | {"format": FORMAT}) != digest:
+            raise DataError(f"{files[0].parent}: a file changed while it was read; run again when nothing writes to it")
+
     if not folder.exists():
         with locked(folder.with_suffix(".lock"), announce):
             if not folder.exists():
-                _build(folder, build)
+                _build(folder, build_of_these)
     return _opened(folder, digest)
 
 
@@ -205,7 +211,7 @@ def _write(place: Path, plans: dict[str, Plan], identifiers: list[str], title: s
 
 
 def _folder(path: str, what: str) -> Path:
-    folder = Path(path).expanduser()
+    folder = expanded(path)
     if not path or not folder.is_dir():
         raise DataError(f"data.path={path!r} is not a folder; name a folder with {what}")
     return folder

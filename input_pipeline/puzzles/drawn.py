@@ -76,7 +76,7 @@ def split(
         DataError: the search found too few puzzles.
     """
     size = min(BATCH, train + heldout)
-    share = min(max(heldout / (train + heldout), LEAST_SHARE), 1 - LEAST_SHARE)
+    share = _share(train, heldout)
     sides, barren, hardest = (_Side(train), _Side(heldout)), 0, 0
     batches = in_threads(lambda number: make(np.random.default_rng([seed, number]), size), itertools.count())
     with progress(f"making {name}", train + heldout, announce, "puzzles") as advance, closing(batches):
@@ -95,6 +95,11 @@ def split(
     return sides[0].puzzles(), sides[1].puzzles()
 
 
+def _share(train: int, heldout: int) -> float:
+    """Return which share of the forms is held out."""
+    return min(max(heldout / (train + heldout), LEAST_SHARE), 1 - LEAST_SHARE)
+
+
 def _is_held_out(form: bytes, seed: int, share: float) -> bool:
     number = int.from_bytes(hashlib.blake2b(form, digest_size=8, salt=seed.to_bytes(8, "little")).digest(), "little")
     return number < share * 2**64
@@ -104,9 +109,11 @@ def _too_few(sides: tuple[_Side, _Side], name: str, settings: str, hardest: int)
     train, heldout = sides
     if not train.kept or not heldout.kept:
         advice = f"the hardest puzzle found has difficulty {hardest}; change one of {settings}"
-    else:
+    elif _share(len(train.kept), len(heldout.kept)) == _share(train.wanted, heldout.wanted):
         fewer = f"--config.data.puzzle_count={len(train.kept)} --config.data.puzzle_heldout={len(heldout.kept)}"
         advice = f"use {fewer}, or change one of {settings}"
+    else:  # these counts would divide the forms in another way
+        advice = f"use fewer, or change one of {settings}"
     return DataError(
         f"data.puzzle_count={train.wanted} and data.puzzle_heldout={heldout.wanted} are more {name} than there are: "
         f"found {len(train.kept):,} to train on and {len(heldout.kept):,} to hold out, of {len(train.forms)} and "

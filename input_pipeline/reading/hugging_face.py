@@ -7,10 +7,10 @@ For gated data that library reads HF_TOKEN from the environment. This file never
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow as pa
 
+from input_pipeline.cache import expanded
 from input_pipeline.errors import DataError
 from input_pipeline.reading.formats import ROWS, Column, check_column
 from input_pipeline.reading.records import reason
@@ -53,7 +53,7 @@ def load(name: str, *, subset: str, split: str, field: str, most_bytes: int) -> 
         )
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     where = f"data path {name!r}, split {split!r}" + (f", subset {subset!r}" if subset else "")
     try:
         if (folder / "dataset_dict.json").exists():

@@ -71,7 +71,7 @@ def _open(url: str):
     with _explained(url):
         try:
             store, root = url_to_fs(url)
-        except ImportError as error:
+        except (ImportError, TypeError) as error:  # TypeError: its constructor lacks an argument
             raise DataError(f"{url}: {error}, or use gs:// or a local path") from error
     store.invalidate_cache()
     return store, root.rstrip("/")

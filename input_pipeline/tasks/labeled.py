@@ -9,6 +9,7 @@ import numpy as np
 from input_pipeline.cache import digest
 from input_pipeline.errors import DataError
 from input_pipeline.hashes import is_held_out
+from input_pipeline.reading.records import UNREADABLE
 from input_pipeline.windows import Windows
 
 
@@ -54,7 +55,7 @@ def split(path: Path, holdout_fraction: float) -> tuple[LabeledWindows, LabeledW
     """
     try:
         rows = np.loadtxt(path, dtype=np.int32, delimiter=",", ndmin=2)
-    except (ValueError, OSError) as error:
+    except UNREADABLE as error:
         raise DataError(f"{path}: {error}; each line must have integers separated by commas, the label last") from error
     if not rows.size or rows.shape[1] < 2 or rows.min() < 0:
         raise DataError(f"{path}: each line must have integers of 0 or more and a label, separated by commas")

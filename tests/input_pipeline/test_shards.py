@@ -108,6 +108,33 @@ def test_a_changed_document_builds_another_store(corpus, store, texts):
     assert len({path.parent for path in texts.parent.glob("cache/shards/*/manifest.json")}) == 3
 
 
+@pytest.mark.parametrize("tokenizer", ["byte", "sentencepiece"])
+def test_nothing_is_kept_of_documents_that_change_while_they_are_read(corpus, store, texts, tokenizer, monkeypatch):
+    known = {path: path.read_text() for path in sorted(texts.rglob("*.txt"))}
+    write = shards._write_shard
+
+    def spoil(line="training a SentencePiece"):
+        if line.startswith("training a SentencePiece"):
+            for path, text in known.items():
+                path.write_text("x" * len(text))
+
+    def write_too_late(*arguments):
+        spoil()
+        return write(*arguments)
+
+    options = {"vocab_size": 300, "tokenizer": tokenizer}
+    with monkeypatch.context() as patched, pytest.raises(DataError, match="changed while it was being read"):
+        patched.setattr(shards, "_write_shard", write_too_late)
+        corpus(**options, announce=spoil)
+    for path, text in known.items():
+        path.write_text(text)
+    ready = corpus(**options)
+    fresh = corpus(**options, cache_dir=str(texts.parent / "fresh"))
+    assert ready.digest == fresh.digest
+    for windows, expected in zip((*ready.train.parts, ready.heldout), (*fresh.train.parts, fresh.heldout), strict=True):
+        np.testing.assert_equal(read_all(windows), read_all(expected))
+
+
 def _truncate(path):
     path.write_bytes(path.read_bytes()[:-4])
 

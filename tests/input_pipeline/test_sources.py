@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import gzip
 import os
 import re
 import sysconfig
@@ -6,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from input_pipeline import sources
 from input_pipeline.errors import DataError
+from input_pipeline.reading import formats
 from input_pipeline.sources import SOURCES, read_source, source
+from input_pipeline.tasks import labeled
 
 
 @pytest.fixture
@@ -102,12 +106,27 @@ def test_a_new_source_is_a_function(names, texts, monkeypatch):
         ({"path": "", "source": "huggingface"}, "data.source=huggingface needs "),
         ({"path": "missing/here.txt"}, "data path 'missing/here.txt': no such file or folder (current folder: /"),
         ({"path": "none/*.txt"}, "data path 'none/*.txt' matches no files (current folder: /"),
+        ({"path": "/dev/null"}, "data path '/dev/null' is a pipe or a device, which cannot be read several times"),
+        ({"path": "~nobody-here/texts"}, "~nobody-here/texts: this system has no user with that home folder; name"),
     ],
 )
 def test_what_cannot_be_found_is_an_error(names, changes, message):
     with pytest.raises(DataError, match="^" + re.escape(message)) as caught:
         names(**changes)
     assert caught.value.exit_status == 2 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".tfrecord", ".tfrecord-00000-of-00010", ".tfrecord-00000-of-00010.gz"])
+def test_parts_of_tfrecords_are_known_compressed_or_not(suffix):
+    assert sources.format_of(Path(f"books{suffix}")) is formats.TFRecord
+
+
+@pytest.mark.parametrize("content", [gzip.compress(b"1,2,0\n" * 100)[:-9], b"1,2\n1,2,3\n"])
+def test_a_labeled_file_that_is_cut_or_of_no_use_is_an_error(tmp_path, content):
+    path = tmp_path / ("rows.csv.gz" if content.startswith(b"\x1f") else "rows.csv")
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="each line must have integers"):
+        labeled.split(path, 0.2)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")

@@ -111,7 +111,7 @@ def test_the_ledger_names_the_conversations_of_a_row(chat, tmp_path):
     ("line", "message"),
     [
         ('{"text": "hello"}', "without field 'messages' (it has 'text'). Fix the file"),
-        ("[1]", "without field 'messages' (it has no fields)"),
+        ("[1]", "not an object (a list"),
         ("{", "not JSON at column 2"),
         ('{"messages": []}', "without messages in 'messages' ([]; a message is {'role': 'user'"),
         ('{"messages": "hello"}', "without messages in 'messages' (\"hello\";"),
