@@ -27,6 +27,10 @@ command_line.flags.DEFINE_string(
 command_line.flags.DEFINE_string("peft", "", "folder to export adapters to, in PEFT's format")
 command_line.flags.DEFINE_string("tokens", "", "logits: file to read, .npy")
 command_line.flags.DEFINE_string("out", "", "logits: file to write, .npy")
+OF_REFERENCE = {  # what the reference of the Tiny Recursive Model computes
+    "low_latents": (1,), "update_rate": (1.0,), "networks": (1,), "convolution": (0,),
+    "positions": ("rope", "learned", "none"),
+}  # fmt: skip
 VERBS = {"import": ("hf", "trm"), "export": ("hf", "trm", "peft"), "logits": ("tokens", "out")}  # the flags of each
 
 
@@ -172,6 +176,12 @@ def check_trm(config) -> None:
             f"model.name={config.model.name} is not the model of the reference; "
             "use a recipe or a run with model.name=trm, such as --config=configs/trm/sudoku.py"
         )
+    for key, allowed in OF_REFERENCE.items():
+        if config.model[key] not in allowed:
+            one_of = " or ".join(map(str, allowed))
+            raise ConfigError(
+                f"model.{key}={config.model[key]} is not a model of the reference, which computes model.{key}={one_of}"
+            )
 
 
 def check_local_language_model(command: command_line.Command) -> None:

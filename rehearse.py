@@ -57,6 +57,7 @@ from configs import topologies
 from configs.base import batch_shards
 from configs.errors import ConfigError, shown
 from settings.decoding import for_decoding
+from settings.keys import check_no_secrets
 from settings.resolving import Loaded
 from input_pipeline.cache import cache_folder
 from rehearsal import checklist, decoding, phases, report, rollout, sections, sharding
@@ -115,6 +116,7 @@ def load_for(name: str) -> Loaded:
 def check_flags(loaded: Loaded) -> None:
     """Raise ConfigError for invalid flags, before anything is compiled."""
     asked = [name for name in ("search", "compare", "scaling", "advise_sharding", "decode") if FLAGS[name].value]
+    check_no_secrets(loaded.typed)
     check_tensor()
     if FLAGS.checklist and asked:
         raise ConfigError(f"--checklist is for a single rehearsal; leave out --{asked[0]}")
@@ -126,7 +128,7 @@ def check_flags(loaded: Loaded) -> None:
         raise ConfigError(f"batch.fit=auto is for a single rehearsal; leave it out with --{asked[0]}")
     if loaded.topology and FLAGS.compare:
         raise ConfigError("--compare names its topologies itself; leave out --topology")
-    if FLAGS["compare"].present and not FLAGS.compare:
+    if FLAGS["compare"].present and not all(FLAGS.compare or [""]):
         raise ConfigError("--compare needs topologies, separated by commas: --compare=v4-32,v5e-16")
     if FLAGS.price is not None and not 0 <= FLAGS.price < math.inf:
         raise ConfigError(f"--price={FLAGS.price} must be 0 or greater: dollars per chip-hour")
@@ -147,8 +149,8 @@ def check_decoding(loaded: Loaded) -> None:
     if not FLAGS.decode:
         return
     longest = loaded.config.model.max_length
-    if loaded.config.train.objective == "recursive":
-        raise ConfigError("--decode is for language models; a recursive model solves puzzles and has no cache")
+    if loaded.config.model.name != "decoder_lm":
+        raise ConfigError(f"--decode is for language models, and model.name={loaded.config.model.name} has no cache")
     if loaded.topology.accelerator != "tpu":
         raise ConfigError(f"--topology={loaded.topology.name}: --decode is only for slices of TPUs")
     if FLAGS.length and FLAGS.length > longest:

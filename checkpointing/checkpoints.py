@@ -141,8 +141,8 @@ class Checkpoints:
                 return step
         if existing := sorted({name for names in self._answers("existing", self.store.existing) for name in names}):
             raise Damaged(
-                f"no checkpoint in {self.store.place} is valid (there are {', '.join(existing)}); restore one from a "
-                "backup, or train in another --workdir"
+                f"no checkpoint in {self.store.place} is valid (folders there: {', '.join(existing)}); restore one "
+                "from a backup, or train in another --workdir"
             )
         return None
 

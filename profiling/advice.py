@@ -14,6 +14,7 @@ from typing import NamedTuple
 from configs.base import KEYS
 from input_pipeline.batches import faster_reading
 from rehearsal.sections import options
+from settings.architecture import attends
 
 REMAT = KEYS["model.remat"].choices  # from the policy that keeps all to the one that recomputes all
 SLOW_INPUT, LONG_REMAT, BUSY, UNEVEN, FREE_MEMORY = 0.05, 0.05, 0.85, 0.10, 0.6
@@ -185,7 +186,9 @@ def much_accumulation(measured: Measured) -> Advice | None:
         return None
     exposed, mean = measured.profile["exposed_collective_seconds"] or 0.0, measured.profile["host_step_seconds"]
     evidence = f"{count} microbatches, with {memory['total']:.2f} GiB of a device in use"
-    return Advice("much accumulation", evidence, {"train.gradient_accumulation": count // 2}, gain=exposed / mean / 2)
+    fewer = max(number for number in range(1, count) if count % number == 0)
+    keys = {"train.gradient_accumulation": fewer}
+    return Advice("much accumulation", evidence, keys, gain=exposed / mean * (1 - fewer / count))
 
 
 def memory_spike(measured: Measured) -> Advice | None:
@@ -252,7 +255,7 @@ def small_heads(measured: Measured) -> Advice | None:
     model = measured.config.model
     size = model.head_dim or model.embed_dim // model.num_heads
     is_tpu = measured.profile["platform"] == "tpu"
-    if not is_tpu or size >= 128 or model.embed_dim < 256 or model.num_heads * size % 128:
+    if not is_tpu or not attends(model) or size >= 128 or model.embed_dim < 256 or model.num_heads * size % 128:
         return None
     heads = model.num_heads * size // 128
     groups = math.gcd(heads, model.num_kv_heads * size // 128 or 1)

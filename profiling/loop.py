@@ -63,8 +63,11 @@ class LoopProfile(Profile):
         """Add compute efficiency, memory bandwidth, latency and energy to the summary, and return them; None: unknown.
 
         They are those of the traced steps, or of a `compiled` step, which `jax.jit(step).lower(...).compile()` returns.
+        Before the first step there are none.
         """
         summary, profile, train = self.summary(), self._profile(), self.config.train
+        if not summary["steps"]:
+            return {}
         seconds = summary["step_seconds"]
         flops, moved = profile.get("flops_per_second"), profile.get("bytes_per_second")
         if compiled is not None:

@@ -145,7 +145,7 @@ class Profile(Callback):
             "host": processes.name(processes.index()), "num_steps": num_steps, "host_seconds": host / num_steps,
             "phases": {phase: seconds / num_steps for phase, seconds in phases.items() if seconds},
             "memory_gib": report.memory_gib(job.run, compiled, program.module), "device_peak_gib": device_peak_gib(),
-            "flops_model": job.run.flops_per_example * self._shape.rows / job.run.mesh.size,
+            "flops_model": job.run.flops_per_example * self._shape.rows / job.run.mesh.size, "rows": self._shape.rows,
             "peak_flops": Peaks.of(given).flops, "peak_bytes_per_second": Peaks.of(given).bandwidth,
             "platform": jax.default_backend(),
         }  # fmt: skip

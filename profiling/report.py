@@ -12,12 +12,13 @@ from rehearsal.estimate import estimate
 from rehearsal.sections import SPENT, seconds_text
 from reporting import preflight
 from reporting.display import aligned
+from reporting.preflight import known_topology
 from reporting.throughput import GIB
 
 SHOWN = 8  # rows of a table on the terminal
 OF_ALL = ("seconds_by_class", "idle_share", "exposed_collective_seconds", "flops", "bytes")  # means over processes
 OF_FIRST = (
-    "by_file", "operations", "memory_gib", "flops_model", "peak_flops", "peak_bytes_per_second", "platform",
+    "by_file", "operations", "memory_gib", "rows", "flops_model", "peak_flops", "peak_bytes_per_second", "platform",
     "num_steps", "callback_share", "not_donated_gib",
 )  # fmt: skip
 
@@ -102,10 +103,8 @@ def rates(whole: dict, job) -> dict:
     """Return MFU, rates and energy; what is unknown is None."""
     seconds = (whole["step_seconds"] or {}).get("mean")
     per_second = {name: whole[name] / seconds if seconds and whole[name] else None for name in ("flops", "bytes")}
-    peak, chip = whole["peak_flops"], job.topology and job.topology.chip
-    train = job.config.train
-    used = None
-    tokens = train.global_batch * train.sequence_length
+    peak, known, used = whole["peak_flops"], known_topology(job.topology), None
+    chip, tokens = known and known.chip, whole["rows"] * job.config.train.sequence_length
     if seconds and whole["joules_per_step"] is not None:
         used = energy.measured(whole["joules_per_step"], job.run.mesh.size, seconds, tokens)
     elif seconds and whole["idle_share"] is not None:

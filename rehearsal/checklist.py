@@ -21,6 +21,7 @@ from rehearsal.layouts import sizing
 from rehearsal.sections import Section, Table, seconds_text
 from reporting.display import duration
 from settings import cycles
+from settings.architecture import attends
 
 SHORT_TYPES = ("bf16", "s8", "u8", "f8e4m3fn", "f8e5m2")  # of operands that matrix units multiply at full speed
 SIDE = 128  # columns of a matrix unit
@@ -231,13 +232,11 @@ def full_units(seen: Seen) -> Verdict:
     if seen.accelerator != "tpu":
         return None, f"only TPUs have matrix units of {SIDE} columns"
     model = seen.config.model
-    split = seen.mesh.get("model", 1)
-    sizes = {
-        "model.embed_dim": model.embed_dim, "model.mlp_dim": model.mlp_dim / split,
-        "model.head_dim": model.head_dim or model.embed_dim // model.num_heads,
-    }  # fmt: skip
+    sizes = {"model.mlp_dim": model.mlp_dim / seen.mesh.get("model", 1)}
+    sizes |= {} if model.name in ("mlp_classifier", "mlp_regressor") else {"model.embed_dim": model.embed_dim}
+    sizes |= {"model.head_dim": model.head_dim or model.embed_dim // model.num_heads} if attends(model) else {}
     odd = [f"{name} is {size:g} on a device" for name, size in sizes.items() if size % SIDE]
-    return not odd, "; ".join(odd) or f"width, MLP and heads are multiples of {SIDE}"
+    return not odd, "; ".join(odd) or f"{', '.join(sizes)}: multiples of {SIDE}"
 
 
 def hidden_collectives(seen: Seen) -> Verdict:

@@ -162,6 +162,12 @@ def _notes(compiled: Compiled, seconds_by_category: dict[str, float]) -> list[st
             )
         elif compiled.topology.accelerator == "gpu":
             found.append(f"the roofline assumes that products in {quantization} are as slow as those in bfloat16")
+    if compiled.config.batch.ramp != "none":
+        found.append(
+            "the time of the run is an upper bound: batch.ramp begins with smaller batches than the estimate's"
+        )
+    if compiled.facts["decoded"] and not is_tpu:
+        found.append("the step is the update alone; the answers that it learns from are drawn first, and not estimated")
     if compiled.topology.accelerator == "gpu":
         found.append("compiled for a CPU; llama_1b on one H200 took up to 15% less time and 37 to 40% less memory")
     if compiled.topology.accelerator != "tpu" and compiled.facts["on_host"]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns the dictionary of --json into the sections of a report, which the terminal and the page both show."""
 
+import shlex
 from typing import NamedTuple
 
 from reporting.display import counted, duration
@@ -91,7 +92,7 @@ def mesh_text(mesh: dict[str, int]) -> str:
 
 def options(keys: dict) -> str:
     """Return these keys as command line options."""
-    return " ".join(f"--config.{key}={value}" for key, value in keys.items())
+    return shlex.join(f"--config.{key}={value}" for key, value in keys.items())
 
 
 def _head(report: dict) -> Section:

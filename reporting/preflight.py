@@ -67,8 +67,12 @@ def needed_gib(compile_step: Callable) -> float:
 
 
 def known_topology(topology):
-    """Return the preset of a run, else that of one attached chip; None if neither is known."""
-    return topology or topologies.one_chip(jax.devices()[0].device_kind)
+    """Return the preset of a run, else that of one attached chip; None if neither is known.
+
+    A run may simulate the devices of its preset on a CPU, which has none of their rates.
+    """
+    is_attached = topology and topology.accelerator == jax.default_backend()
+    return topology if is_attached else topologies.one_chip(jax.devices()[0].device_kind)
 
 
 def peak_flops(topology, num_devices: int) -> tuple[float | None, str]:

@@ -11,6 +11,11 @@ MOST_EXPERTS = 1_000_000  # of all layers
 MOST_UNROLLED = 64  # layers; the time to assemble them grows with the cube of their number, 15 s for 100
 
 
+def attends(model: ConfigDict) -> bool:
+    """Return whether a model has attention, and so reads `model.head_dim`."""
+    return model.name in ("decoder_lm", "vector_decoder") or (model.name == "trm" and model.mixer == "attention")
+
+
 def check(config: ConfigDict) -> None:
     """Raise ConfigError if the sizes of a model, or the length of a recursive model, are inconsistent."""
     model = config.model

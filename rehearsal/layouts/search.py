@@ -9,6 +9,7 @@ mesh, remat policy and microbatch. All compilations are cached, so an interrupte
 import dataclasses
 import itertools
 import math
+import shlex
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -206,7 +207,7 @@ def _compile(chosen: list[Candidate], topology, display, progress: str) -> None:
 def _table(loaded, topology, candidates: list[Candidate], tried: list[Candidate]) -> dict:
     fitting = sorted((c for c in tried if c.seconds < math.inf), key=lambda c: c.seconds)
     if not candidates:
-        keys = " and ".join(f"--config.{key}={value}" for key, value in loaded.typed.items()) or "the recipe's batch"
+        keys = options(loaded.itself_typed()) or "the recipe's batch"
         raise ConfigError(f"no layout of {loaded.recipe} on {topology.name} is possible with {keys}; change or omit it")
     if not fitting:
         raise ConfigError(
@@ -218,8 +219,9 @@ def _table(loaded, topology, candidates: list[Candidate], tried: list[Candidate]
         if not any(o.seconds < c.seconds and o.row["GiB"] < c.row["GiB"] for o in fitting)
     ]  # fmt: skip
     best = fitting[0]
-    command = f"python train.py --config={loaded.path} --topology={topology.name} {options(best.keys)}"
-    typed = {key: value for key, value in loaded.typed.items() if key not in best.keys}
+    recipe = shlex.quote(f"--config={loaded.path}")
+    command = f"python train.py {recipe} --topology={topology.name} {options(best.keys)}"
+    typed = {key: value for key, value in loaded.itself_typed().items() if key not in best.keys}
     return {
         "title": f"{loaded.recipe} on {topology.name}: layouts that no other beats in both speed and memory",
         "columns": ["layout", "Microbatch a chip", "A step", "MFU", "Tokens/s", "GiB", "Exposed"],

@@ -62,7 +62,7 @@ def test_beside_a_checkpoint_under_a_name_of_no_step_nothing_starts_anew(workdir
     folder = workdir / "checkpoints"
     shutil.rmtree(folder / "2")
     (folder / "3").rename(folder / name)
-    with Checkpoints(workdir, TWO) as checkpoints, pytest.raises(Damaged, match=f"there are {name}"):
+    with Checkpoints(workdir, TWO) as checkpoints, pytest.raises(Damaged, match=f"folders there: {name}"):
         checkpoints.newest()
     assert (folder / name / "manifest.json").exists()
 

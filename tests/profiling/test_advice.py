@@ -92,6 +92,25 @@ def test_what_changes_the_trained_model_says_so():
     assert "changes what is trained" not in advise(FAULTS["slow input"])[0].line()
 
 
+def test_a_model_without_attention_has_no_heads_to_change():
+    fault = FAULTS["small heads"]
+    fault.config.model.update(name="trm", mixer="mlp")
+    try:
+        assert advise(fault) == []
+    finally:
+        fault.config.model.update(name="decoder_lm", mixer="attention")
+
+
+def test_fewer_microbatches_divide_the_batch():
+    (advice,) = advise(
+        measured(
+            {"memory_gib": SMALL, "device_peak_gib": None},
+            {"train.gradient_accumulation": "9", "model.remat": "none"},
+        )
+    )
+    assert advice.keys == {"train.gradient_accumulation": 3}
+
+
 def test_advice_on_small_heads_needs_no_trace():
     """Without a trace there is no table of files, so the gain is not known."""
     found = advise(FAULTS["small heads"]._replace(profile=HEALTHY | {"by_file": None}))

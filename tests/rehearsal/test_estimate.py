@@ -28,7 +28,7 @@ from rehearsal.estimate import _notes, estimate
 def test_a_quantisation_is_told_what_it_gains(quantization, topology, words):
     config = base.get_config()
     config.model.quantization = quantization
-    facts = {"mesh": {"fsdp": 1}, "device_coordinates": [[]], "on_host": 0}
+    facts = {"mesh": {"fsdp": 1}, "device_coordinates": [[]], "on_host": 0, "decoded": None}
     notes = _notes(Compiled(config, topologies.get(topology), facts, pathlib.Path()), {"attention kernel": 1.0})
     assert len(notes) == len(words) and all(word in note for word, note in zip(words, notes, strict=True))
 

@@ -135,12 +135,13 @@ def test_splitting_experts_trades_gathers_for_exchange():
 
 
 def test_the_command_of_the_winner_has_all_that_was_typed(imagined):
-    loaded = load(model__remat="full", optimizer__name="lion")
+    loaded = load(model__remat="full", optimizer__name="lion", data__path="my texts/*.txt")
     found = search.fastest(loaded, loaded.topology, imagined(truth(0, loaded.topology)), any_batch=True)
     command = found["notes"][-1]
     assert "python train.py --config=configs/llama2_7b.py --topology=v4-32" in command
     assert command.count("--config.model.remat=") == 1 and "--config.optimizer.name=lion" in command
     assert "--config.train.global_batch=" in command
+    assert "'--config.data.path=my texts/*.txt'" in command and "data.mixture" not in command
 
 
 def test_what_was_typed_holds_in_the_search(imagined):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The study of the Tiny Recursive Model on Sudoku-Extreme: 14 groups with 67 configurations, and two extra groups.
+"""The study of the Tiny Recursive Model on Sudoku-Extreme: 14 groups with 67 configurations, and four extra groups.
 
 `fork` has the study's global batch of 6,144, `paper` the published 768, and `mini` Sudokus of 4 x 4 for a laptop.
 `mini` has half of its recipe's width and steps: a trial takes 4 minutes on one core, and its baseline solves some three
