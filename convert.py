@@ -27,10 +27,6 @@ command_line.flags.DEFINE_string(
 command_line.flags.DEFINE_string("peft", "", "folder to export adapters to, in PEFT's format")
 command_line.flags.DEFINE_string("tokens", "", "logits: file to read, .npy")
 command_line.flags.DEFINE_string("out", "", "logits: file to write, .npy")
-OF_REFERENCE = {  # what the reference of the Tiny Recursive Model computes
-    "low_latents": (1,), "update_rate": (1.0,), "networks": (1,), "convolution": (0,),
-    "positions": ("rope", "learned", "none"),
-}  # fmt: skip
 VERBS = {"import": ("hf", "trm"), "export": ("hf", "trm", "peft"), "logits": ("tokens", "out")}  # the flags of each
 
 
@@ -67,6 +63,7 @@ from checkpointing.checkpoints import CheckpointError, Checkpoints
 from reporting.clock import Clock
 from reporting.goodput import Goodput
 from checkpointing.source_run import newest_checkpoint
+from checkpointing.state_names import WEIGHTS
 from checkpointing.retention import Retention
 
 
@@ -169,8 +166,14 @@ CONVERSIONS = {
 }
 
 
+OF_REFERENCE = {  # values of keys of `model` that the reference of the Tiny Recursive Model has
+    "low_latents": (1,), "update_rate": (1.0,), "networks": (1,), "convolution": (0,),
+    "positions": ("rope", "learned", "none"),
+}  # fmt: skip
+
+
 def check_trm(config) -> None:
-    """Raise ConfigError if the configuration is not of a Tiny Recursive Model."""
+    """Raise ConfigError if the configuration is not of a Tiny Recursive Model that the reference computes."""
     if config.model.name != "trm":
         raise ConfigError(
             f"model.name={config.model.name} is not the model of the reference; "
@@ -179,9 +182,7 @@ def check_trm(config) -> None:
     for key, allowed in OF_REFERENCE.items():
         if config.model[key] not in allowed:
             one_of = " or ".join(map(str, allowed))
-            raise ConfigError(
-                f"model.{key}={config.model[key]} is not a model of the reference, which computes model.{key}={one_of}"
-            )
+            raise ConfigError(f"the reference has no model.{key}={config.model[key]}, only model.{key}={one_of}")
 
 
 def check_local_language_model(command: command_line.Command) -> None:
@@ -209,7 +210,7 @@ def write_logits(command: command_line.Command, tokens_file: pathlib.Path, file:
         step = newest_checkpoint(checkpoints, command.config)
         weights = hugging_face.Saved(checkpoints, step)
         rows = logits.of_run(run, weights.read, tokens_BT)
-        with checkpoints.store.check_complete(step):
+        with checkpoints.store.check_complete(step, WEIGHTS):
             logits.write(file, (*tokens_BT.shape, run.config.model.vocab_size), rows)
     print(f"logits of step {step} of {command.address} are in {file}")
 

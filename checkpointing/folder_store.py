@@ -87,12 +87,12 @@ class FolderStore(CheckpointFolder):
         return array_files.open_array(pathlib.Path(self.place) / str(step) / STATE, name)
 
     @contextlib.contextmanager
-    def check_complete(self, step: int):
+    def check_complete(self, step: int, parts: Sequence[str]):
         """Raise RunError if files of a checkpoint disappear while the block reads it; its run may delete it.
 
-        This replaces any exception of the block.
+        This replaces any exception of the block. `parts` are those that the block reads, as in `problems`.
         """
-        folder, names = self.place / str(step), sorted(self._files(step))
+        folder, names = self.place / str(step), sorted(filter(is_in(parts), self._files(step)))
         try:
             yield
         finally:
@@ -123,9 +123,8 @@ def is_in(parts: Sequence[str]) -> Callable[[str], bool]:
     """Return whether a file of a checkpoint is read with these parts of its state, (): all."""
 
     def is_read(file: str) -> bool:
-        folder, _, rest = file.partition("/")
-        array, _, name = rest.partition("/")
-        return not (parts and folder == STATE and name) or array.partition(".")[0] in parts
+        words = file.split("/")
+        return not parts or words[0] != STATE or len(words) < 3 or words[1].partition(".")[0] in parts
 
     return is_read
 

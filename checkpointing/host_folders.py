@@ -48,7 +48,7 @@ class HostFolders(FolderStore):
         """Return the arrays. Raises CheckpointError if this process needs shards that it does not have."""
         if missing := _missing(self._folder(step), self._files(step), arrays):
             raise CheckpointError(self._needs_others(step, missing[0]))
-        with self.check_complete(step):
+        with self.check_complete(step, tuple(arrays)):
             return orbax_arrays.restore(self._folder(step) / STATE, arrays, None, alone=True)
 
     def begin(self, step: int, arrays: dict) -> None:

@@ -132,7 +132,7 @@ class SharedFolder(FolderStore):
         return manifest.problems(self.place / str(step), **shares, is_read=is_in(parts))
 
     def restore(self, step: int, arrays: dict, replica_axis: int | None = None) -> dict:
-        with self.check_complete(step):
+        with self.check_complete(step, tuple(arrays)):
             return orbax_arrays.restore(self.place / str(step) / STATE, arrays, replica_axis)
 
     def _own(self, step: int) -> pathlib.Path:

@@ -13,7 +13,7 @@ import jax
 from training.state import TrainState
 
 PARAMS, AVERAGE = "params", "average"
-WEIGHTS = (PARAMS, AVERAGE)  # the parts that readers of a trained model restore
+WEIGHTS = (PARAMS, AVERAGE)  # readers of a trained model restore one of these parts
 OFTEN_OFF = {AVERAGE: {}, "noise": {}}  # parts that every checkpoint names, even if they have no arrays
 
 

@@ -36,14 +36,16 @@ def cache_path(cache_dir: str) -> Path:
     """Return the folder that data.cache_dir names; '' is $XDG_CACHE_HOME/torus, else ~/.cache/torus.
 
     Raises:
-        DataError: the name begins with ~, and this user has no home folder.
+        DataError: the name begins with ~, and there is no such user, or this user has no home folder.
     """
+    if cache_dir:
+        return expanded(cache_dir)
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "torus"
     try:
-        return Path(cache_dir or default).expanduser()
+        return default.expanduser()
     except RuntimeError:
         raise DataError(
-            f"{cache_dir or default}: this user has no home folder; set XDG_CACHE_HOME to a folder that can be written"
+            f"{default}: this user has no home folder; set XDG_CACHE_HOME to a folder that can be written"
         ) from None
 
 

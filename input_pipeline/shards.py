@@ -190,11 +190,13 @@ def _build(folder: Path, splits: Splits, tokenizer, facts: dict, announce: Annou
     folder.mkdir(parents=True, exist_ok=True)
     token = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
     units = _named_units(splits)
-    # Shards of an earlier build may be of documents that changed while it read them.
-    shards = {
-        name: _complete_shard(folder, name, unit, token, announce) if _is_of(folder, name, unit) else None
-        for name, unit in units.items()
-    }
+    earlier = read_manifest(folder)
+    checked = [shard for shards in earlier["splits"].values() for shard in shards] if earlier else []
+    shards = {name: _complete_shard(folder, name, unit, token, announce) for name, unit in units.items()}
+    for name, shard in shards.items():  # an interrupted build may have read documents that changed meanwhile
+        if shard and shard not in checked and not _is_of(folder, name, units[name]):
+            announce(f"{folder / name}.bin: of another text; building it again")
+            shards[name] = None
     missing = {name: units[name] for name, shard in shards.items() if shard is None}
     total_bytes = sum(span.size for unit in missing.values() for span in unit)
     with progress("tokenizing", total_bytes, announce) as advance:

@@ -198,14 +198,13 @@ def glyphs(data, path: str, *, seed: int, **_) -> tuple[Glyphs, Glyphs]:
 
 def format_of(file: Path) -> type[RecordFile] | None:
     """Return the reader for the suffix of a file, compressed or not; None for text."""
-    # partition: .tfrecord-00000-of-00010
-    suffix, inner = (name.suffix.lower().partition("-")[0] for name in (file, Path(file.stem)))
+    suffix, inner = file.suffix.lower(), Path(file.stem).suffix.lower().partition("-")[0]
     if suffix in formats.COMPRESSED and inner not in formats.BY_SUFFIX:
         raise DataError(
             f"{file}: compressed text is not supported; decompress it, or convert it to {Path(file.stem).stem}.jsonl.gz"
         )
     suffix = inner if suffix in formats.COMPRESSED else suffix
-    return formats.BY_SUFFIX.get(suffix)
+    return formats.BY_SUFFIX.get(suffix.partition("-")[0])  # .tfrecord-00000-of-00010
 
 
 def find_files(path: str) -> list[Path]:

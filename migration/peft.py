@@ -16,6 +16,7 @@ from checkpointing import adapters
 from checkpointing.checkpoints import Checkpoints
 from checkpointing.record import frozen_refs
 from checkpointing.source_run import newest_checkpoint
+from checkpointing.state_names import WEIGHTS
 from configs.errors import ConfigError
 from migration import safetensors_files
 from migration.hugging_face import as_published, kept_in, new_folder, read_config
@@ -47,7 +48,7 @@ def export(run, workdir: pathlib.Path, folder: pathlib.Path) -> int:
         def opened(name: str) -> TensorStore:
             return checkpoints.store.open_array(step, f"{root}.{name}")
 
-        with checkpoints.store.check_complete(step):
+        with checkpoints.store.check_complete(step, WEIGHTS):
             arrays = {name: array for tensor in adapted for name, array in _parts(opened, tensor).items()}
     written = {name: ("F32", array.shape) for name, array in arrays.items()}
     with new_folder(folder, "peft") as part:

@@ -99,7 +99,8 @@ def tiny_batch(measured: Measured) -> Advice | None:
     profile, train = measured.profile, measured.config.train
     if not (profile["peak_flops"] and profile["flops_per_second"] and profile["platform"] != "cpu"):
         return None
-    tokens = train.global_batch * train.sequence_length / profile["devices"] / max(1, train.gradient_accumulation)
+    rows = profile.get("rows") or train.global_batch
+    tokens = rows * train.sequence_length / profile["devices"] / max(1, train.gradient_accumulation)
     rate = profile["flops_per_second"] / profile["peak_flops"]
     if tokens >= SMALL_BATCH or rate >= LOW_RATE:
         return None

@@ -122,8 +122,8 @@ class Profile(Callback):
         """Write and show what the processes measured; the first one does this alone."""
         whole = report.joined(everyone)
         whole = {"steps": [start, step]} | whole
-        whole |= report.rehearsed(job.config, job.topology) | report.rates(whole, job)
         known = preflight.known_topology(job.topology)
+        whole |= report.rehearsed(job.config, known and job.topology) | report.rates(whole, job)
         advice = advise(Measured(whole, job.config, known, lines_of(job.workdir), str(job.checkpoints.address)))
         whole |= report.described(whole) | {"advice": [one._asdict() | {"line": one.line()} for one in advice]}
         with contextlib.suppress(OSError):  # a full disk; the lines are shown below

@@ -142,7 +142,8 @@ def _notes(whole: dict) -> list[str]:
     elif whole["step_seconds"] is None:
         found.append("the runs of the program, so the times of single steps are unknown")
     if whole["peak_bytes_per_second"] is None:
-        found.append("a bandwidth of main memory to compare with; --topology names hardware whose bandwidth is known")
+        advice = "" if platform == "cpu" else "; --topology names hardware whose bandwidth is known"
+        found.append(f"a bandwidth of main memory to compare with{advice}")
     if whole["device_peak_gib"] is None:
         found.append(f"memory in use; the {platform} backend does not report it, so the compiler's count is shown")
     if whole["energy"] is None:

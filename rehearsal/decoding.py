@@ -44,7 +44,7 @@ def figures(loaded, compiled: dict[str, Compiled], rows: int, length: int) -> di
     hbm = state | {"temporary": total - sum(state.values()), "total": total}
     report = {
         "recipe": loaded.recipe, "topology": topology.name, "chips": topology.chips, "hosts": topology.hosts,
-        "typed": loaded.itself_typed(), "rows": rows, "length": length, "mesh": facts["mesh"],
+        "typed": loaded.as_typed(), "rows": rows, "length": length, "mesh": facts["mesh"],
         "num_parameters": facts["num_parameters"], "fits": all(one.fits for one in compiled.values()),
         "hbm_gib": {name: size / GIB for name, size in hbm.items()} | {"capacity": capacity_gib(topology)},
         "compile_seconds": {name: one.facts.get("compile_seconds") for name, one in compiled.items()},

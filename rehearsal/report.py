@@ -29,7 +29,7 @@ def figures(loaded, compiled: Compiled) -> dict:
     given = None if found["step_seconds"] is None else assumptions.of_topology(topology, found["peak_flops"])
     return {
         "recipe": loaded.recipe, "topology": topology.name, "chips": topology.chips, "hosts": topology.hosts,
-        "accelerator": topology.accelerator, "typed": loaded.itself_typed(),
+        "accelerator": topology.accelerator, "typed": loaded.as_typed(),
         "global_batch": config.train.global_batch, "sequence_length": config.train.sequence_length,
         "tokens_per_step": config.train.global_batch * config.train.sequence_length,
     } | found | cost(found, config.train.steps, topology) | {

@@ -16,6 +16,11 @@ def attends(model: ConfigDict) -> bool:
     return model.name in ("decoder_lm", "vector_decoder") or (model.name == "trm" and model.mixer == "attention")
 
 
+def has_remat(model: ConfigDict) -> bool:
+    """Return whether a model reads `model.remat`."""
+    return model.name in ("decoder_lm", "trm")
+
+
 def check(config: ConfigDict) -> None:
     """Raise ConfigError if the sizes of a model, or the length of a recursive model, are inconsistent."""
     model = config.model

@@ -27,7 +27,7 @@ class Loaded:
     Attributes:
       recipe, path: name and path of the recipe, or of the run and its stored configuration.
       typed: values of the keys that were typed, and of the alternatives that they clear.
-      overrides: text as typed, by dotted key.
+      typed_keys: the keys that were typed.
       origins: for each dotted key that differs from configs/base.py, the source that set it last.
       environment_mesh: the mesh of TPU_MESH_CONFIG, {axis: devices} in its order; {} if it is not set.
       origin: content for the run's run.json.
@@ -40,16 +40,16 @@ class Loaded:
     path: str
     topology: topologies.Topology | None
     typed: dict[str, object]
-    overrides: dict[str, str]
+    typed_keys: tuple[str, ...]
     origins: dict[str, str]
     environment_mesh: dict[str, int] = dataclasses.field(default_factory=dict)
     origin: dict[str, object] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
     of_run: bool = False
 
-    def itself_typed(self) -> dict[str, object]:
+    def as_typed(self) -> dict[str, object]:
         """Return the values of the keys that were typed, without the alternatives that they clear."""
-        return {key: self.typed[key] for key in self.overrides}
+        return {key: self.typed[key] for key in self.typed_keys}
 
 
 def resolve(
@@ -86,7 +86,7 @@ def resolve(
         origins["layout.axis_order"] = "TPU_MESH_CONFIG"
     config.update_from_flattened_dict(typed)
     origins |= dict.fromkeys(typed, "command line")
-    return Loaded(config, name, str(path), topology, typed, overrides, origins, mesh)
+    return Loaded(config, name, str(path), topology, typed, tuple(overrides), origins, mesh)
 
 
 def _with_experts(topology: topologies.Topology, values: dict[str, object]) -> dict[str, int]:

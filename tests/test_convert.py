@@ -99,7 +99,7 @@ def test_a_batch_of_another_size_is_refused_where_its_rows_hold_puzzles_but_eval
         (["export", "--trm=PLACE/no/new.safetensors", "--workdir=PLACE/imported"], "does not exist"),
         (
             ["import", "--trm=PLACE/theirs.safetensors", "RECIPE", "--config.model.update_rate=0.5"],
-            "model.update_rate=0.5 is not a model of the reference, which computes model.update_rate=1.0",
+            "the reference has no model.update_rate=0.5, only model.update_rate=1.0",
         ),
     ],
 )

@@ -75,8 +75,7 @@ def split(
     Raises:
         DataError: the search found too few puzzles.
     """
-    size = min(BATCH, train + heldout)
-    share = _share(train, heldout)
+    size, share = _drawing(train, heldout)
     sides, barren, hardest = (_Side(train), _Side(heldout)), 0, 0
     batches = in_threads(lambda number: make(np.random.default_rng([seed, number]), size), itertools.count())
     with progress(f"making {name}", train + heldout, announce, "puzzles") as advance, closing(batches):
@@ -95,9 +94,10 @@ def split(
     return sides[0].puzzles(), sides[1].puzzles()
 
 
-def _share(train: int, heldout: int) -> float:
-    """Return which share of the forms is held out."""
-    return min(max(heldout / (train + heldout), LEAST_SHARE), 1 - LEAST_SHARE)
+def _drawing(train: int, heldout: int) -> tuple[int, float]:
+    """Return the puzzles of a batch, and which share of the forms is held out: they decide what is drawn."""
+    share = heldout / (train + heldout)
+    return min(BATCH, train + heldout), min(max(share, LEAST_SHARE), 1 - LEAST_SHARE)
 
 
 def _is_held_out(form: bytes, seed: int, share: float) -> bool:
@@ -109,10 +109,10 @@ def _too_few(sides: tuple[_Side, _Side], name: str, settings: str, hardest: int)
     train, heldout = sides
     if not train.kept or not heldout.kept:
         advice = f"the hardest puzzle found has difficulty {hardest}; change one of {settings}"
-    elif _share(len(train.kept), len(heldout.kept)) == _share(train.wanted, heldout.wanted):
+    elif _drawing(len(train.kept), len(heldout.kept)) == _drawing(train.wanted, heldout.wanted):
         fewer = f"--config.data.puzzle_count={len(train.kept)} --config.data.puzzle_heldout={len(heldout.kept)}"
         advice = f"use {fewer}, or change one of {settings}"
-    else:  # these counts would divide the forms in another way
+    else:  # with these counts, other puzzles would be drawn
         advice = f"use fewer, or change one of {settings}"
     return DataError(
         f"data.puzzle_count={train.wanted} and data.puzzle_heldout={heldout.wanted} are more {name} than there are: "

@@ -2,8 +2,8 @@
 """Files of many documents: each is read from its start, and a document is identified by its position.
 
 In every format and compression, moving to a later document reads everything in between, and moving back reads the file
-from its start again. All readers of a corpus read it in order, so each reads a file once, no index is needed, and a
-document costs a hundred bytes until it is opened.
+from its start again. All readers of a corpus read it in order, so each reads a file once for a split, no index is
+needed, and a document costs a hundred bytes until it is opened.
 """
 
 import csv

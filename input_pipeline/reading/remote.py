@@ -71,7 +71,9 @@ def _open(url: str):
     with _explained(url):
         try:
             store, root = url_to_fs(url)
-        except (ImportError, TypeError) as error:  # TypeError: its constructor lacks an argument
+        except TypeError:  # its constructor lacks an argument
+            raise DataError(f"{url}: this store needs more than a URL; use gs:// or a local path") from None
+        except ImportError as error:
             raise DataError(f"{url}: {error}, or use gs:// or a local path") from error
     store.invalidate_cache()
     return store, root.rstrip("/")

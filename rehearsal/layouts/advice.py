@@ -19,9 +19,9 @@ from rehearsal.compiler import GIB, Compiled, capacity_gib
 from rehearsal.estimate import code_digest, estimate, kept
 from rehearsal.layouts import sizing
 from rehearsal.sections import options
+from settings.architecture import has_remat
 from settings.validation import changed
 
-WITH_REMAT = ("decoder_lm", "trm")  # the models that read model.remat
 REMAT = KEYS["model.remat"].choices  # from the policy that saves most for the backward pass to the one that saves least
 WORTH = 0.003  # of the time of a step; a smaller gain is within the error of the estimate
 SHORTEST_SEQUENCE = 512
@@ -118,7 +118,7 @@ def _levers(compiled: Compiled) -> dict[str, list[dict]]:
     config, chips = compiled.config, compiled.topology.chips
     train, mesh, now = config.train, config.mesh, config.train.gradient_accumulation or 1
     rows = train.global_batch // batch_shards(mesh)
-    remat = REMAT[REMAT.index(config.model.remat) + 1 :] if config.model.name in WITH_REMAT else ()
+    remat = REMAT[REMAT.index(config.model.remat) + 1 :] if has_remat(config.model) else ()
     more = [n for n in range(mesh.fsdp + 1, chips + 1) if (mesh.data * mesh.fsdp) % n == 0]
     lengths = [train.sequence_length >> n for n in range(1, 8) if train.sequence_length >> n >= SHORTEST_SEQUENCE]
     to_host = train.offload == "none" and compiled.topology.accelerator == "tpu"
@@ -153,12 +153,13 @@ def _ideas(config, figures: dict) -> Iterator[tuple[dict, float, str]]:
     step = figures["step_seconds"]
     exposed = figures["exposed_communication_seconds"] / step
     recomputed = figures["seconds_by_pass"]["recomputed"] / step
-    at = REMAT.index(config.model.remat) if config.model.name in WITH_REMAT else len(REMAT)
-    for saved, policy in enumerate(reversed(REMAT[:at])):
+    policies = REMAT if has_remat(config.model) else (config.model.remat,)
+    at = policies.index(config.model.remat)
+    for saved, policy in enumerate(reversed(policies[:at])):
         part = recomputed * (saved + 1) / (len(REMAT) - 1)
         yield {"model.remat": policy}, part, f"{recomputed:.0%} of the step recomputes activations; this saves more"
     passes = figures["seconds_by_category"].get("element-wise", 0.0) / step
-    for policy in REMAT[at + 1 : at + 2]:
+    for policy in policies[at + 1 : at + 2]:
         why = f"{passes:.0%} of the step is memory traffic, which saving fewer activations may reduce"
         yield {"model.remat": policy}, passes / 10, why
     now = config.train.gradient_accumulation or 1

@@ -20,7 +20,7 @@ from rehearsal.compiler import GIB
 from rehearsal.layouts import sizing
 from rehearsal.sections import options
 from reporting.display import duration
-from settings.architecture import divisors
+from settings.architecture import divisors, has_remat
 from settings.keys import flat
 from settings.validation import changed
 
@@ -92,10 +92,12 @@ def layouts(loaded, topology, *, any_batch: bool) -> list[Candidate]:
     held = {key: value for key, value in flat(loaded.config).items() if key in loaded.typed}  # typed keys are fixed
     if not held.get("train.gradient_accumulation"):
         held.pop("train.gradient_accumulation", None)  # 0 is automatic
+    model = loaded.config.model
+    policies = KEYS["model.remat"].choices if has_remat(model) else (model.remat,)
     for mesh in _meshes(loaded.config, topology.chips):
         shards = topology.chips // mesh["mesh.model"] // loaded.config.mesh.context
         for batch in _batches(loaded.config, shards, any_batch):
-            tried = [mesh | batch | {"model.remat": remat} for remat in KEYS["model.remat"].choices]
+            tried = [mesh | batch | {"model.remat": remat} for remat in policies]
             holding = (keys for keys in tried if all(held.get(key, value) == value for key, value in keys.items()))
             found += [_candidate(loaded, topology, keys) for keys in holding]
     return [candidate for candidate in found if candidate]
@@ -207,7 +209,7 @@ def _compile(chosen: list[Candidate], topology, display, progress: str) -> None:
 def _table(loaded, topology, candidates: list[Candidate], tried: list[Candidate]) -> dict:
     fitting = sorted((c for c in tried if c.seconds < math.inf), key=lambda c: c.seconds)
     if not candidates:
-        keys = options(loaded.itself_typed()) or "the recipe's batch"
+        keys = options(loaded.as_typed()) or "the recipe's batch"
         raise ConfigError(f"no layout of {loaded.recipe} on {topology.name} is possible with {keys}; change or omit it")
     if not fitting:
         raise ConfigError(
@@ -221,7 +223,7 @@ def _table(loaded, topology, candidates: list[Candidate], tried: list[Candidate]
     best = fitting[0]
     recipe = shlex.quote(f"--config={loaded.path}")
     command = f"python train.py {recipe} --topology={topology.name} {options(best.keys)}"
-    typed = {key: value for key, value in loaded.itself_typed().items() if key not in best.keys}
+    typed = {key: value for key, value in loaded.as_typed().items() if key not in best.keys}
     return {
         "title": f"{loaded.recipe} on {topology.name}: layouts that no other beats in both speed and memory",
         "columns": ["layout", "Microbatch a chip", "A step", "MFU", "Tokens/s", "GiB", "Exposed"],
