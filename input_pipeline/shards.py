@@ -195,7 +195,7 @@ def _build(folder: Path, splits: Splits, tokenizer, facts: dict, announce: Annou
     shards = {name: _complete_shard(folder, name, unit, token, announce) for name, unit in units.items()}
     for name, shard in shards.items():  # an interrupted build may have read documents that changed meanwhile
         if shard and shard not in checked and not _is_of(folder, name, units[name]):
-            announce(f"{folder / name}.bin: of another text; building it again")
+            announce(f"{folder / name}.bin: not known to be of this text; building it again")
             shards[name] = None
     missing = {name: units[name] for name, shard in shards.items() if shard is None}
     total_bytes = sum(span.size for unit in missing.values() for span in unit)

@@ -162,6 +162,18 @@ def test_a_damaged_file_is_built_again_and_no_other(corpus, store, tmp_path, dam
     assert {shard for shard in files if after[shard] != files[shard]} <= {Path(name).stem + ".bin"}
 
 
+def test_a_finished_store_without_digests_of_its_text_is_not_read_again(corpus, store, tmp_path):
+    """Earlier versions wrote none; the manifest is written once the documents were checked."""
+    first, files = corpus(), store("*.bin")
+    for path in (tmp_path / "cache" / "shards").glob("*/*.text"):
+        path.unlink()
+    (path,) = (tmp_path / "cache" / "shards").glob("*/train-00001.bin")
+    _flip_a_bit(path)
+    assert corpus().digest == first.digest
+    after = store("*.bin")
+    assert {shard for shard in files if after[shard] != files[shard]} == {"train-00001.bin"}
+
+
 @pytest.mark.parametrize("suffix", ["bin", "offsets"])
 @pytest.mark.parametrize(
     ("damage", "said"),
