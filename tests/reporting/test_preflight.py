@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from configs import base
+from configs import base, topologies
 from reporting import preflight
 
 
@@ -42,3 +42,9 @@ def test_donated_arrays_count_once_and_arrays_in_host_memory_do_not_count(on_hos
     memory = {f"{name}_size_in_bytes": size for name, size in sizes.items()} | {"peak_memory_in_bytes": 9}
     compiled = types.SimpleNamespace(memory_analysis=lambda: types.SimpleNamespace(**memory))
     assert preflight.compiled_bytes(compiled) == needed
+
+
+def test_simulated_devices_have_no_rates_of_the_chip_that_they_stand_for():
+    """Else a profile on a laptop would show the MFU and the energy of a TPU."""
+    assert preflight.known_topology(topologies.get("v4-8")) is None
+    assert preflight.known_topology(topologies.get("cpu-8")).name == "cpu-8"
