@@ -166,12 +166,6 @@ CONVERSIONS = {
 }
 
 
-OF_REFERENCE = {  # values of keys of `model` that the reference of the Tiny Recursive Model has
-    "low_latents": (1,), "update_rate": (1.0,), "networks": (1,), "convolution": (0,),
-    "positions": ("rope", "learned", "none"),
-}  # fmt: skip
-
-
 def check_trm(config) -> None:
     """Raise ConfigError if the configuration is not of a Tiny Recursive Model that the reference computes."""
     if config.model.name != "trm":
@@ -179,7 +173,7 @@ def check_trm(config) -> None:
             f"model.name={config.model.name} is not the model of the reference; "
             "use a recipe or a run with model.name=trm, such as --config=configs/trm/sudoku.py"
         )
-    for key, allowed in OF_REFERENCE.items():
+    for key, allowed in trm_reference.COMPUTED.items():
         if config.model[key] not in allowed:
             one_of = " or ".join(map(str, allowed))
             raise ConfigError(f"the reference has no model.{key}={config.model[key]}, only model.{key}={one_of}")

@@ -19,6 +19,10 @@ import safetensors.numpy
 from files.atomic import write_atomically
 from migration.safetensors_files import WeightsError, check_names, check_types
 
+COMPUTED = {  # the values of keys of `model` that the reference has
+    "low_latents": (1,), "update_rate": (1.0,), "networks": (1,), "convolution": (0,),
+    "positions": ("rope", "learned", "none"),
+}  # fmt: skip
 PREFIXES = ("_orig_mod.model.", "model.", "")
 TABLE = "inner.puzzle_emb.weights"
 

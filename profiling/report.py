@@ -12,7 +12,6 @@ from rehearsal.estimate import estimate
 from rehearsal.sections import SPENT, seconds_text
 from reporting import preflight
 from reporting.display import aligned
-from reporting.preflight import known_topology
 from reporting.throughput import GIB
 
 SHOWN = 8  # rows of a table on the terminal
@@ -103,7 +102,7 @@ def rates(whole: dict, job) -> dict:
     """Return MFU, rates and energy; what is unknown is None."""
     seconds = (whole["step_seconds"] or {}).get("mean")
     per_second = {name: whole[name] / seconds if seconds and whole[name] else None for name in ("flops", "bytes")}
-    peak, known, used = whole["peak_flops"], known_topology(job.topology), None
+    peak, known, used = whole["peak_flops"], preflight.known_topology(job.topology), None
     chip, tokens = known and known.chip, whole["rows"] * job.config.train.sequence_length
     if seconds and whole["joules_per_step"] is not None:
         used = energy.measured(whole["joules_per_step"], job.run.mesh.size, seconds, tokens)
