@@ -118,8 +118,6 @@ def check_flags(loaded: Loaded) -> None:
     asked = [name for name in ("search", "compare", "scaling", "advise_sharding", "decode") if FLAGS[name].value]
     check_no_secrets(loaded.typed)
     check_tensor()
-    if FLAGS.checklist and asked:
-        raise ConfigError(f"--checklist is for a single rehearsal; leave out --{asked[0]}")
     if len(asked) > 1:
         raise ConfigError(f"--{asked[0]} and --{asked[1]} cannot be combined; give one")
     if not loaded.topology and not FLAGS.compare:
@@ -136,8 +134,11 @@ def check_flags(loaded: Loaded) -> None:
         raise ConfigError(f"--processes={shown(FLAGS.processes)} must be at most {MOST_PROCESSES:,}")
     for name in ("json", "html", "hlo"):
         output_files.check(name)
-        if asked and name != "json" and FLAGS[name].value:
+    for name in ("html", "hlo", "checklist", "advice_seconds"):
+        if asked and FLAGS[name].present and FLAGS[name].value:
             raise ConfigError(f"--{name} is for a single rehearsal; leave out --{asked[0]}")
+    if FLAGS.price is not None and FLAGS.advise_sharding:
+        raise ConfigError("--price is for steps; leave out --price or --advise_sharding")
     check_decoding(loaded)
 
 

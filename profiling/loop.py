@@ -74,8 +74,8 @@ class LoopProfile(Profile):
             flops, moved = (compiled.cost_analysis()[name] / seconds for name in ("flops", "bytes accessed"))
         count = jax.device_count()
         peak, chip = peak_flops(None, count)[0], topologies.CHIP_OF_KIND.get(jax.devices()[0].device_kind, "")
-        tokens, busy = train.global_batch * train.sequence_length, 1 - summary["data_wait_share"]
-        used = profile.get("energy") or energy.of_step(chip, count, seconds, busy, tokens)
+        rows, busy = profile.get("rows") or train.global_batch, 1 - summary["data_wait_share"]
+        used = profile.get("energy") or energy.of_step(chip, count, seconds, busy, rows * train.sequence_length)
         self._details = {
             "compute_efficiency": flops * count / peak if flops and peak else None, "memory_bandwidth": moved,
             "latency_seconds": summary["median_step_seconds"],

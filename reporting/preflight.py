@@ -13,7 +13,7 @@ from configs.errors import ConfigError
 from reporting import throughput
 from reporting.display import counted, duration
 from settings import layouts
-from settings.architecture import divisors
+from settings.architecture import divisors, recompute_flags
 
 LARGE_INITIAL_PART = 0.1  # of an average of the parameters at the end of a run
 _measured_peak = functools.cache(throughput.measured_matmul_peak)  # a process that trains several runs measures once
@@ -96,10 +96,10 @@ def report(run, compiled, num_steps: int, peak: tuple[float, str], is_new: bool)
     simulated = run.mesh.size if backend == "cpu" else 1
     needed = compiled_gib(compiled) * simulated
     if backend == "cpu" and needed > available:
-        advice = "--config.model.remat=full"
         rows = run.config.train.global_batch // batch_shards(run.config.mesh)
-        if more := [count for count in divisors(rows) if count > run.num_microbatches]:
-            advice = f"--config.train.gradient_accumulation={min(more)} or {advice}"
+        more = [count for count in divisors(rows) if count > run.num_microbatches]
+        ways = [f"--config.train.gradient_accumulation={min(more)}"] if more else []
+        advice = " or ".join(ways + recompute_flags(run.config.model)) or "a smaller train.sequence_length or model"
         raise StepTooLarge(f"the step needs {needed:.1f} GiB, but this machine has {available:.0f}; try {advice}")
     models, active = run.models, run.models.num_active(run.config.model)
     of = f" of {available:.0f} GiB" if backend == "cpu" else " a device"

@@ -21,6 +21,11 @@ def has_remat(model: ConfigDict) -> bool:
     return model.name in ("decoder_lm", "trm")
 
 
+def recompute_flags(model: ConfigDict) -> list[str]:
+    """Return the flag with which the step needs the least memory; none if it is set, or if the model has no remat."""
+    return ["--config.model.remat=full"] if has_remat(model) and model.remat != "full" else []
+
+
 def check(config: ConfigDict) -> None:
     """Raise ConfigError if the sizes of a model, or the length of a recursive model, are inconsistent."""
     model = config.model

@@ -107,6 +107,7 @@ MISTAKES = [
     ("rehearse.py --topology=v4-8 --search=fast", {}, "--search=fast: value should be one of"),
     ("rehearse.py --topology=v4-8 --search --scaling", {}, "--search and --scaling cannot be combined"),
     ("rehearse.py --compare=v4-8 --html=x.html", {}, "--html is for a single rehearsal"),
+    ("rehearse.py --compare=v4-8 --advice_seconds=9", {}, "--advice_seconds is for a single rehearsal"),
     ("rehearse.py --topology=v4-8 --decode --search", {}, "--search and --decode cannot be combined"),
     ("rehearse.py --topology=v4-8 --decode --hlo=x", {}, "--hlo is for a single rehearsal; leave out --decode"),
     ("rehearse.py --topology=v4-8 --rows=8", {}, "--rows is for --decode; give both, or neither"),

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from configs.base import batch_shards
 from configs.errors import ConfigError
 from settings import ramp
-from settings.architecture import divisors
+from settings.architecture import divisors, recompute_flags
 
 
 def fit(config: ConfigDict, fits: Callable[[ConfigDict], bool]) -> None:
@@ -30,9 +30,10 @@ def fit(config: ConfigDict, fits: Callable[[ConfigDict], bool]) -> None:
         )
     fewest = 0 if fits(candidates[0]) else bisect.bisect_left(candidates, True, lo=1, key=fits)
     if fewest == len(candidates):
+        ways = " or ".join([*recompute_flags(config.model), "more devices that split the weights"])
         raise ConfigError(
             f"batch.fit=auto: no microbatch of train.global_batch={config.train.global_batch} fits, not even of one "
-            "sequence a device; try --config.model.remat=full, or split the weights over more devices"
+            f"sequence a device; try {ways}"
         )
     config.train.gradient_accumulation = candidates[fewest].train.gradient_accumulation
     config.batch.fit = "none"

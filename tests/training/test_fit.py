@@ -41,9 +41,19 @@ def test_the_fewest_that_fit_are_found_in_few_tries(rows):
     assert tried[0] == 1
 
 
-def test_where_nothing_fits_it_is_told_in_one_line():
-    with pytest.raises(ConfigError, match=r"^batch.fit=auto: no microbatch of train.global_batch=48 fits.*$"):
-        fit.fit(config_of(48), lambda candidate: False)
+@pytest.mark.parametrize(
+    ("model", "ways"),
+    [
+        ({}, "try --config.model.remat=full or more devices that split the weights"),
+        ({"remat": "full"}, "try more devices that split the weights"),
+        ({"name": "mlp_classifier"}, "try more devices that split the weights"),
+    ],
+)
+def test_where_nothing_fits_one_line_names_what_the_model_has_left_to_try(model, ways):
+    config = config_of(48)
+    config.model.update(model)
+    with pytest.raises(ConfigError, match=rf"^batch.fit=auto: no microbatch of .*batch=48 fits.*; {ways}$"):
+        fit.fit(config, lambda candidate: False)
 
 
 def test_where_noise_is_measured_there_is_more_than_one_microbatch():
