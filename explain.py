@@ -24,8 +24,9 @@ from checkpointing.bucket import path_of
 from cluster import processes
 from configs.errors import ConfigError
 from core import output_files
+from inference.prompts import text_start
 from parallelism.mesh import mesh_context
-from settings import validation
+from settings import stored_config, validation
 from trained_run import TrainedRun, tokenizer_of
 
 
@@ -35,8 +36,9 @@ def main(command: command_line.Command) -> None:
     check(command)
     tokenizer = tokenizer_of(command.address, config)  # report errors before the slow restore of the weights
     clean_T, corrupt_T = explanation.prompt_tokens(
-        tokenizer, flags.prompt, flags.corrupt, config.model.max_length, ("--prompt", "--corrupt")
-    )
+        tokenizer, flags.prompt, flags.corrupt, config.model.max_length, ("--prompt", "--corrupt"),
+        text_start(tokenizer, config, is_trained=stored_config.trained_to(path_of(command.address)) is not None),
+    )  # fmt: skip
     command_line.join(command)
     if command.num_devices is None:
         validation.validate(config, jax.device_count(), command.loaded)
@@ -45,7 +47,8 @@ def main(command: command_line.Command) -> None:
         found = explanation.explain(trained.run.graph, trained.params, clean_T, corrupt_T, tokenizer.decode)
     if processes.index() == 0:
         print("\n".join(explanation.lines(found)))  # before the page, which a full disk may fail
-        place = write(command, page.page(found, f"{flags.prompt} | {flags.corrupt}"))
+        text = page.page(found, f"{flags.prompt} | {flags.corrupt}")
+        place = output_files.write_of_run("html", text, command, PAGE)
         print(f"{trained.describe()}; heat maps: {place}", file=sys.stderr)
     processes.leave()
 
@@ -59,15 +62,7 @@ def check(command: command_line.Command) -> None:
         if not flags[name].value:
             raise ConfigError(f"--{name} is not given; --prompt and --corrupt are two texts of as many tokens")
         command_line.check_text(name, flags[name].value)
-    output_files.check("html", None if command.bucket else command.workdir / PAGE)
-
-
-def write(command: command_line.Command, text: str) -> str:
-    """Write the page; return the file, which by default is in the run's folder or bucket."""
-    path, given = output_files.write("html", text, command.workdir / PAGE), command_line.FLAGS.html
-    if command.bucket and not given:
-        (path_of(command.bucket.url) / PAGE).write_bytes(text.encode())
-    return str(path) if given else f"{command.address}/{PAGE}"
+    output_files.check_of_run("html", command, PAGE)
 
 
 if __name__ == "__main__":

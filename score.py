@@ -18,13 +18,13 @@ if __name__ == "__main__":
     COMMAND = command_line.parse(__doc__, use=lambda flags: command_line.READ)
 
 import importlib.util
+import json
 import pathlib
 import sys
 from collections.abc import Callable
 
 import jax
 
-from checkpointing.bucket import path_of
 from cluster import processes
 from configs.errors import ConfigError
 from core import output_files
@@ -55,7 +55,8 @@ def main(command: command_line.Command) -> None:
     progress.end()
     if processes.index() == 0:
         print("\n".join(figures.table(by_task)))  # before the file, which a full disk may fail
-        place = write(command, results)
+        text = "".join(json.dumps(result, ensure_ascii=False) + "\n" for result in results)
+        place = output_files.write_of_run("results", text, command, RESULTS)
         print(f"{command.address} at step {step:,}; each item: {place}", file=sys.stderr)
     processes.leave()
 
@@ -74,7 +75,7 @@ def check(command: command_line.Command) -> list[Callable[..., Scores]]:
         raise ConfigError("--include_path has definitions for --tasks; name the tasks, or omit it")
     if flags.include_path and not pathlib.Path(flags.include_path).expanduser().is_dir():
         raise ConfigError(f"--include_path={flags.include_path} is not a folder; name one with task definitions")
-    output_files.check("results", None if command.bucket else command.workdir / RESULTS)
+    output_files.check_of_run("results", command, RESULTS)
     tokenizer_of(command.address, config)
     found = []
     if flags.questions:
@@ -116,18 +117,6 @@ def of_harness(names: list[str], include_path: str, limit: int) -> Callable[...,
 
     manager = harness.task_manager(names, include_path and str(pathlib.Path(include_path).expanduser()))
     return lambda model: harness.score(model, names, manager, limit)
-
-
-def write(command: command_line.Command, results: list[dict]) -> str:
-    """Write the result of each item; return the file, which by default is in the run's folder or bucket."""
-    if given := command_line.FLAGS.results:
-        figures.write_results(pathlib.Path(given).expanduser(), results)
-        return given
-    path = command.workdir / RESULTS
-    figures.write_results(path, results)
-    if command.bucket:
-        (path_of(command.bucket.url) / RESULTS).write_bytes(path.read_bytes())
-    return f"{command.address}/{RESULTS}"
 
 
 if __name__ == "__main__":

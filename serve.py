@@ -151,7 +151,7 @@ def text_service(name: str, trained: TrainedRun, texts: Texts, flags) -> TextSer
     """Return the service of a language model, with all programs compiled."""
     make = functools.partial(make_batch, LeadingBatch, trained, texts.tokenizer, flags)
     worker = Worker(make, functools.partial(mesh_context, trained.run.mesh))
-    return TextService(name, *texts, worker, flags.max_waiting)
+    return TextService(name, *texts, trained.text_start, worker, flags.max_waiting)
 
 
 def puzzle_service(name: str, trained: TrainedRun, flags) -> PuzzleService:

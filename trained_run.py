@@ -24,7 +24,7 @@ from configs.errors import ConfigError
 from core import assembly, solving
 from core.evaluators import engine_of
 from inference import sampling
-from inference.prompts import text_prompt
+from inference.prompts import text_prompt, text_start
 from input_pipeline import tokenization
 from parallelism.mesh import mesh_context
 from reasoning.solving import Solved
@@ -84,6 +84,11 @@ class TrainedRun:
         """The run's tokenizer; ConfigError if it was not trained on text."""
         return tokenizer_of(self.address, self.config)
 
+    @functools.cached_property
+    def text_start(self) -> list[int]:
+        """The tokens before a text, see inference/prompts.py."""
+        return text_start(self.tokenizer, self.config, is_trained=self.step > 0)  # an import is step 0
+
     def describe(self) -> str:
         """Return a text with the run, the step, and whether the run has finished."""
         steps = self.config.train.steps
@@ -117,8 +122,9 @@ class TrainedRun:
         prompts = _checked(prompts, max_tokens, temperature, **how)
         with mesh_context(self.run.mesh):
             return sampling.continue_texts(
-                self.run, self.params, self.tokenizer, prompts, max_tokens=max_tokens, temperature=temperature, **how
-            )
+                self.run, self.params, self.tokenizer, prompts, max_tokens=max_tokens, temperature=temperature,
+                start=self.text_start, **how,
+            )  # fmt: skip
 
     def answer(self, messages: list[str], *, max_tokens: int = 64, temperature: float = 0.7, **how) -> list[str]:
         """Return the answer to each message; ConfigError if the model never saw a conversation.
@@ -145,7 +151,7 @@ class TrainedRun:
         """Yield the text of `generate` for a prompt, or of `answer` for a message, in parts while it is decoded."""
         _checked([prompt if message is None else message], max_tokens, temperature, **how)
         if message is None:
-            asked = text_prompt(self.tokenizer, prompt)
+            asked = text_prompt(self.tokenizer, prompt, self.text_start)
         else:
             sampling.check_answers(self.config, self.tokenizer, self.address)
             asked = sampling.message_prompt(self.tokenizer, self.config, message)

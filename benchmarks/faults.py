@@ -10,7 +10,6 @@ killed at 25 random moments. The steps are tiny, so the times are those of detec
 import collections
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import random
@@ -22,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import support
 
@@ -148,19 +147,12 @@ def write_texts(place: pathlib.Path, number: int = 20, size: int = 60) -> None:
 
 def trained_steps(workdir: pathlib.Path) -> list[int]:
     """Return the steps in metrics.jsonl, in order."""
-    return [line["step"] for line in lines_of(workdir) if line["kind"] == "train"]
-
-
-def lines_of(workdir: pathlib.Path) -> Iterator[dict]:
-    """Yield the complete lines of metrics.jsonl."""
-    path = workdir / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return (json.loads(line) for line in lines if line.endswith("}"))
+    return [line["step"] for line in support.lines_of(workdir, "train")]
 
 
 def history(workdir: pathlib.Path) -> dict[tuple[str, int], list]:
     """Return the last losses and other scalars of each (kind, step)."""
-    lines = (line for line in lines_of(workdir) if line["kind"] in HISTORY)
+    lines = support.lines_of(workdir, *HISTORY)
     return {(line["kind"], line["step"]): [line[name] for name in HISTORY[line["kind"]]] for line in lines}
 
 
@@ -334,7 +326,7 @@ def _broken_promises(case: Case, runs: list[list[Watched]], workdir: pathlib.Pat
     if case.told and not any(when(processes, case.told) for processes in runs):
         broken.append(f"nobody said {case.told!r}")
     broken += [f"said {said!r}" for said in _said(runs[0]) if case.culprit and not re.search(case.culprit, said)]
-    counts = collections.Counter(line.get("event") for line in lines_of(workdir))
+    counts = collections.Counter(line.get("event") for line in support.lines_of(workdir))
     broken += [f"{counts[event]} events {event}" for event, number in case.events.items() if counts[event] != number]
     losses = [values[0] for values in history(workdir).values()]
     broken += ["a loss is no number"] if case.events.get("roll_back") and None in losses else []

@@ -6,7 +6,6 @@ account, whose parts must add up to the wall-clock time. Also measures the time 
 new step: from nothing (no corpus, tokenizer or compiled program), and for a restart.
 """
 
-import json
 import os
 import pathlib
 import random
@@ -77,33 +76,25 @@ def wait(process: subprocess.Popen, seconds: float) -> None:
 
 def wait_for_step(folder: pathlib.Path, process: subprocess.Popen, since: float) -> None:
     """Return when a step has ended since some time.time()."""
-    while not any(line["time"] > since for line in lines_of(folder, "train")):
+    while not any(line["time"] > since for line in support.lines_of(folder / "run", "train")):
         wait(process, POLL_SECONDS)
-
-
-def lines_of(folder: pathlib.Path, kind: str) -> list[dict]:
-    """Return the lines of a kind of metrics.jsonl, in order."""
-    path = folder / "run" / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    whole = (json.loads(line) for line in lines if line.endswith("}"))
-    return [line for line in whole if line["kind"] == kind]
 
 
 def last_step(folder: pathlib.Path) -> int:
     """Return the last step in metrics.jsonl."""
-    return max((line["step"] for line in lines_of(folder, "train")), default=0)
+    return max((line["step"] for line in support.lines_of(folder / "run", "train")), default=0)
 
 
 def account(folder: pathlib.Path) -> dict:
     """Return the run's last account of its time."""
-    return [line for line in lines_of(folder, "event") if line["event"] == "goodput"][-1]
+    return [line for line in support.lines_of(folder / "run", "event") if line["event"] == "goodput"][-1]
 
 
 def start_seconds(folder: pathlib.Path, started: list[float]) -> list[float]:
     """Return the seconds of each start until its first step ended."""
     ends, found = [*started[1:], float("inf")], []
     for begin, end in zip(started, ends, strict=True):
-        times = [line["time"] for line in lines_of(folder, "train") if begin < line["time"] < end]
+        times = [line["time"] for line in support.lines_of(folder / "run", "train") if begin < line["time"] < end]
         found += [times[0] - begin] if times else []
     return found
 
@@ -114,7 +105,7 @@ def main() -> None:
         folder = pathlib.Path(name)
         started = killed_again_and_again(folder, SECONDS, BETWEEN_KILLS)
         found, seconds, steps = account(folder), start_seconds(folder, started), last_step(folder)
-        step_seconds = statistics.median(line["step_seconds"] for line in lines_of(folder, "train"))
+        step_seconds = statistics.median(line["step_seconds"] for line in support.lines_of(folder / "run", "train"))
     parts, wall = found["seconds"], found["wall_seconds"]
     figures = {
         "goodput": round(found["goodput"], 3), "restarts": len(started) - 1,

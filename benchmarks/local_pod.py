@@ -5,7 +5,6 @@ The tiny recipe on 4 workers (a v4-32) and on 8 (a v4-64), from an empty cache: 
 """
 
 import contextlib
-import json
 import os
 import pathlib
 import subprocess
@@ -90,14 +89,7 @@ def pod(environment: dict, *words: str) -> None:
 
 def steps(run: pathlib.Path) -> list[int]:
     """Return the steps in metrics.jsonl, in order."""
-    file = run / "metrics.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [line["step"] for line in map(json.loads, filter(whole, lines)) if line["kind"] == "train"]
-
-
-def whole(line: str) -> bool:
-    """Return whether a line is complete."""
-    return line.endswith("}")
+    return [line["step"] for line in support.lines_of(run, "train")]
 
 
 def wait_for_step(run: pathlib.Path, step: int) -> None:

@@ -43,18 +43,13 @@ def long_run(folder: pathlib.Path, steps: int, every: int) -> dict:
     return figures
 
 
-def lines_of(metrics: pathlib.Path, kind: str) -> list[dict]:
-    """Return the lines of a kind in metrics.jsonl."""
-    return [line for line in map(json.loads, metrics.read_text().splitlines()) if line["kind"] == kind]
-
-
 def steadiness(run: pathlib.Path, steps: int) -> dict:
     """Return memory and time of a step in the first and the last tenth of a run, from its metrics.
 
     The growth of memory is that from the second tenth, since the first has the first evaluation and save.
     """
     tenths = [[] for _ in range(TENTHS)]
-    for line in lines_of(run / "metrics.jsonl", "train"):
+    for line in support.lines_of(run, "train"):
         tenths[(line["step"] - 1) * TENTHS // steps].append(line)
     memory = [statistics.median(1024 * line["host_memory_gib"] for line in tenth) for tenth in tenths]
     seconds = [[line["step_seconds"] for line in tenth] for tenth in tenths]
@@ -105,8 +100,7 @@ def readers(run: pathlib.Path) -> dict[str, float]:
     from studies import outcome
 
     def of_pod() -> None:
-        metrics = run / "metrics.jsonl"
-        summarise(read_lines(metrics.read_bytes(), str(metrics)), None, None, None)
+        summarise(read_lines(run / "metrics.jsonl"), None, None, None)
 
     programs = {"report": ["report.py", str(run), f"--html={run / 'page.html'}"], "list": ["scripts/list_runs.py", run]}
     calls = {name: lambda command=command: program(command) for name, command in programs.items()}

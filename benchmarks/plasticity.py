@@ -32,7 +32,6 @@ from flax import nnx
 from configs import digits as recipe
 from core import assembly
 from layers.axes import declared_axes, declared_stddevs
-from models import mlp_classifier
 from parallelism.mesh import mesh_context
 from settings.validation import validate
 from training import optimizers, step_transform
@@ -64,18 +63,15 @@ class Learner(NamedTuple):
     weights: optimizers.Weights
 
     @classmethod
-    def of_keys(cls, keys: dict) -> "Learner":
+    def of(cls, config, keys: dict) -> "Learner":
         """Return the learner with these keys of the section `plasticity`, assembled as train.py does."""
-        config = recipe.get_config()
-        config.train.global_batch, config.model.dtype = ROWS, "float32"
         config.plasticity.update(keys if MECHANISM == "on" else {})
         config.mesh.fsdp = 1
         validate(config, 1)
         run = assembly.assemble(config, devices=jax.devices()[:1])
         axes = {path: names for path, (_, names) in declared_axes(run.models.trained).items()}
-        units = mlp_classifier.hidden_units(config.model)
         stddevs = declared_stddevs(run.models.trained)
-        return cls(config, run, optimizers.Weights(axes, stddevs=stddevs, units=units))
+        return cls(config, run, optimizers.Weights(axes, stddevs=stddevs, units=run.hidden_units))
 
     def start(self, rate: jax.Array, seed: jax.Array) -> tuple:
         """Return (the trainer's step, its first state) for a traced learning rate and seed."""
@@ -94,7 +90,14 @@ class Learner(NamedTuple):
         state = TrainState(
             jnp.int32(0), jnp.uint32(0), params, optimizer.init(params), {}, {n: m for n, m in memories.items() if m}
         )
-        return make_train_step(gradient, optimizer, transforms, seed=seed), state
+        return make_train_step(gradient, optimizer, transforms, seed=seed, norm=optimizers.norm(self.weights)), state
+
+
+def of_digits(keys: dict) -> Learner:
+    """Return the network of configs/digits.py with these keys of the section `plasticity`."""
+    config = recipe.get_config()
+    config.train.global_batch, config.model.dtype = ROWS, "float32"
+    return Learner.of(config, keys)
 
 
 def accuracies(learner: Learner, data: tuple, *, gradual: bool, rate: jax.Array, seed: jax.Array) -> jax.Array:
@@ -128,7 +131,7 @@ def accuracies(learner: Learner, data: tuple, *, gradual: bool, rate: jax.Array,
 
 def measured(name: str, data: tuple, lanes: list[tuple[float, int]]) -> np.ndarray:
     """Return the accuracies [lane, task] of a method for each (learning rate, seed)."""
-    learner = Learner.of_keys(METHODS[name])
+    learner = of_digits(METHODS[name])
 
     def of_lane(rate, seed):
         return accuracies(learner, data, gradual=name == "gradual", rate=rate, seed=seed)

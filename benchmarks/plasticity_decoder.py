@@ -15,28 +15,19 @@ training, so that something is compared. `--mechanism=off` runs all of them as p
 is too short for both, so that it is judged only with `--mechanism=off`.
 """
 
-import dataclasses
 import sys
 import time
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import support
 from flax import nnx
+from plasticity import MECHANISM, Learner
 
 from configs import base
-from core import assembly
-from layers.axes import declared_axes, declared_stddevs
-from models import decoder_lm
 from parallelism.mesh import mesh_context
-from settings.validation import validate
-from training import optimizers, step_transform
-from training.state import TrainState
-from training.step import make_gradient, make_train_step
 
-MECHANISM = next((word.removeprefix("--mechanism=") for word in sys.argv if word.startswith("--mechanism=")), "on")
 LANGUAGES, STEPS = (3, 20) if support.QUICK else (12, 400)  # steps of each language
 VOCAB, LENGTH, ROWS, HELDOUT_ROWS = 64, 32, 8, 256
 ENTROPY = 1.75 * float(np.log(2))
@@ -51,16 +42,8 @@ METHODS = {  # name: the tried keys of the section `plasticity`
 }
 
 
-class Learner(NamedTuple):
-    """A decoder with one method of plasticity."""
-
-    config: object
-    run: assembly.Run
-    weights: optimizers.Weights
-
-
 def learner(keys: dict) -> Learner:
-    """Return the decoder with these keys of the section `plasticity`, assembled as train.py does."""
+    """Return the decoder with these keys of the section `plasticity`."""
     config = base.get_config()
     config.model.update(
         num_layers=2, embed_dim=64, num_heads=4, num_kv_heads=4, mlp_dim=128, vocab_size=VOCAB, max_length=LENGTH,
@@ -69,13 +52,7 @@ def learner(keys: dict) -> Learner:
     config.data.update(source="synthetic", tokenizer="")
     config.train.update(global_batch=ROWS, sequence_length=LENGTH)
     config.optimizer.update(weight_decay=0.0, beta2=0.999)
-    config.plasticity.update(keys if MECHANISM == "on" else {})
-    config.mesh.fsdp = 1
-    validate(config, 1)
-    run = assembly.assemble(config, devices=jax.devices()[:1])
-    axes = {path: names for path, (_, names) in declared_axes(run.models.trained).items()}
-    stddevs, units = declared_stddevs(run.models.trained), decoder_lm.hidden_units(config.model)
-    return Learner(config, run, optimizers.Weights(axes, stddevs=stddevs, units=units))
+    return Learner.of(config, keys)
 
 
 def text(key: jax.Array, successors_V4: jax.Array, rows: int) -> dict[str, jax.Array]:
@@ -97,21 +74,7 @@ def text(key: jax.Array, successors_V4: jax.Array, rows: int) -> dict[str, jax.A
 
 def last_loss(learner: Learner, seed: jax.Array) -> jax.Array:
     """Return the held-out loss on the last language after the whole stream, with the step of the trainer."""
-    config, run, weights = learner
-    schedule = lambda step: RATE  # noqa: E731
-    direction = optimizers.adamw(config.optimizer, weights)
-    optimizer = optimizers.make(direction, config.optimizer, schedule, weights)
-    transforms = [
-        dataclasses.replace(transform, seed=seed) if transform.name == "plasticity" else transform
-        for transform in step_transform.of_config(config, weights, schedule)
-    ]
-    gradient = make_gradient(run.models.graphs, run.objective.loss, measures=step_transform.measures(transforms))
-    step = make_train_step(gradient, optimizer, transforms, seed=seed, norm=optimizers.norm(weights))
-    params = nnx.to_pure_dict(nnx.state(run.models.make(nnx.Rngs(jax.random.key(seed))), nnx.Param))
-    memories = {transform.name: transform.init(params) for transform in transforms}
-    state = TrainState(
-        jnp.int32(0), jnp.uint32(0), params, optimizer.init(params), {}, {n: m for n, m in memories.items() if m}
-    )
+    run, (step, state) = learner.run, learner.start(RATE, seed)
     of_languages, of_texts = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1))
 
     def successors(language):

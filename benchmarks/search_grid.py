@@ -88,10 +88,10 @@ def losses(data: dict[str, str], point: dict) -> list[float]:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             train(config, folder)
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        lines = support.lines_of(folder, "eval")
     finally:
         shutil.rmtree(folder)
-    found = {line["step"]: line["eval_loss"] for line in lines if line["kind"] == "eval"}
+    found = {line["step"]: line["eval_loss"] for line in lines}
     return [round(found[step], 5) for step in STEPS]
 
 

@@ -6,7 +6,6 @@ of them may grow after the first save and evaluation.
 """
 
 import contextlib
-import json
 import os
 import pathlib
 import re
@@ -117,8 +116,8 @@ def figures_of(folder: pathlib.Path, recipe: list[str], keys: dict, steps: int, 
     watched = Watched(folder, recipe, keys | often | {"train.steps": steps})
     watched.follow()
     early, late = range(settled, 2 * settled), range(steps - settled, steps)  # without the summary
-    lines = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
-    memory = {line["step"]: 1024 * line["host_memory_gib"] for line in lines if line["kind"] == "train"}
+    trained = support.lines_of(folder / "run", "train")
+    memory = {line["step"]: 1024 * line["host_memory_gib"] for line in trained}
     compiled = [step for step, line in watched.printed if COMPILED.search(line)]
     if not compiled:
         sys.exit("jax logged no compilation, so recompilations cannot be counted")

@@ -117,7 +117,7 @@ def check(holds: bool, promise: str) -> None:
 
 def losses(run: pathlib.Path) -> dict[int, float]:
     """Return the last loss of each step."""
-    return {line["step"]: line["loss"] for line in faults.lines_of(run) if line["kind"] == "train"}
+    return {line["step"]: line["loss"] for line in support.lines_of(run, "train")}
 
 
 def checkpoints(run: pathlib.Path) -> list[int]:

@@ -92,9 +92,17 @@ def train(arguments: list[str], workdir: pathlib.Path | None = None) -> TrainRun
         if process.wait():
             sys.exit(f"{' '.join(command)} ended with status {process.returncode}")
         lines = {}
-        for line in map(json.loads, (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()):
+        for line in lines_of(pathlib.Path(workdir)):
             lines.setdefault(line["kind"], {})[line["step"]] = line
     return TrainRun("".join(output), lines, time.perf_counter() - start)
+
+
+def lines_of(run: pathlib.Path, *kinds: str) -> list[dict]:
+    """Return the complete lines of metrics.jsonl of these kinds, by default of all; none before there is the file."""
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    whole = (json.loads(line) for line in lines if line.endswith("}"))
+    return [line for line in whole if not kinds or line["kind"] in kinds]
 
 
 check_options()

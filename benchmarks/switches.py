@@ -111,7 +111,7 @@ def wrong_report(report: dict, on: tuple[str, ...]) -> list[str]:
 def wrong_run(run: pathlib.Path, on: tuple[str, ...]) -> list[str]:
     """Return what is wrong with the run's configuration, steps and evaluations."""
     config = json.loads((run / "config.json").read_text())
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = support.lines_of(run)
     steps = [line["step"] for line in lines if line["kind"] == "train"]
     found = [] if steps[-1:] == [STEPS] else [f"its steps are {steps}"]
     for name, keys in SWITCHES.items():

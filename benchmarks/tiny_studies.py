@@ -5,6 +5,8 @@ import json
 import pathlib
 from collections.abc import Iterable
 
+import support
+
 TINY = {
     "model.num_layers": 1, "model.embed_dim": 32, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 64,
     "model.high_cycles": 1, "model.low_cycles": 1, "supervision.max_steps": 3, "train.global_batch": 16,
@@ -29,10 +31,8 @@ def results(trials: Iterable[pathlib.Path], steps: int) -> dict[str, object]:
     """
     found = {}
     for folder in trials:
-        lines = {}
-        for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
-            if line["kind"] in ("train", "eval"):
-                lines[f"{line['kind']} {line['step']}"] = [line.get(name) for name in FIGURES]
+        of_steps = support.lines_of(folder, "train", "eval")
+        lines = {f"{line['kind']} {line['step']}": [line.get(name) for name in FIGURES] for line in of_steps}
         files = json.loads((folder / "checkpoints" / str(steps) / "manifest.json").read_text())["files"]
         arrays = {name: digest for name, digest in files.items() if name.count("/") == 2 and name.startswith("state/")}
         assert arrays, "a checkpoint has arrays"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The causal analysis of two prompts as one result: tables, the figures of a metrics file, and lines for a terminal."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -46,24 +46,25 @@ class Explanation(NamedTuple):
 
 
 def prompt_tokens(
-    tokenizer, prompt: str, corrupt: str, max_length: int, names: tuple[str, str]
+    tokenizer, prompt: str, corrupt: str, max_length: int, names: tuple[str, str], start: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return two prompts as int32 [T], each begun as training documents are.
+    """Return two prompts as int32 [T].
 
     Args:
       names: of the flags or keys of the two prompts, for messages.
+      start: tokens before each prompt, as the model has seen them before texts.
 
     Raises:
       ConfigError: the prompts are equal, differ in their number of tokens, or are too long.
     """
-    clean, other = ([tokenizer.end_of_document, *tokenizer.encode(text)] for text in (prompt, corrupt))
+    clean, other = ([*start, *tokenizer.encode(text)] for text in (prompt, corrupt))
     if clean == other:
         raise ConfigError(f"{names[0]} and {names[1]} are the same tokens; change a word of one of them")
     if len(clean) != len(other):
-        parts = ["|".join(tokenizer.decode([token]) for token in tokens[1:]) for tokens in (clean, other)]
+        parts = ["|".join(tokenizer.decode([token]) for token in tokens[len(start) :]) for tokens in (clean, other)]
         raise ConfigError(
-            f"{names[0]} has {len(clean) - 1} tokens ({parts[0]}) and {names[1]} has {len(other) - 1} ({parts[1]}); "
-            "choose words with as many tokens"
+            f"{names[0]} has {len(clean) - len(start)} tokens ({parts[0]}) and {names[1]} has "
+            f"{len(other) - len(start)} ({parts[1]}); choose words with as many tokens"
         )
     if len(clean) > max_length:
         raise ConfigError(f"{names[0]} has {len(clean)} tokens, more than model.max_length={max_length}; shorten it")

@@ -26,6 +26,7 @@ from cluster import identity, processes
 from cluster.hub import RunError
 from cluster.interruption import Interrupted
 from configs.errors import OfAllProcesses
+from reporting.display import listed
 from reporting.step_log import NonFinite
 from training.state import TrainState
 
@@ -136,7 +137,7 @@ class Checkpoints:
             if any(step not in part for part in held):
                 self.set_aside(step, f"is damaged: {_lacking(held, step)} no part of it")
             elif problems := self.problems(step, parts) or self.part_problems(step):
-                self.set_aside(step, f"is damaged: {_first(problems)}")
+                self.set_aside(step, f"is damaged: {listed(problems, MOST_NAMED, '; ')}")
             else:
                 return step
         if existing := sorted({name for names in self._answers("existing", self.store.existing) for name in names}):
@@ -159,9 +160,10 @@ class Checkpoints:
             return ["its parts are of different saves"]
         holders, here = parts[0]["holders"], {part["process"] for part in parts}
         if gone := [name for number, name in enumerate(holders) if number not in here]:
+            names = listed(gone, MOST_NAMED, "; ")
             raise CheckpointError(
-                f"{self.store.place}: checkpoint {step} cannot be restored without the parts of {_first(gone)}, which "
-                f"are not here; start on the {len(holders)} hosts that saved it, or train in another --workdir"
+                f"{self.store.place}: checkpoint {step} cannot be restored without the parts of {names}, which are not "
+                f"here; start on the {len(holders)} hosts that saved it, or train in another --workdir"
             )
         return []
 
@@ -229,8 +231,9 @@ class Checkpoints:
         """Raise CheckpointError if the names of a checkpoint's arrays are not those of the state."""
         if differences:
             versions = ", ".join(f"{name} {version}" for name, version in self.record(step).get("versions", {}).items())
+            unlike = listed(differences, MOST_NAMED, "; ")
             raise CheckpointError(
-                f"checkpoint {step} of {self.address} {_first(differences)}, unlike the state of this run; restore "
+                f"checkpoint {step} of {self.address} {unlike}, unlike the state of this run; restore "
                 f"it with the configuration and the versions that saved it ({versions})"
             )
 
@@ -373,12 +376,6 @@ class Checkpoints:
 
 def _as_text(record: dict) -> str:
     return json.dumps(record | {"versions": identity.versions()})
-
-
-def _first(phrases: list[str]) -> str:
-    """Return a few phrases as a part of a sentence."""
-    more = f" and {len(phrases) - MOST_NAMED} more" if len(phrases) > MOST_NAMED else ""
-    return f"{'; '.join(phrases[:MOST_NAMED])}{more}"
 
 
 def _lacking(held: list[set[int]], step: int) -> str:

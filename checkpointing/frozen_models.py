@@ -51,7 +51,7 @@ def configuration_of(model: FrozenModel, config: ConfigDict) -> ConfigDict:
             f"train.sequence_length={config.train.sequence_length} is longer than the {found.model.max_length} tokens "
             f"of {name}; use at most that"
         )
-    found.model.dropout = 0.0
+    found.model.dropout = found.model.expert_capacity = 0.0  # what it teaches does not depend on the batch
     return found
 
 

@@ -19,6 +19,7 @@ from configs.base import KEYS, keys_of
 from configs.errors import shown
 from configs.key import MACHINE, RESUME
 from files.atomic import write_atomically
+from reporting.display import listed
 from settings import stored_config
 
 MOST_NAMED = 8  # changed keys that an error names
@@ -149,9 +150,8 @@ def check_resumable(
         changed += differences(record["config"], data, keys_of(MACHINE)) or ["other documents"]
     if changed:
         what = "has imported weights" if "weights_only" in record else f"was trained to step {step}"
-        more = f"; and {len(changed) - MOST_NAMED} more" if len(changed) > MOST_NAMED else ""
-        keys = "; ".join(changed[:MOST_NAMED])
-        raise CheckpointError(f"{workdir} {what} with {keys}{more}. Use the same again, or a new --workdir.")
+        keys = listed(changed, MOST_NAMED, "; ")
+        raise CheckpointError(f"{workdir} {what} with {keys}. Use the same again, or a new --workdir.")
     return record
 
 

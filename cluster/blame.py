@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from reporting.clock import OF_STEPS
+from reporting.display import listed
 
 SILENT_SECONDS = 5.0  # age over the newest heartbeat; heartbeats come every second
 SLOW_SECONDS, SLOW_STEPS = 10.0, 10.0  # the others wait this long, by both measures, before a report
@@ -196,8 +197,7 @@ class Judge:
 def _found(why: str, whose: Sequence[Heartbeat], beats: Sequence[Heartbeat], seconds: float) -> Blame:
     first, several = whose[0], len(whose) > 1
     others = [beat.stay for beat in beats if beat not in whose]
-    more = f" and {len(whose) - NAMED} more" if len(whose) > NAMED else ""
-    names = f"process{'es' * several} {', '.join(beat.name for beat in whose[:NAMED])}{more}"
+    names = f"process{'es' * several} {listed([beat.name for beat in whose], NAMED)}"
     if why == "silent":
         verb, was = ("have", "the first was") if several else ("has", "it was")
         text = f"{names} {verb} sent no heartbeat for {_text(seconds)} s; {was} in {first.where}"

@@ -28,6 +28,7 @@ from objectives.objective import Objective
 from parallelism import axis_rules
 from parallelism.mesh import make_mesh, mesh_context
 from settings import ramp
+from settings.decoding import dropless
 from training import offload, optimizers, platform_defaults, schedules, step_transform
 from training.shard_map import part_square, shard_map_gradient
 from training.state import TrainState
@@ -93,6 +94,10 @@ class Run:
     def eval_params(self, state: TrainState, frozen: dict) -> dict:
         """Return the parameters that a state is evaluated with, including the frozen base."""
         return self.models.merge_base(state.eval_params, frozen)
+
+    def dropless(self) -> "Run":
+        """Return the run whose experts drop no token, as all that read its checkpoints have it."""
+        return assemble(dropless(self.config)) if self.config.model.expert_capacity else self
 
     def compile(self):
         """Compile `train_step` for the run's state and batch."""

@@ -15,7 +15,7 @@ import numpy as np
 from cluster import processes
 from core import assembly, interpreter
 from files.atomic import write_atomically
-from inference.prompts import text_prompt
+from inference.prompts import text_prompt, text_start
 from inference.sampling import continue_texts
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
@@ -189,7 +189,8 @@ def opening(corpus: corpora.Corpus) -> str:
 
 def room_after(prompt: str, config, tokenizer: AnyTokenizer) -> int:
     """Return how many tokens the model may write after a prompt; less than 1: none."""
-    return config.model.max_length - text_prompt(tokenizer, prompt).num_tokens
+    start = text_start(tokenizer, config, is_trained=True)
+    return config.model.max_length - text_prompt(tokenizer, prompt, start).num_tokens
 
 
 def next_lines(config, corpus: corpora.Corpus, address) -> list[str]:
@@ -209,8 +210,9 @@ def sample_lines(run: assembly.Run, params: dict, corpus: corpora.Corpus) -> lis
     if room < 1:
         return []
     text = continue_texts(
-        run, params, corpus.tokenizer, [prompt], max_tokens=min(run.config.evaluation.sample_tokens, room),
+        run.dropless(), params, corpus.tokenizer, [prompt], max_tokens=min(run.config.evaluation.sample_tokens, room),
         temperature=SAMPLE_TEMPERATURE, seed=run.config.train.seed,
+        start=text_start(corpus.tokenizer, run.config, is_trained=True),
     )[0]  # fmt: skip
     lines = visible(text.rstrip()).split("\n")
     shown = [line if len(line) <= SAMPLE_WIDTH else f"{line[:SAMPLE_WIDTH]}..." for line in lines[:SAMPLE_LINES]]

@@ -67,7 +67,7 @@ class EvaluationContext:
     @property
     def engine(self) -> Engine:
         """The engine that decodes with `params`."""
-        return engine_of(self.run, self.params)
+        return engine_of(self.run.dropless(), self.params)
 
 
 class Evaluator:
@@ -175,7 +175,7 @@ def without_figures(
     def kinds() -> list[str]:
         found = set()
         try:
-            lines = read_lines(path.read_bytes(), str(path))
+            lines = read_lines(path)
         except (JsonError, OSError):
             return []
         for line in lines:
@@ -224,7 +224,8 @@ class Tasks(Evaluator):
             if context.stop():
                 raise _Stopped
 
-        model = scored_model(context.run, context.params, context.corpus.tokenizer, on_batch)
+        run, tokenizer = context.run.dropless(), context.corpus.tokenizer
+        model = scored_model(run, context.params, tokenizer, on_batch, is_trained=context.step > 0)
         try:
             return scores.flat(tasks.figures_of(tasks.score(model, self.items)))
         except _Stopped:

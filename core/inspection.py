@@ -14,9 +14,10 @@ from checkpointing.store import Store
 from cluster import processes
 from core import assembly
 from input_pipeline import corpus as corpora
-from input_pipeline import ledger
+from input_pipeline import ledger, packing
 from parallelism.mesh import mesh_context
 from parallelism.placement import place
+from reporting.display import aligned
 from reporting.metrics import read_lines
 from settings import preference
 
@@ -50,17 +51,17 @@ def explain_step(config, workdir: pathlib.Path, address, step: int, store: Store
     section = processes.shared("section", lambda: ledger.section_of(workdir, step, last_step(workdir)))
     examples = ledger.explain(section, step, corpus)
     if "segments" not in corpus.train.arrays or config.data.source == preference.SOURCE:
-        return ledger.table(examples)
+        return aligned(ledger.table(examples))
     with Checkpoints(address, store=store) as checkpoints:
         newest = checkpoints.newest()
         if newest is None:
-            return ledger.table(examples)
+            return aligned(ledger.table(examples))
         check_model(checkpoints, newest, config)
         run = assembly.assemble(config)
         with mesh_context(run.mesh):
             params = restore_eval_params(checkpoints, newest, run.abstract_params)
             losses = document_losses(run, params, corpus, section, step, examples)
-    return [f"loss in nats per token, under checkpoint {newest}", *ledger.table(examples, losses)]
+    return [f"loss in nats per token, under checkpoint {newest}", *aligned(ledger.table(examples, losses))]
 
 
 def documents_of(config, workdir: pathlib.Path, steps: range) -> list[str]:
@@ -68,7 +69,7 @@ def documents_of(config, workdir: pathlib.Path, steps: range) -> list[str]:
     corpus, lines = with_documents(config), []
     for step in steps:
         section = ledger.section_of(workdir, step, steps.stop)
-        lines += [f"step {step}", *ledger.table(ledger.explain(section, step, corpus)), ""]
+        lines += [f"step {step}", *aligned(ledger.table(ledger.explain(section, step, corpus))), ""]
     return lines
 
 
@@ -90,9 +91,9 @@ def document_losses(run: assembly.Run, params, corpus, section: dict, step: int,
     places = [(example.row, excerpt.segment) for example in examples for excerpt in example.excerpts]
 
     def alone(row: int, segment: int) -> dict:
-        only = {name: np.zeros((run.eval_rows, rows.shape[1]), np.int32) for name, rows in batch.items()}
-        for name, rows in batch.items():
-            only[name][0] = rows[row] * (batch["segments"][row] == segment)
+        only = {name: np.zeros((run.eval_rows, batch[name].shape[1]), np.int32) for name in packing.KEYS}
+        for name, rows in only.items():
+            rows[0] = batch[name][row] * (batch["segments"][row] == segment)
         return only
 
     placed = place((alone(*of) for of in places), run.batch_sharding, run.eval_rows)
@@ -106,5 +107,5 @@ def document_losses(run: assembly.Run, params, corpus, section: dict, step: int,
 def last_step(workdir: pathlib.Path) -> int:
     """Return the last step in metrics.jsonl of a run; 0 if it has none."""
     path = workdir / "metrics.jsonl"
-    lines = read_lines(path.read_bytes(), str(path)) if path.exists() else []
+    lines = read_lines(path) if path.exists() else []
     return max((line.get("step", 0) for line in lines), default=0)

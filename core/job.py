@@ -213,16 +213,12 @@ class Job:
         with self.clock.within("save"):
             record = self.log.record() | {"frozen": self.checkpoint_refs}
             record |= {
-                "step": step,
-                "examples": int(state.examples),
-                "increases": self.stages.increases,
-                "config": flat(self.config),
-                "corpus": digest(self.corpus),
+                "step": step, "examples": int(state.examples), "increases": self.stages.increases,
+                "config": flat(self.config), "corpus": digest(self.corpus),
                 "mixture": self.corpus.train.record() if self.corpus else [],
-                "skips": self.corpus.train.skips if self.corpus else [],
-                "losses": self.checkpoints.losses,
+                "skips": self.corpus.train.skips if self.corpus else [], "losses": self.checkpoints.losses,
                 "topology": self.topology.name if self.topology else None,
-            }
+            }  # fmt: skip
             self.rewrite_missing_files()
             batch = self.batch_sampler.saving(step, self.run, self.checkpoints.store.steps)
             write = self.checkpoints.save_and_wait if ends else self.checkpoints.save
@@ -312,6 +308,7 @@ class Job:
     def close(self, state) -> list[str]:
         """Evaluate all held-out documents, draw a sample, print the summary and return it."""
         lines, corpus, address, step = [""], self.corpus, self.checkpoints.address, self.config.train.steps
+        self.run = self.run_of(self.stages.shape_at_end())
         if corpus:
             self.log.display.phase("evaluating all that is held out")
         for evaluator in self.evaluators:

@@ -4,19 +4,15 @@
 import os
 import pathlib
 
+from checkpointing.bucket import path_of
 from configs.errors import ConfigError
-from core.command_line import FLAGS
+from core.command_line import FLAGS, Command
 from files.atomic import write_atomically
-
-
-def path_of(flag: str, default: pathlib.Path | None = None) -> pathlib.Path | None:
-    """Return the file of a flag; without a value `default`."""
-    return pathlib.Path(FLAGS[flag].value).expanduser() if FLAGS[flag].value else default
 
 
 def check(flag: str, default: pathlib.Path | None = None) -> None:
     """Raise ConfigError if the file of a flag cannot be written; call this before its content is computed."""
-    path = path_of(flag, default)
+    path = _file_of(flag, default)
     if path is None:
         return
     if not path.parent.is_dir():
@@ -29,9 +25,28 @@ def check(flag: str, default: pathlib.Path | None = None) -> None:
 
 def write(flag: str, text: str, default: pathlib.Path | None = None) -> pathlib.Path:
     """Write the file of a flag atomically, and return it; ConfigError if it cannot be written."""
-    path = path_of(flag, default)
+    path = _file_of(flag, default)
     try:
         write_atomically(path, text.encode())
     except OSError as error:
         raise ConfigError(f"--{flag}={path}: {error.strerror}; name a file that can be written") from None
     return path
+
+
+def check_of_run(flag: str, command: Command, name: str) -> None:
+    """Raise ConfigError if `write_of_run` could not write its file."""
+    check(flag, None if command.bucket else command.workdir / name)
+
+
+def write_of_run(flag: str, text: str, command: Command, name: str) -> str:
+    """Write the file of a flag, or without a value the file `name` of the run, in its bucket too; return its place."""
+    path = write(flag, text, command.workdir / name)
+    if FLAGS[flag].value:
+        return str(path)
+    if command.bucket:
+        (path_of(command.bucket.url) / name).write_bytes(text.encode())
+    return f"{command.address}/{name}"
+
+
+def _file_of(flag: str, default: pathlib.Path | None) -> pathlib.Path | None:
+    return pathlib.Path(FLAGS[flag].value).expanduser() if FLAGS[flag].value else default

@@ -8,20 +8,15 @@ from checkpointing.checkpoints import Checkpoints
 from checkpointing.source_run import newest_checkpoint, restore_eval_params
 from cluster import processes
 from core.assembly import Run, assemble
-from input_pipeline.tokenization import HuggingFaceTokenizer
+from inference.prompts import text_start
 from parallelism.mesh import mesh_context
 from scoring.likelihood import LanguageModel
-from scoring.texts import published_prefix
 from settings.decoding import dropless
 
 
 def scored_model(run: Run, params: dict, tokenizer, on_batch: Callable, *, is_trained: bool = True) -> LanguageModel:
-    """Return the language model with these parameters; a batch has as many tokens as one of evaluation.
-
-    If the run `is_trained`, a text begins like its training documents; else as the tokenizer was published.
-    """
-    is_published = not is_trained and isinstance(tokenizer, HuggingFaceTokenizer)
-    prefix = published_prefix(tokenizer) if is_published else (tokenizer.end_of_document,)
+    """Return the language model with these parameters; a batch has as many tokens as one of evaluation."""
+    prefix = tuple(text_start(tokenizer, run.config, is_trained=is_trained))
     return LanguageModel(
         run.graph, params, run.mesh, tokenizer, prefix, max_length=run.config.model.max_length,
         tokens_per_batch=run.eval_rows * run.config.train.sequence_length, on_batch=on_batch,

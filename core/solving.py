@@ -46,7 +46,7 @@ def solve(
     limits = Limits(tot.max_thoughts, tot.thoughts_per_step, task.max_depth, tot.temperature)
     tokenizer = open_tokenizer(config.data.tokenizer)
     concurrent = min(max(1, ROWS // rows_of_search(tot)), len(problems))
-    batch = Batch(engine, num_rows=concurrent * rows_of_search(tot), vocab_size=config.model.vocab_size)
+    batch = Batch(engine, num_rows=concurrent * rows_of_search(tot), vocab_size=tokenizer.vocab_size)
     solver = Solver(batch, tokenizer, task, VALUES[tot.value](task, tokenizer, engine), seed)
     return solver.solve(problems, tot.search, limits, concurrent, stop), batch
 

@@ -124,8 +124,7 @@ def main(command: command_line.Command) -> None:
 
 def print_measured(workdir) -> None:
     """Print a line for each step of the run's metrics.jsonl."""
-    metrics = workdir / "metrics.jsonl"
-    for line in read_lines(metrics.read_bytes(), str(metrics)):
+    for line in read_lines(workdir / "metrics.jsonl"):
         if line["kind"] == "train":
             names = ("loss", "step_seconds", "tokens_per_second")
             loss, seconds, speed = (math.nan if line.get(name) is None else line[name] for name in names)

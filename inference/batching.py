@@ -133,8 +133,11 @@ class Batch:
         """Queue a request; `step` gives it a row as soon as one is free.
 
         Raises:
-          ValueError: prompt and continuation do not fit in the cache, or the model does not have a token.
+          ValueError: prompt and continuation do not fit in the cache, no token is asked for, or the model does not have
+            a token.
         """
+        if request.max_tokens < 1:
+            raise ValueError(f"max_tokens={request.max_tokens} must be at least 1")
         if unknown := [token for token in request.prompt if not 0 <= token < self.vocab_size]:
             raise ValueError(f"the prompt has the token {unknown[0]}; the model has {self.vocab_size}")
         if request.most > self.length:

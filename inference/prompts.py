@@ -13,7 +13,7 @@ from input_pipeline.chat.encoding import ChatTokenizer, format_of_tokenizer
 from input_pipeline.chat.messages import KINDS, Message
 from input_pipeline.chat.template import PlainFormat, Template
 from input_pipeline.tasks import questions
-from input_pipeline.tokenization import AnyTokenizer
+from input_pipeline.tokenization import AnyTokenizer, HuggingFaceTokenizer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,8 +50,24 @@ class Prompt:
         return TextStream(tokenizer.decode, stops, self.before, self.shown)
 
 
-def text_prompt(tokenizer: AnyTokenizer, text: str) -> Prompt:
-    """Return the prompt of a text that goes on, as training documents begin.
+def text_start(tokenizer: AnyTokenizer, config, *, is_trained: bool) -> list[int]:
+    """Return the tokens before a text, as the model of a run has seen them in training; there may be none.
+
+    A tokenizer.json puts its own before a text, such as <s>. They are those of imported weights, and of conversations
+    by a chat template. Other documents follow the token that ends documents.
+
+    Args:
+      config: of the run.
+      is_trained: whether the weights were trained here, and are not those of an import.
+    """
+    of_turns = config.data.source in (*KINDS, *questions.SOURCES)
+    if isinstance(tokenizer, HuggingFaceTokenizer) and (not is_trained or (of_turns and tokenizer.chat_template)):
+        return tokenizer.published_start()
+    return [tokenizer.end_of_document]
+
+
+def text_prompt(tokenizer: AnyTokenizer, text: str, start: Sequence[int] | None = None) -> Prompt:
+    """Return the prompt of a text that goes on, after the tokens `start`; default: the one that ends documents.
 
     The end of a prompt is seldom a token boundary of a longer text: "def " is "def" and " ", but in a text " f" may be
     one token. So the prompt's last token is resampled among the tokens that begin with it.
@@ -59,7 +75,8 @@ def text_prompt(tokenizer: AnyTokenizer, text: str) -> Prompt:
     (kept, allowed), whole = tokenizer.encode_open(text), tokenizer.encode(text)
     end = tokenizer.end_of_document
     redrawn = whole[-1] if len(kept) < len(whole) else None
-    return Prompt([end, *kept], [end], allowed, kept, len(tokenizer.decode(whole)), redrawn)
+    tokens = [*([end] if start is None else start), *kept] or [end]  # the model reads at least one
+    return Prompt(tokens, [end], allowed, kept, len(tokenizer.decode(whole)), redrawn)
 
 
 def token_prompt(tokenizer: AnyTokenizer, tokens: Sequence[int]) -> Prompt:

@@ -2,7 +2,7 @@
 """Text in, text out."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from configs.errors import ConfigError
 from inference import decoding, revision
@@ -12,8 +12,10 @@ from inference.text_stream import TextStream
 from input_pipeline.chat.encoding import format_of_tokenizer
 
 
-def continue_texts(run, params: dict, tokenizer, prompts: list[str], *, max_tokens: int, **sampling) -> list[str]:
-    """Return each prompt with its continuation; `sampling` as in inference/choice.py.
+def continue_texts(
+    run, params: dict, tokenizer, prompts: list[str], *, max_tokens: int, start: Sequence[int] | None = None, **sampling
+) -> list[str]:
+    """Return each prompt with its continuation; `start` as in `text_prompt`, `sampling` as in inference/choice.py.
 
     The prompt is decoded from its tokens: a tokenizer that normalises may change its spaces and accents.
 
@@ -22,7 +24,7 @@ def continue_texts(run, params: dict, tokenizer, prompts: list[str], *, max_toke
     """
     if not prompts:
         return []
-    asked = [text_prompt(tokenizer, prompt) for prompt in prompts]
+    asked = [text_prompt(tokenizer, prompt, start) for prompt in prompts]
     outputs = _continued(run, params, tokenizer, asked, max_tokens, Sampling(**sampling))
     return [tokenizer.decode([*prompt.before, *output]) for prompt, output in zip(asked, outputs, strict=True)]
 

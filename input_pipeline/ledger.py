@@ -173,25 +173,24 @@ def explain(section: Section, step: int, corpus: Corpus) -> list[Example]:
     ]
 
 
-def table(examples: list[Example], losses: dict[tuple[int, int], float] | None = None) -> list[str]:
-    """Return the lines of a table with one excerpt a line; token ranges count from 0 and include both ends.
+def table(examples: list[Example], losses: dict[tuple[int, int], float] | None = None) -> list[tuple[str, ...]]:
+    """Return the rows of a table, its head and one row an excerpt; token ranges count from 0 and include both ends.
 
     Args:
         examples: of the step, from `explain`.
         losses: of each (row, segment), in nats per token; the highest comes first, nan last.
     """
     found = [(example, excerpt) for example in examples for excerpt in example.excerpts]
-    lines = [("row", "part", "document", "tokens")]
+    rows = [("row", "part", "document", "tokens")]
     for example, excerpt in found:
         last = excerpt.offset + excerpt.count - 1
-        lines.append((str(example.row), example.part, excerpt.document, f"{excerpt.offset}..{last}"))
+        rows.append((str(example.row), example.part, excerpt.document, f"{excerpt.offset}..{last}"))
     if losses is not None:
         of_each = [losses[example.row, excerpt.segment] for example, excerpt in found]
         texts = ["-" if math.isnan(loss) else f"{loss:.4f}" for loss in of_each]
         order = np.argsort(-np.array(of_each), kind="stable")  # nan comes last
-        lines = [("loss", *lines[0]), *((texts[number], *lines[1 + number]) for number in order)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+        rows = [("loss", *rows[0]), *((texts[number], *rows[1 + number]) for number in order)]
+    return rows
 
 
 def _excerpts(corpus: Corpus, part: int, window: int, sequence_length: int) -> Iterator[Excerpt]:

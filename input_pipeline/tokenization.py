@@ -224,6 +224,14 @@ class HuggingFaceTokenizer(Pieces):
         if model.get("truncation") or model.get("padding"):
             self.digest += "-whole"  # caches have truncated or padded texts under the plain digest
 
+    def published_start(self) -> list[int]:
+        """Return the tokens that the file itself puts before a text, such as <s>; often there are none."""
+        import tokenizers
+
+        raw = tokenizers.Tokenizer.from_buffer(self.files["tokenizer.json"])
+        ids, mark = raw.encode("a").ids, raw.encode("a", add_special_tokens=False).ids
+        return ids[: ids.index(mark[0])]
+
     def _chat_template(self, file: Path, config: dict) -> str | None:
         """Return the chat template; a separate file of it is added to the tokenizer's files."""
         if file.is_file():

@@ -14,9 +14,8 @@ from input_pipeline.tokenization import AnyTokenizer
 class Windows:
     """The base of window sources, from which mixtures and batches take examples.
 
-    A subclass adds `num_examples(sequence_length)`, the number of examples in an epoch, and `read(indices,
-    sequence_length)`, which returns int32 arrays [len(indices), ...] by name. If a window is not a document of its own,
-    the subclass overrides `pieces`.
+    A subclass adds `read(indices, sequence_length)`, which returns int32 arrays [len(indices), ...] by name. If a
+    window is not a document of its own, the subclass overrides `pieces`.
 
     Attributes:
         fills: {array that `read` returns: its value in rows of padding}, in order.
@@ -37,7 +36,8 @@ class Windows:
     test_puzzles: Mapping[str, dict] = MappingProxyType({})
 
     def num_examples(self, sequence_length: int) -> int:
-        raise NotImplementedError
+        """Return the number of examples in an epoch."""
+        return self.num_tokens // sequence_length
 
     def read(self, indices: np.ndarray, sequence_length: int) -> dict[str, np.ndarray]:
         raise NotImplementedError

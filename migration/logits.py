@@ -15,6 +15,7 @@ from files.numpy_reader import ArrayFileError, map_integers
 from migration import hugging_face_reader
 from models.decoder_lm import logits_by_layer
 from parallelism.mesh import mesh_context
+from settings.decoding import dropless
 
 TOLERANCE = 1e-4  # of the largest logit: float32 sums in another order differ by far less, a wrong weight by far more
 PROMPTS, LENGTH = 2, 24  # of the tokens that check an export
@@ -27,8 +28,8 @@ class Different(ValueError):
 
 
 def float32_run(config) -> assembly.Run:
-    """Return the run of a configuration that computes in float32 with reference attention on one device."""
-    config = config.copy_and_resolve_references()
+    """Return the run of a configuration that computes in float32 with reference attention on one device, dropless."""
+    config = dropless(config)
     config.model.update(dtype="float32", attention="reference", quantization="none")
     config.mesh.update(dict.fromkeys(MESH_AXES, 1))
     return assembly.assemble(config, devices=jax.devices()[:1])

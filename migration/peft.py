@@ -54,7 +54,8 @@ def export(run, workdir: pathlib.Path, folder: pathlib.Path) -> int:
     with new_folder(folder, "peft") as part:
         safetensors_files.write_file(part / FILE, written, lambda name: iter([arrays[name]]))
         names = sorted({tensor.name.split(".")[-2] for tensor in adapted})
-        values = _configuration(record["config"], names, _base_name(run.config, workdir))
+        base = _base_name(run.config, workdir, frozen_refs(record)["base"]["step"])
+        values = _configuration(record["config"], names, base)
         (part / "adapter_config.json").write_text(json.dumps(values, indent=2) + "\n")
     return step
 
@@ -67,9 +68,9 @@ def _parts(opened: Callable[[str], TensorStore], tensor: Tensor) -> dict[str, np
     return {f"{theirs}lora_A.weight": a.reshape(-1, rank).T, f"{theirs}lora_B.weight": b.reshape(rank, -1).T}
 
 
-def _base_name(config, workdir: pathlib.Path) -> str:
-    """Return the published name of the imported model, or else the folder of the run."""
-    kept = kept_in(config, workdir)
+def _base_name(config, workdir: pathlib.Path, step: int) -> str:
+    """Return the published name of the base, if its checkpoint of this step is the import, or else its folder."""
+    kept = kept_in(config, workdir) if step == 0 else None  # later steps have other weights than the published ones
     return (read_config(kept).get("_name_or_path") if kept else "") or config.train.init_from
 
 

@@ -36,7 +36,7 @@ def make(config) -> "GRPO":
         average=grpo.average, steps_of_batch=grpo.updates, sampler=rollouts.Sampler(
             source=config.data.source, path=config.data.path, tokenizer=config.data.tokenizer,
             group_size=grpo.group_size, temperature=grpo.temperature, divides=grpo.advantage == "deviation",
-            reward=grpo.reward, vocab_size=config.model.vocab_size,
+            reward=grpo.reward,
         ),
     )  # fmt: skip
 
@@ -54,10 +54,16 @@ class GRPO(LanguageModeling):
     progress = ("reward",)
 
     def notes(self, config) -> list[str]:
-        """Say that the first answers will be drawn by random weights, if no run is named to start from."""
-        if config.train.init_from:
-            return []
-        return ["Note: answers of random weights have no reward to learn from; train.init_from names a trained run"]
+        """Say how few conversations are asked, and that random weights draw the first answers if no run is named."""
+        found, rows, grpo = [], config.train.global_batch, config.grpo
+        if not config.train.init_from:
+            found.append("Note: answers of random weights have no reward to learn from; train.init_from names a run")
+        if config.data.source == "chat" and (share := grpo.group_size * grpo.updates) > 1:
+            found.append(
+                f"Note: one in {share} conversations of an epoch is asked: {rows} rows are {rows // grpo.group_size} "
+                f"prompts with {grpo.group_size} answers each, for {grpo.updates} step{'s' * (grpo.updates > 1)}"
+            )
+        return found
 
     def frozen_models(self) -> tuple[FrozenModel, ...]:
         """Return the reference, the model that the run starts from, if the loss has a KL term."""

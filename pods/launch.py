@@ -136,30 +136,15 @@ def _train(
 
 
 def _record(
-    settings: Settings,
-    subcommand: str,
-    words: list[str],
-    *,
-    workdir=None,
-    study=None,
-    log="train_worker",
+    settings: Settings, subcommand: str, words: list[str], *, workdir=None, study=None, log="train_worker",
     switches=None,
-) -> dict:
+) -> dict:  # fmt: skip
     commit, changed = records.code_state()
     return {
-        "subcommand": subcommand,
-        "words": words,
-        "environment": {name: os.environ[name] for name in PASSED_ON if os.environ.get(name)},
-        "log": log,
-        "workdir": workdir,
-        "study": study,
-        "switches": switches,
-        "recipe": settings.recipe,
-        "accelerator": settings.accel,
-        "commit": commit,
-        "changed": changed,
-        "time": time.time(),
-    }
+        "subcommand": subcommand, "words": words, "log": log, "workdir": workdir, "study": study, "switches": switches,
+        "recipe": settings.recipe, "accelerator": settings.accel, "commit": commit, "changed": changed,
+        "time": time.time(), "environment": {name: os.environ[name] for name in PASSED_ON if os.environ.get(name)},
+    }  # fmt: skip
 
 
 def _is_idle(settings: Settings, transport: Transport, unless_ended: bool) -> bool:

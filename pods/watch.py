@@ -21,7 +21,7 @@ from pods.errors import PodError
 from pods.settings import Settings
 from pods.transports import Transport
 from reporting.display import aligned, counted
-from reporting.metrics import read_lines
+from reporting.metrics import parse_lines
 
 WATCH_SECONDS = 1.0
 IDLE = "nothing runs"  # nothing is launched, or it was stopped
@@ -321,7 +321,7 @@ def _read_run(settings: Settings, transport: Transport, workdir: str) -> tuple[l
         return result.output
 
     try:
-        lines = read_lines(read("metrics.jsonl").encode(errors="replace"), f"{workdir}/metrics.jsonl")
+        lines = parse_lines(read("metrics.jsonl").encode(errors="replace"), f"{workdir}/metrics.jsonl")
         return lines, parse_json(read("config.json"), Configuration, f"{workdir}/config.json")
     except JsonError as error:
         raise PodError(str(error)) from None

@@ -18,6 +18,7 @@ from objectives.recursive import IGNORED, Recursive
 from puzzles import choosing
 from puzzles.puzzle_file import BOXES, Puzzle, board_text
 from puzzles.voting import sigmoid
+from reporting.display import counted, listed
 
 BLANK = 0  # row of the puzzle table for puzzles without their own embedding
 EMPTY = 1  # token of a Sudoku
@@ -192,10 +193,8 @@ def _changes(places: np.ndarray, width: int) -> str:
     """Return a text with the cells that a step changed, as (row, column) from 1."""
     if not len(places):
         return "nothing changed"
-    listed = " ".join(f"({place // width + 1}, {place % width + 1})" for place in places[:LISTED_CELLS].tolist())
-    more = f" and {len(places) - LISTED_CELLS} more" if len(places) > LISTED_CELLS else ""
-    cells = "1 cell" if len(places) == 1 else f"{len(places)} cells"
-    return f"{cells} changed, (row, column): {listed}{more}"
+    cells = [f"({place // width + 1}, {place % width + 1})" for place in places.tolist()]
+    return f"{counted(len(cells), 'cell')} changed, (row, column): {listed(cells, LISTED_CELLS, ' ')}"
 
 
 def _problem_of_sudoku(given: np.ndarray, answer: np.ndarray) -> str:

@@ -47,7 +47,6 @@ class Sampler:
       divides: whether advantages are divided by the deviation of the group.
       reward: "task" (the score of the task, such as 1 for a right answer and 0 for others), "reference" (1 if its last
         line is that of the answer in the data), "random" (a control: 0 or 1 by chance), or a name of REWARDS.
-      vocab_size: ids from here on are never drawn.
     """
 
     source: str
@@ -57,7 +56,6 @@ class Sampler:
     temperature: float
     divides: bool
     reward: str
-    vocab_size: int
 
     def sample(
         self, engine: Engine, batch: dict[str, jax.Array], key: jax.Array
@@ -72,12 +70,18 @@ class Sampler:
         rows, length = tokens_BT.shape
         learned_BT = (targets_BT != IGNORED) & (segments_BT == 1)
         numbers_B = process_allgather(batch["numbers"], tiled=True) if "numbers" in batch else np.zeros(rows, np.int32)
-        prompts = [prompt for prompt in prompts_of(tokens_BT, targets_BT, learned_BT, rows // self.group_size)
-                   for _ in range(self.group_size)]  # fmt: skip
+        most = min(engine.length, length + 1)  # tokens of a prompt with its answer
+        chosen = prompts_of(tokens_BT, targets_BT, learned_BT, rows // self.group_size, most)
+        prompts = [prompt for prompt in chosen for _ in range(self.group_size)]
         asked, seeds = [prompt for _, prompt, _ in prompts], np.asarray(jax.random.bits(key, (rows,)))
         tokenizer = open_tokenizer(self.tokenizer)
         form = answers_of(self.source, self.path, tokenizer, self.tokenizer)
-        drawn = self._drawn(engine, asked, seeds, form, length)
+        requests = [
+            Request(prompt, most - len(prompt), Sampling(self.temperature, seed=int(seed)))
+            for prompt, seed in zip(asked, seeds, strict=True)
+        ]
+        short = dataclasses.replace(engine, length=min(engine.length, tokens_of_row(length)))  # of the cache
+        drawn = _drawn(Batch(short, num_rows=min(rows, MOST_ROWS), vocab_size=tokenizer.vocab_size), requests, form)
         texts = [
             Texts(int(numbers_B[row]), tokenizer.decode(prompt), form.text(answer), form.text(reference))
             for (row, prompt, reference), (answer, _) in zip(prompts, drawn, strict=True)
@@ -89,25 +93,6 @@ class Sampler:
         ]
         rewards_B = np.array(rewards, np.float32)
         return _arrays(asked, drawn, rewards_B, self._advantages(rewards_B), length), records
-
-    def _drawn(
-        self, engine: Engine, asked: Sequence[list[int]], seeds: np.ndarray, form: Lines | Turns, length: int
-    ) -> list[tuple[list[int], list[float]]]:
-        """Return (tokens, log-probability of each) of an answer to each prompt, with the token that ends it."""
-        most = min(engine.length, length + 1)
-        short = dataclasses.replace(engine, length=min(engine.length, tokens_of_row(length)))  # of the cache
-        batch = Batch(short, num_rows=min(len(asked), MOST_ROWS), vocab_size=self.vocab_size)
-        running = added = [
-            batch.add(Request(prompt, most - len(prompt), Sampling(self.temperature, seed=int(seed))))
-            for prompt, seed in zip(asked, seeds, strict=True)
-        ]
-        while running:
-            batch.step()
-            for one in running:
-                if not one.reason and one.tokens and form.is_complete(one.tokens):
-                    batch.cancel(one)
-            running = [one for one in running if not one.reason]
-        return [(one.tokens, one.log_probs) for one in added]
 
     def _rewards(self, form: Lines | Turns, texts: Sequence[Texts], seeds: np.ndarray) -> list[float]:
         """Return the reward of each answer."""
@@ -129,21 +114,33 @@ class Sampler:
         return centered.reshape(-1).astype(np.float32)
 
 
+def _drawn(batch: Batch, requests: Sequence[Request], form: Lines | Turns) -> list[tuple[list[int], list[float]]]:
+    """Return (tokens, log-probability of each) of an answer to each prompt, with the token that ends it."""
+    running = added = [batch.add(request) for request in requests]
+    while running:
+        batch.step()
+        for one in running:
+            if not one.reason and one.tokens and form.is_complete(one.tokens):
+                batch.cancel(one)
+        running = [one for one in running if not one.reason]
+    return [(one.tokens, one.log_probs) for one in added]
+
+
 def tokens_of_row(length: int) -> int:
     """Return the tokens of a row of the cache, for rows of `length` inputs: whole tiles, as the decode kernel needs."""
     return -(-(length + 1) // TILE) * TILE
 
 
 def prompts_of(
-    tokens_BT: np.ndarray, targets_BT: np.ndarray, learned_BT: np.ndarray, count: int
+    tokens_BT: np.ndarray, targets_BT: np.ndarray, learned_BT: np.ndarray, count: int, most: int
 ) -> list[tuple[int, list[int], list[int]]]:
     """Return (row, tokens up to the first target that is learned, targets of that answer) of `count` rows.
 
-    Rows without such a target are left out. If there are too few others, they are used again. Raises DataError if there
-    is none.
+    Rows without such a target among their first `most` tokens are left out. If there are too few others, they are used
+    again. Raises DataError if there is none.
     """
     found = []
-    for row in np.flatnonzero(learned_BT.any(axis=1)):
+    for row in np.flatnonzero(learned_BT[:, : most - 1].any(axis=1)):
         first = learned_BT[row].argmax()
         count_of_answer = np.append(learned_BT[row, first:], False).argmin()
         answer = targets_BT[row, first:][:count_of_answer]

@@ -204,11 +204,7 @@ def needed_bytes(message: str) -> float:
     The message counts arguments as HLO temporaries: with 6.1 GiB of moments on the host they are 5.6 GiB less.
     """
     units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-    if total := re.search(r"Total hbm usage >= ([\d.]+)([KMGT])", message):
-        return float(total.group(1)) * units[total.group(2)]
-    if temporaries := re.search(r"HLO temporaries \(([\d.]+)([KMGT])\)", message):
-        return float(temporaries.group(1)) * units[temporaries.group(2)]
-    used = re.search(r"Used ([\d.]+)([KMGT]) of", message)
-    if used is None:
-        raise ValueError(f"the compiler's message does not say how much memory is missing: {message[:300]}")
-    return float(used.group(1)) * units[used.group(2)]
+    for words in ("Total hbm usage >= {}", r"HLO temporaries \({}\)", "Used {} of"):
+        if found := re.search(words.format(r"([\d.]+)([KMGT])"), message):
+            return float(found[1]) * units[found[2]]
+    raise ValueError(f"the compiler's message does not say how much memory is missing: {message[:300]}")

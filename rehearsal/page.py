@@ -56,7 +56,7 @@ def _section(section: sections.Section, report: dict) -> str:
 def _memory(report: dict) -> str:
     text = """The memory of one chip during one step. The dashed line is the compiler's total. Memory that belongs to no
 known buffer counts as temporaries above."""
-    return f"<figure>{figure_of(_draw_memory, report, 'memory', 3.4)}</figure>{paragraphs([text])}"
+    return figure_of(_draw_memory, report, "memory", 3.4) + paragraphs([text])
 
 
 def _draw_memory(report: dict, figure, tips: dict[str, str]) -> None:
@@ -87,7 +87,7 @@ def _roofline(report: dict) -> str:
     text = """A disc has the number of its operation in the table; its area is the operation's share of the step.
 Operations without FLOPs have no disc. A disc above the roof reads less from main memory than the sizes of its operands,
 because some operands are on the chip already."""
-    return f"<figure>{figure_of(_draw_roofline, report, 'roofline', 4.2)}</figure>{paragraphs([text])}"
+    return figure_of(_draw_roofline, report, "roofline", 4.2) + paragraphs([text])
 
 
 def _draw_roofline(report: dict, figure, tips: dict[str, str]) -> None:
@@ -157,7 +157,7 @@ def _layers(report: dict) -> str:
     for number, timeline in enumerate([timeline for timeline in report["timelines"] if timeline["events"]][:2]):
         height = 0.8 + 0.32 * len({event["lane"] for event in timeline["events"]})
         text += f"<h3>{html.escape(timeline['name'])}, {timeline['share']:.0%} of the step</h3>"
-        text += f"<figure>{figure_of(_draw_layer, timeline, f'layer{number}', height)}</figure>"
+        text += figure_of(_draw_layer, timeline, f"layer{number}", height)
     return text
 
 

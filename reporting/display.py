@@ -30,6 +30,12 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
+def listed(items: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Return the first items as a text, and how many there are more."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return separator.join(items[:most]) + more
+
+
 class Display:
     """The progress of a run, as a context manager; everything that it shows is also logged."""
 

@@ -47,15 +47,18 @@ OF_A_LINE = ("kind", "step", "time")  # keys of every line
 OF_A_STEP = ("train", "eval")  # kinds of lines with a step
 
 
-def read_lines(content: bytes, source: str) -> list[Line]:
+def read_lines(path: pathlib.Path) -> list[Line]:
     """Return the lines of metrics.jsonl, except incomplete ones that a killed process left.
-
-    Args:
-      source: name of the content in messages.
 
     Raises:
       JsonError: a line has invalid values; the message names it.
+      OSError: the file cannot be read.
     """
+    return parse_lines(path.read_bytes(), str(path))
+
+
+def parse_lines(content: bytes, source: str) -> list[Line]:
+    """Return the lines of the content of metrics.jsonl; see `read_lines`. Messages call the content `source`."""
     lines = []
     for number, text in enumerate(content.split(b"\n"), 1):
         if text.startswith(b"{") and text.rstrip().endswith(b"}"):
@@ -74,7 +77,7 @@ def read_steps(path: pathlib.Path, kind: str) -> list[Line]:
       JsonError: as `read_lines`.
       OSError: the file cannot be read.
     """
-    lines = read_lines(path.read_bytes(), str(path))
+    lines = read_lines(path)
     of_step = {line["step"]: line for line in lines if line["kind"] == kind and "step" in line}
     return [of_step[step] for step in sorted(of_step)]
 

@@ -36,7 +36,7 @@ def paragraphs(lines: list[str]) -> str:
 
 
 def figure_of(draw: Callable, report, name: str, height: float, width: float = WIDE) -> str:
-    """Return the SVG of a plot of `height` and `width` inches without dates or comments; its ids begin with `name`.
+    """Return an HTML figure, a plot of `height` and `width` inches without dates or comments; ids begin with `name`.
 
     `draw` draws the report into a figure and fills a dictionary {gid of an artist: its tooltip}.
     """
@@ -53,7 +53,7 @@ def figure_of(draw: Callable, report, name: str, height: float, width: float = W
     text = re.sub(r' (width|height)="[^"]*pt"', "", re.sub(r'(\sid="|url\(#|href="#)', rf"\g<1>{name}-", text))
     for gid, tip in tips.items():
         text = text.replace(f'id="{name}-{gid}">', f'id="{name}-{gid}"><title>{html.escape(tip)}</title>')
-    return text
+    return f"<figure>{text}</figure>"
 
 
 def table_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

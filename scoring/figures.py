@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures of a task with their standard errors, their table, and the file of results."""
 
-import json
 import math
-import pathlib
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from configs.errors import ConfigError
-from files.atomic import writing
 from reporting.display import aligned, duration
 
 PROGRESS_SECONDS = 5.0  # between lines of progress where stderr is no terminal
@@ -79,15 +75,6 @@ def table(tasks: Iterable[tuple[str, dict[str, Figure]]]) -> list[str]:
 
 def _text(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"
-
-
-def write_results(path: pathlib.Path, results: Iterable[dict]) -> None:
-    """Write a JSON object per line; the file is complete or absent. ConfigError if it cannot be written."""
-    try:
-        with writing(path) as file:
-            file.writelines(json.dumps(result, ensure_ascii=False).encode() + b"\n" for result in results)
-    except OSError as error:
-        raise ConfigError(f"--results={path}: {error.strerror}; name a file that can be written") from None
 
 
 class Progress:

@@ -7,19 +7,9 @@ from inference.batching import Batch, Request
 from inference.choice import Sampling
 from inference.engine import Engine
 from inference.text_stream import TextStream
-from input_pipeline.tokenization import HuggingFaceTokenizer
 from scoring.likelihood import LanguageModel, Row
 
 ROWS = 16  # prompts that are continued at once, at least
-
-
-def published_prefix(tokenizer: HuggingFaceTokenizer) -> tuple[int, ...]:
-    """Return the tokens that a tokenizer.json itself puts before a text, such as <s>; often there are none."""
-    import tokenizers  # imported here because few runs need it
-
-    raw = tokenizers.Tokenizer.from_buffer(tokenizer.files["tokenizer.json"])
-    ids, mark = raw.encode("a").ids, raw.encode("a", add_special_tokens=False).ids
-    return tuple(ids[: ids.index(mark[0])])
 
 
 def row_of_pair(model: LanguageModel, context: str, continuation: str) -> Row:

@@ -146,7 +146,7 @@ def main() -> dict:
             config, workdir, batches, bucket=COMMAND.bucket, topology=COMMAND.loaded.topology, callbacks=[judged]
         )
     metrics = workdir / "metrics.jsonl"  # for a run in a bucket, only process 0 has it
-    lines = read_lines(metrics.read_bytes(), str(metrics)) if metrics.exists() else []
+    lines = read_lines(metrics) if metrics.exists() else []
     trained = [line for line in lines if line["kind"] == "train"]
     return {
         "process": processes.index(),

@@ -47,10 +47,16 @@ class TextService:
     """
 
     def __init__(
-        self, name: str, tokenizer: AnyTokenizer, form: PlainFormat | Template | None, worker: Worker, max_waiting: int
-    ):
-        """Serve a model under a name; `form` is the format of its conversations, None if it has seen none."""
-        self.name, self._tokenizer, self._form = name, tokenizer, form
+        self, name: str, tokenizer: AnyTokenizer, form: PlainFormat | Template | None, start: Sequence[int],
+        worker: Worker, max_waiting: int,
+    ):  # fmt: skip
+        """Serve a model under a name.
+
+        Args:
+          form: the format of its conversations, None if it has seen none.
+          start: the tokens before a text, see inference/prompts.py.
+        """
+        self.name, self._tokenizer, self._form, self._start = name, tokenizer, form, start
         self._worker, self._max_waiting = worker, max_waiting
         self.abilities = ["completions", *(["chat"] if self._form else [])]
         self.max_length = worker.batch.length
@@ -109,8 +115,9 @@ class TextService:
 
     def _text_prompt(self, prompt: str | list[int]) -> Prompt:
         try:
-            found = text_prompt if isinstance(prompt, str) else token_prompt
-            return self._checked(found(self._tokenizer, prompt), "prompt")
+            if isinstance(prompt, str):
+                return self._checked(text_prompt(self._tokenizer, prompt, self._start), "prompt")
+            return self._checked(token_prompt(self._tokenizer, prompt), "prompt")
         except DataError as error:
             raise ApiError(400, f"the tokenizer of {self.name} refuses the prompt ({error})", param="prompt") from None
 

@@ -44,7 +44,7 @@ def for_decoding(config: ConfigDict, num_devices: int, *, keep_mesh: bool = Fals
             "--config.mesh.model or --config.mesh.data"
         )
     config.model.layer_loop, config.layout.changes = "unroll", ""
-    # No step is trained, but the rules ask for a batch that the mesh and grpo.group_size divide.
-    batch = config.train.global_batch * batch_shards(config.mesh)
+    # No step is trained, but the rules ask for a batch that the mesh and grpo.group_size divide, and limit its rows.
+    batch = math.lcm(config.train.global_batch, batch_shards(config.mesh))
     config.train.update(global_batch=batch, gradient_accumulation=1, sum_dtype="auto")
     return config

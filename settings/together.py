@@ -89,6 +89,7 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("train.objective", DRAWS, "batch.ramp", ("none",), "its rows are groups of answers"),
     ("train.objective", DRAWS, "mesh.context", (1,), "answers are drawn whole"),
     ("train.objective", DRAWS, "evaluation.chunk_tokens", NONE, "its rows have rewards beside the tokens"),
+    ("train.objective", DRAWS, "model.expert_capacity", NONE, "answers are drawn without it"),
     ("train.objective", DRAWS, "train.z_loss", NONE, "a part of another loss"),
     ("train.objective", DRAWS, "train.balance_loss", NONE, "a part of another loss"),
     ("train.objective", DRAWS, "train.router_z_loss", NONE, "a part of another loss"),

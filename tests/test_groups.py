@@ -151,7 +151,7 @@ def test_process_0_reports_and_every_one_keeps_a_log_and_a_sign_of_life(place, o
         assert "step      6/100000" in (place / "four" / "logs" / f"train_worker_{number}.out").read_text()
         sign = json.loads((place / "four" / "workers" / f"{number}.json").read_text())
         assert sign["process"] == number and sign["host_memory_gib"] > 0 and len(sign["code"]) == 12
-    written = read_lines((place / "four" / "metrics.jsonl").read_bytes(), "four")
+    written = read_lines(place / "four" / "metrics.jsonl")
     steps = [line["step"] for line in written if line["kind"] == "train"]
     assert len(steps) == len(set(steps)), "each step is written once, by one process"
     last = int(re.search(r"saved at step (\d+)", of_two[0][2])[1])

@@ -45,7 +45,7 @@ def check_reading(run) -> None:
         figures = long_run.steadiness(run, STEPS)
         assert figures["step_ms_last_tenth"] > 0 and figures["memory_mib_last_tenth"] > 100, figures
         long_run.fill(run / "metrics.jsonl")
-        assert [line["step"] for line in long_run.lines_of(run / "metrics.jsonl", "train")] == [*range(1, STEPS + 1)]
+        assert [line["step"] for line in long_run.support.lines_of(run, "train")] == [*range(1, STEPS + 1)]
         seconds = long_run.readers(run)
     assert seconds.keys() == {"report", "list", "study", "pod"} and min(seconds.values()) > 0, seconds
 

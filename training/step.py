@@ -144,6 +144,7 @@ def make_train_step(
         rows = jax.tree.leaves(batch)[0].shape[0]
         gradients, weight, carry, scalars = gradient(state.params, state.carry, batch, key, frozen or {})
         gradients = jax.tree.map(lambda g: g / jnp.maximum(weight, 1), gradients)
+        batch_square = norm(gradients) ** 2 if num_parts else None
         for transform in transforms:
             gradients = transform.change_gradients(gradients, state)
         scalars = jax.tree.map(mean, scalars, is_leaf=lambda x: isinstance(x, tuple))
@@ -155,7 +156,7 @@ def make_train_step(
         part_square = scalars.pop("part_square") if num_parts else None
         measured = scalars.pop(MEASURED, {})
         context = StepContext(
-            state, batch, gradients, scalars["gradient_norm"], scalars, part_square, num_parts, measured
+            state, batch, gradients, scalars["gradient_norm"], scalars, part_square, batch_square, num_parts, measured
         )  # fmt: skip
         memories = {}
         for transform in transforms:

@@ -34,6 +34,7 @@ class StepContext(NamedTuple):
       gradient_norm: float32, before clipping.
       scalars: the objective's means, float32, `loss` among them.
       part_square: the mean squared norm of the gradients of the parts of the batch; None if it is not measured.
+      batch_square: the squared norm of the gradient of the batch, before any transform changes it; None as above.
       num_parts: the number of these parts; 0 if it is not measured.
       measured: the means over the batch of the activations in `StepTransform.measures` of all transforms, by key. The
         mean over no token is 0.
@@ -45,6 +46,7 @@ class StepContext(NamedTuple):
     gradient_norm: jax.Array
     scalars: dict
     part_square: jax.Array | None
+    batch_square: jax.Array | None
     num_parts: int
     measured: dict[str, jax.Array]
 

@@ -10,6 +10,7 @@ from cluster import processes
 from configs.errors import ConfigError
 from core.evaluators import Evaluator
 from files.atomic import write_atomically
+from inference.prompts import text_start
 from input_pipeline.corpus import Corpus
 
 LOG = logging.getLogger("torus")
@@ -26,7 +27,8 @@ def make(config, corpus: Corpus | None) -> Evaluator | None:
         )
     names = "causality.prompt", "causality.corrupt"
     texts = config.causality.prompt, config.causality.corrupt
-    prompts = explanation.prompt_tokens(corpus.tokenizer, *texts, config.model.max_length, names)
+    start = text_start(corpus.tokenizer, config, is_trained=True)
+    prompts = explanation.prompt_tokens(corpus.tokenizer, *texts, config.model.max_length, names, start)
     return CausalAnalysis(config.causality.every or config.train.eval_every, prompts)
 
 

@@ -123,10 +123,6 @@ class CountdownWindows(Windows):
         self.digest = digest_of_json(["countdown", seed])
         self._key = stream_key(seed, stream)
 
-    def num_examples(self, sequence_length: int) -> int:
-        """Return the number of rows of this length."""
-        return self.num_tokens // sequence_length
-
     def read(self, indices: np.ndarray, sequence_length: int) -> dict[str, np.ndarray]:
         """Return rows with the arrays of `packing.pack`, int32 [len(indices), T] each; some targets are IGNORED."""
         batch = empty_rows(len(indices), sequence_length)

@@ -120,10 +120,6 @@ class QuestionWindows(Windows):
         self._chat = ChatTokenizer(self.tokenizer)
         self._key = stream_key(seed, stream)
 
-    def num_examples(self, sequence_length: int) -> int:
-        """Return the number of rows of this length."""
-        return self.num_tokens // sequence_length
-
     def check_counts(self, sequence_length: int) -> None:
         """Raise DataError if no question fits in a row."""
         self.read(np.zeros(1, np.int64), sequence_length)

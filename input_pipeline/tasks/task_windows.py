@@ -35,10 +35,6 @@ class TaskWindows(Windows):
         self.digest = digest_of_json([type(self).__name__, seed, facts])
         self._key = stream_key(seed, f"{type(self).__name__} {stream}")
 
-    def num_examples(self, sequence_length: int) -> int:
-        """Return the number of tasks of this many examples."""
-        return self.num_tokens // sequence_length
-
     def read(self, indices: np.ndarray, sequence_length: int) -> dict[str, np.ndarray]:
         """Return tasks: int32 `inputs` [n, T, input_dim] and `targets` [n, T], and `tasks` [n], numbers from 1."""
         indices = np.asarray(indices, np.int64)

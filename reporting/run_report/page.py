@@ -121,21 +121,17 @@ OVERVIEW: dict[str, Callable[[RunRecord], str]] = {
 }
 
 
-def _figure(draw: Callable, drawn, name: str, height: float, width: float = page_parts.WIDE) -> str:
-    return f"<figure>{figure_of(draw, drawn, name, height, width)}</figure>"
-
-
 def _pair(name: str, *panels: plots.Panel | None) -> str:
     """Return two plots side by side, without those that have no figures."""
     there = [one for one in panels if one]
-    figures = [_figure(plots.draw_panel, one, f"{name}{at}", one.height, HALF) for at, one in enumerate(there)]
+    figures = [figure_of(plots.draw_panel, one, f"{name}{at}", one.height, HALF) for at, one in enumerate(there)]
     return f'<div class="pair">{"".join(figures)}</div>' if there else ""
 
 
 def _loss(runs: Sequence[RunRecord]) -> str:
     figures = (("train", "loss", "training", "-"), ("eval", "eval_loss", "held-out", "--"))
     shown = plots.panel("loss", runs, figures, logarithmic=True, columns=4)
-    return _figure(plots.draw_panel, shown, "loss", shown.height) + paragraphs([THINNED]) if shown else ""
+    return figure_of(plots.draw_panel, shown, "loss", shown.height) + paragraphs([THINNED]) if shown else ""
 
 
 def _speeds(runs: Sequence[RunRecord]) -> str:
@@ -147,7 +143,7 @@ def _goodputs(runs: Sequence[RunRecord]) -> str:
     known = [run for run in runs if sum(run.seconds.values()) > 0]
     if not known:
         return ""
-    return _figure(plots.draw_goodput, known, "goodput", plots.goodput_height(known)) + paragraphs([GOODPUT])
+    return figure_of(plots.draw_goodput, known, "goodput", plots.goodput_height(known)) + paragraphs([GOODPUT])
 
 
 def _memory(runs: Sequence[RunRecord]) -> str:
@@ -171,7 +167,7 @@ def _timeline(runs: Sequence[RunRecord]) -> str:
     for number, run in enumerate(runs):
         if plots.rows_of(run):
             parts += [f"<h3>{html.escape(run.name)}</h3>"] if len(runs) > 1 else []
-            parts.append(_figure(plots.draw_timeline, run, f"timeline{number}", plots.timeline_height(run)))
+            parts.append(figure_of(plots.draw_timeline, run, f"timeline{number}", plots.timeline_height(run)))
     return "".join(parts)
 
 

@@ -114,7 +114,7 @@ def read_run(folder: pathlib.Path, name: str) -> RunRecord:
     if not (folder / METRICS).is_file():
         raise ConfigError(f"{folder} has no {METRICS}, so it holds no run that was trained; name the folder of one")
     try:
-        lines = metrics.read_lines((folder / METRICS).read_bytes(), str(folder / METRICS))
+        lines = metrics.read_lines(folder / METRICS)
         origin = _optional(folder / ORIGIN, Origin) or {}
         progress = [(line["time"], line["step"]) for line in lines if line["kind"] == TRAIN and "time" in line]
         events = [line for line in lines if line["kind"] == EVENT and "time" in line]

@@ -8,9 +8,9 @@ does the same, so the plan says what `sweep.py run --budget` would do.
 import dataclasses
 from collections.abc import Mapping
 
-from configs import topologies
-from reporting.display import aligned, counted
+from reporting.display import aligned, counted, listed
 from studies.cost.planning import Estimate, steps_of
+from studies.outcome import chips_of
 from studies.suites import Member, owners
 
 HOURS_OF_DAY, DAYS_OF_MONTH, GB = 24, 30, 1e9
@@ -38,7 +38,7 @@ class Grant:
     @property
     def chips(self) -> int:
         """The chips of the slice."""
-        return topologies.get(self.topology).chips
+        return chips_of(self.topology)
 
     @property
     def chip_hours(self) -> float:
@@ -119,8 +119,7 @@ def _named(what: str, titles: list[str]) -> list[str]:
     """Return a line that names the first of some trials; none if there are none."""
     if not titles:
         return []
-    more = f" and {len(titles) - NAMED} more" if len(titles) > NAMED else ""
-    return [f"{what}: {counted(len(titles), 'trial')}, {', '.join(titles[:NAMED])}{more}"]
+    return [f"{what}: {counted(len(titles), 'trial')}, {listed(titles, NAMED)}"]
 
 
 def _storage(grant: Grant, kept: dict[str, Member], sizes: Mapping[str, int | None]) -> str:

@@ -82,7 +82,7 @@ def _plots(answer: Answer, group: Group, suite: Suite) -> list[str]:
 
 
 def _plot(draw: Callable, drawn, name: str, caption: str) -> str:
-    return f"<figure>{figure_of(draw, drawn, name, plots.HEIGHT)}</figure>{paragraphs([caption])}"
+    return figure_of(draw, drawn, name, plots.HEIGHT) + paragraphs([caption])
 
 
 def _about_fit(answer: Answer) -> str:

@@ -47,7 +47,7 @@ def _front(found: Searched) -> list[str]:
         return []
     plot = figure_of(search_plots.draw_front, found, "front", plots.HEIGHT)
     said = f"No trial has both a lower {found.objectives[0]} and a lower {found.objectives[1]} than these."
-    return ["<h2>The Pareto front</h2>", f"<figure>{plot}</figure>", paragraphs([said]), _table(found, front=True)]
+    return ["<h2>The Pareto front</h2>", plot, paragraphs([said]), _table(found, front=True)]
 
 
 def _plots(found: Searched) -> list[str]:
@@ -56,8 +56,8 @@ def _plots(found: Searched) -> list[str]:
     said = "A filled point is a complete trial, the large one the best. A hollow one was pruned; its value is the last "
     said += "one before, which does not compare with those of complete trials."
     return [
-        "<h2>Best so far</h2>", f"<figure>{best}</figure>", f"<h2>{html.escape(found.objectives[0].capitalize())} "
-        f"against each parameter</h2>", f"<figure>{parameters}</figure>", paragraphs([said]),
+        "<h2>Best so far</h2>", best, f"<h2>{html.escape(found.objectives[0].capitalize())} "
+        f"against each parameter</h2>", parameters, paragraphs([said]),
     ]  # fmt: skip
 
 

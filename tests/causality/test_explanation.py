@@ -78,7 +78,7 @@ def test_the_strongest_sites_come_first_and_nan_is_never_one():
 )
 def test_prompts_that_cannot_be_compared_are_one_line(prompt, corrupt, match):
     with pytest.raises(ConfigError, match=match):
-        explanation.prompt_tokens(ByteTokenizer(), prompt, corrupt, 8, NAMES)
+        explanation.prompt_tokens(ByteTokenizer(), prompt, corrupt, 8, NAMES, [0])
 
 
 @pytest.fixture

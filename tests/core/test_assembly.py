@@ -16,7 +16,7 @@ from flax import nnx
 import train
 from configs import base
 from configs.errors import ConfigError
-from core import evaluators, models
+from core import assembly, evaluators, models
 from objectives import language_modeling
 from objectives.language_modeling import LanguageModeling
 from tests.support import one_device_mesh
@@ -159,6 +159,16 @@ def test_a_model_file_that_lacks_a_part_of_the_interface_is_refused(monkeypatch)
     config.model.name = "mine"
     with pytest.raises(ConfigError, match=re.escape("models/mine.py lacks hidden_units, which every model has")):
         models.model_module(config)
+
+
+def test_what_reads_a_run_of_experts_drops_no_token():
+    config = small_config()
+    config.mesh.update(context=1, data=8)
+    config.model.num_experts = 4
+    run = assembly.assemble(config)
+    assert run.dropless() is run
+    config.model.expert_capacity = 1.5
+    assert assembly.assemble(config).dropless().config.model.expert_capacity == 0
 
 
 def test_an_objective_whose_filter_finds_no_parameter_is_refused():

@@ -23,7 +23,7 @@ from examples import plot_run
 from pods import watch
 from reporting.clock import Clock
 from reporting.goodput import PARTS, Goodput
-from reporting.metrics import read_lines
+from reporting.metrics import parse_lines
 from settings import stored_config, validation
 from settings.keys import flat
 from tests.fuzz.harness import reader
@@ -175,7 +175,7 @@ def _metrics() -> list[bytes]:
 def read_metrics(content: bytes, folder: pathlib.Path) -> None:
     """As pod.py, train.py --explain_step and examples/plot_run.py read it."""
     (folder / "metrics.jsonl").write_bytes(content)
-    lines = read_lines(content, "metrics.jsonl")
+    lines = parse_lines(content, "metrics.jsonl")
     figures = watch.summarise(lines, 10, 4, 3.2, 1.7e9 - 60)
     assert figures["hours"] >= 0 and json.dumps(figures, allow_nan=False)
     assert all(watch._figure(name, value) for name, value in figures.items())

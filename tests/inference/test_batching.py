@@ -114,6 +114,8 @@ def test_tokens_that_the_model_does_not_have_are_refused_and_never_drawn():
     assert batch.vocab_size == V
     with pytest.raises(ValueError, match=f"the prompt has the token {V}; the model has {V}"):
         batch.add(Request([1, V], 2, GREEDY))
+    with pytest.raises(ValueError, match="max_tokens=0 must be at least 1"):  # it would never end
+        batch.add(Request([1], 0, GREEDY))
     only = np.arange(V + 5) >= V - 1  # of what a tokenizer with more tokens allows, the model has one
     [found] = batch.run([Request([1, 2], 1, GREEDY, first_V=only)])
     assert found.tokens == [V - 1]

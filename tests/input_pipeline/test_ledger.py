@@ -15,6 +15,7 @@ import pytest
 from input_pipeline import ledger, shards
 from input_pipeline.batches import training_batches
 from input_pipeline.errors import DataError
+from reporting.display import aligned
 from tests.input_pipeline.conftest import make_text
 
 LENGTH, SEED = 48, 3
@@ -301,17 +302,17 @@ def test_a_table_lists_excerpts_by_row_or_by_loss():
     second = ledger.Excerpt("texts/long name.txt", segment=2, first=30, count=18, offset=0)
     other = ledger.Excerpt("lines.jsonl:7", segment=1, first=0, count=48, offset=5)
     examples = [ledger.Example(0, 20, "texts", 5, (first, second)), ledger.Example(1, 21, "lines.jsonl", 2, (other,))]
-    assert ledger.table(examples) == [
+    assert aligned(ledger.table(examples)) == [
         "row  part         document             tokens",
         "0    texts        texts/a.txt          100..129",
         "0    texts        texts/long name.txt  0..17",
         "1    lines.jsonl  lines.jsonl:7        5..52",
     ]
-    assert ledger.table(examples, {(0, 1): 2.5, (0, 2): 11.25, (1, 1): 3.0}) == [
+    assert aligned(ledger.table(examples, {(0, 1): 2.5, (0, 2): 11.25, (1, 1): 3.0})) == [
         "loss     row  part         document             tokens",
         "11.2500  0    texts        texts/long name.txt  0..17",
         "3.0000   1    lines.jsonl  lines.jsonl:7        5..52",
         "2.5000   0    texts        texts/a.txt          100..129",
     ]
-    nothing_counts = ledger.table(examples, {(0, 1): float("nan"), (0, 2): 0.5, (1, 1): 3.0})
+    nothing_counts = aligned(ledger.table(examples, {(0, 1): float("nan"), (0, 2): 0.5, (1, 1): 3.0}))
     assert [line.split()[0] for line in nothing_counts] == ["loss", "3.0000", "0.5000", "-"]

@@ -29,7 +29,7 @@ SMALL = {
     "logging.report": "false",
     "tot.use_tot": "false",
 }  # fmt: skip
-SAMPLER = rollouts.Sampler("countdown_rollouts", "", "numbers", 4, 1.0, True, "task", 228)
+SAMPLER = rollouts.Sampler("countdown_rollouts", "", "numbers", 4, 1.0, True, "task")
 
 
 def small(**changes):
@@ -162,7 +162,7 @@ def test_rows_are_prompts_with_answers_and_their_log_probabilities():
 def test_prompts_are_the_problems_of_the_data():
     rows = CountdownRollouts(0, "train").read(np.arange(20), 80)
     for tokens, targets in zip(rows["tokens"], rows["targets"], strict=True):
-        ((_, prompt, reference),) = rollouts.prompts_of(tokens[None], targets[None], (targets > 0)[None], 1)
+        ((_, prompt, reference),) = rollouts.prompts_of(tokens[None], targets[None], (targets > 0)[None], 1, 81)
         decode = open_tokenizer("numbers").decode
         text = decode(prompt)
         assert is_correct(text, decode(reference))
@@ -238,9 +238,11 @@ def test_an_answer_may_be_rewarded_for_the_last_line_of_that_in_the_data():
 def test_a_prompt_is_that_of_the_first_answer_of_a_row():
     tokens = np.array([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6]])
     learned = np.array([[0, 1, 1, 0, 1, 0], [0, 0, 0, 0, 0, 0]], bool)
-    assert rollouts.prompts_of(tokens, tokens + 1, learned, 2) == [(0, [1, 2], [3, 4])] * 2
-    with pytest.raises(DataError, match="no row of a batch has an answer"):
-        rollouts.prompts_of(tokens, tokens, learned[1:], 1)
+    assert rollouts.prompts_of(tokens, tokens + 1, learned, 2, most=7) == [(0, [1, 2], [3, 4])] * 2
+    assert rollouts.prompts_of(tokens, tokens + 1, learned, 1, most=3) == [(0, [1, 2], [3, 4])]
+    for rows, most in ((learned[1:], 7), (learned, 2)):  # without a target, and without room for an answer
+        with pytest.raises(DataError, match="no row of a batch has an answer"):
+            rollouts.prompts_of(tokens, tokens, rows, 1, most)
 
 
 def test_a_reward_that_no_recipe_registers_is_refused(chatting):

@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from files.json_reader import JsonError
-from reporting.metrics import MetricsWriter, read_lines, read_steps
+from reporting.metrics import MetricsWriter, parse_lines, read_steps
 from reporting.sinks.tensorboard import TensorBoard
 
 
@@ -124,7 +124,7 @@ def test_what_is_written_is_read_back_without_a_torn_line(tmp_path):
     write(tmp_path, "train", step=1, loss=2.5, mfu=None)
     write(tmp_path, "event", event="stop", step=1)
     content = (tmp_path / "metrics.jsonl").read_bytes()
-    found = read_lines(content + b'{"kind": "train", "st', "metrics.jsonl")
+    found = parse_lines(content + b'{"kind": "train", "st', "metrics.jsonl")
     assert [(line["kind"], line["step"]) for line in found] == [("train", 1), ("event", 1)] and found[0]["mfu"] is None
 
 
@@ -142,7 +142,7 @@ def test_what_is_written_is_read_back_without_a_torn_line(tmp_path):
 )
 def test_a_line_that_no_run_writes_is_named(line, message):
     with pytest.raises(JsonError) as error:
-        read_lines(b'{"kind": "event"}\n' + line + b"\n", "m")
+        parse_lines(b'{"kind": "event"}\n' + line + b"\n", "m")
     assert str(error.value).startswith(message) and len(str(error.value)) < 300
 
 

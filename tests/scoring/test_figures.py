@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Standard errors are those of repeated draws, and the file of results is complete or absent."""
+"""Standard errors are those of repeated draws, and progress is shown while the figures are computed."""
 
-import json
 import math
 import sys
 
 import numpy as np
 import pytest
 
-from configs.errors import ConfigError
 from scoring import figures
 from scoring.figures import Figure, Progress
 
@@ -42,22 +40,6 @@ def test_figures_are_flat_in_metrics_and_a_table_on_the_terminal():
     assert figures.table(tasks.items())[1:] == [
         "mine  acc       0.5000  0.2500          4", "mine  acc_norm  1.0000  -               1",
     ]  # fmt: skip
-
-
-def test_results_are_written_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "scores.jsonl"
-    figures.write_results(path, [{"task": "é", "line": 1}, {"task": "b", "line": 2}])
-    assert [json.loads(line)["line"] for line in path.read_text().splitlines()] == [1, 2]
-
-    def interrupted():
-        yield {"task": "c"}
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        figures.write_results(path, interrupted())
-    assert len(path.read_text().splitlines()) == 2
-    with pytest.raises(ConfigError, match=r"none/x: No such file or directory; name a file that can be written"):
-        figures.write_results(tmp_path / "none" / "x", [])
 
 
 def test_progress_says_how_long_the_rest_takes(capsys, monkeypatch):

@@ -13,7 +13,7 @@ import tokenizers
 from input_pipeline.tokenization import ByteTokenizer, SentencePieceTokenizer, open_tokenizer
 from scoring import texts
 from scoring.likelihood import LanguageModel, Row
-from scoring.texts import continue_greedily, published_prefix, row_of_pair, rows_of_text
+from scoring.texts import continue_greedily, row_of_pair, rows_of_text
 from tests.support import counting_model, one_device_mesh
 
 END = 0
@@ -59,13 +59,13 @@ def test_windows_score_each_token_once_with_as_much_context_as_fits(length):
 
 def test_a_published_tokenizer_says_what_it_puts_before_a_text(tmp_path):
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 0, "</s>": 1, "a": 2}, unk_token="</s>"))
-    for single, prefix in (("<s> $A </s>", (0,)), ("$A", ())):
+    for single, prefix in (("<s> $A </s>", [0]), ("$A", [])):
         words.post_processor = tokenizers.processors.TemplateProcessing(
             single=single, special_tokens=[("<s>", 0), ("</s>", 1)]
         )
         words.save(str(tmp_path / "tokenizer.json"))
         (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
-        assert published_prefix(open_tokenizer(str(tmp_path / "tokenizer.json"))) == prefix
+        assert open_tokenizer(str(tmp_path / "tokenizer.json")).published_start() == prefix
     model = stand_in(open_tokenizer(str(tmp_path / "tokenizer.json")))
     model.prefix = ()
     assert row_of_pair(model, "", "a") == Row([1], [2])  # something has to precede it

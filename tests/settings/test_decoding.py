@@ -59,6 +59,16 @@ def test_a_run_of_every_recipe_decodes_on_one_device_and_on_many(recipe, num_dev
         validation.validate(for_decoding(config, num_devices), num_devices)
 
 
+def test_the_batch_of_a_long_run_stays_within_the_rules():
+    """It is not trained on; a multiple of each shard would exceed the examples that a run may have."""
+    config = of_heads(1)
+    config.train.update(steps=300_000, global_batch=2048)
+    decoded = for_decoding(config, 8)
+    assert decoded.train.global_batch == 2048 and decoded.mesh.data > 1
+    config.train.global_batch = 3
+    assert for_decoding(config, 8).train.global_batch == 3 * decoded.mesh.data
+
+
 def test_experts_drop_no_token_of_a_row_because_of_others():
     config = of_heads(8, num_experts=4)
     config.model.expert_capacity = 1.5

@@ -13,7 +13,7 @@ judge = jax.jit(guard.judge, static_argnames="deviations")
 
 def after(values, deviations=0.0):
     """Return (which were good, what is remembered) after some (loss, gradient norm)."""
-    memory, good = guard.init(), []
+    memory, good = guard.Guard(None).init({}), []
     for loss, norm in values:
         taken, memory = judge(memory, jnp.float32(loss), jnp.float32(norm), deviations)
         good.append(bool(taken))

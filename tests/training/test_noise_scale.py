@@ -20,6 +20,7 @@ from tests.one_step import BATCH, batch, placed, small_config
 from tests.support import random_weights, relative_error
 from training.state import TrainState
 from training.step import Graphs, make_gradient, make_train_step
+from training.step_transform import StepTransform
 from training.transforms import noise
 from training.transforms.guard import Guard
 
@@ -38,9 +39,18 @@ def half_square(model, carry, batch, key):
     return (total, weight), (carry, {"loss": (total, weight)})
 
 
-@pytest.mark.parametrize("scale", [3.0, 60.0])
-def test_on_a_quadratic_with_known_noise_the_estimate_is_within_a_tenth(scale):
-    """tr(Sigma) / |G|^2 = `scale`, below a part's 8 rows and near the whole batch's 64."""
+class Pull(StepTransform):
+    """Adds to the gradient of the batch, as l2_init does."""
+
+    name = "pull"
+
+    def change_gradients(self, gradients, state):
+        return jax.tree.map(lambda gradient: gradient + 3.0, gradients)
+
+
+@pytest.mark.parametrize(("scale", "others"), [(3.0, []), (60.0, []), (60.0, [Pull()])])
+def test_on_a_quadratic_with_known_noise_the_estimate_is_within_a_tenth(scale, others):
+    """tr(Sigma) / |G|^2 = `scale`, below a part's 8 rows and near the 64 of the batch; l2_init is no part of G."""
     rng = np.random.default_rng(0)
     deviations = rng.uniform(0.5, 2.0, D)
     centre = rng.standard_normal(D)
@@ -53,7 +63,7 @@ def test_on_a_quadratic_with_known_noise_the_estimate_is_within_a_tenth(scale):
         num_microbatches=PARTS,
         part_square=functools.partial(noise.part_square, optax.tree.norm),
     )
-    transforms = [Guard(lambda step: 0.0), noise.Noise()]
+    transforms = [Guard(lambda step: 0.0), *others, noise.Noise()]
     step = jax.jit(make_train_step(gradient, optimizer, transforms, seed=0, num_parts=PARTS))
     extra = {transform.name: transform.init(params) for transform in transforms}
     state = TrainState(jnp.int32(0), jnp.uint32(0), params, optimizer.init(params), {}, extra)

@@ -98,7 +98,7 @@ def updated(method: str, measured: dict, steps: int = 1, *, with_moments: bool =
     moments = jax.tree.map(lambda leaf: leaf + with_moments if leaf.ndim else leaf, state)
     memory, change = transform.init(params), StepChange(params, moments, jnp.bool_(True))
     for step in range(steps):
-        context = StepContext(types.SimpleNamespace(step=jnp.int32(step)), {}, {}, 0.0, {}, None, 0, measured)
+        context = StepContext(types.SimpleNamespace(step=jnp.int32(step)), {}, {}, 0.0, {}, None, None, 0, measured)
         change, memory, scalars = transform.update(context, change._replace(optimizer=moments), memory)
     return jax.device_get((change, memory, scalars))
 
@@ -207,6 +207,15 @@ def test_shrink_perturb_shrinks_weights_and_adds_initial_ones():
     draws = (new[SECOND] - 0.75 * old[SECOND]) / 0.5
     assert memory == {} and 0.5 < draws.std() / weights.stddevs[SECOND] < 1.5
     np.testing.assert_array_equal(new[("layers", "0", "bias")], old[("layers", "0", "bias")])
+
+
+def test_shrink_perturb_leaves_the_constants_of_a_recursive_model_alone():
+    path, params = ("initial", "high"), {"initial": {"high": jnp.ones(4)}}
+    weights = Weights({path: ("constant",)}, stddevs={path: 1.0})
+    change = StepChange(params, (), jnp.bool_(True))
+    context = StepContext(types.SimpleNamespace(step=jnp.int32(0)), {}, {}, 0.0, {}, None, None, 0, {})
+    change, _, _ = METHODS["shrink_perturb"](weights, keys(), 7).update(context, change, {})
+    np.testing.assert_array_equal(change.params["initial"]["high"], params["initial"]["high"])
 
 
 def test_a_method_that_replaces_units_needs_a_model_that_names_some():

@@ -14,7 +14,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from layers.taps import Measure
 from layers.units import Units
-from training.optimizers import Weights, is_usual
+from training.optimizers import CONSTANT, Weights, is_usual, kind
 from training.plasticity import replacement
 from training.plasticity.replacement import Surgeon, from_memory, key_of_step, of_units, to_memory
 from training.step_transform import StepTransform
@@ -213,8 +213,8 @@ class L2Init(Method):
 class ShrinkPerturb(Method):
     """Every `every` steps, theta <- (1 - shrink) theta + perturb * theta_new (arXiv:1910.08475, section 4).
 
-    theta_new is drawn from the initial distribution. Parameters that begin as constants, such as norms and biases, are
-    left alone. It has no memory.
+    theta_new is drawn from the initial distribution. Parameters that begin with one value, such as norms and biases,
+    and constants of the model, are left alone. It has no memory.
     """
 
     def update(self, context, change, memory):
@@ -223,7 +223,7 @@ class ShrinkPerturb(Method):
 
         def perturbed(params):
             def of_one(number, path, theta):
-                if not (stddev := self.weights.stddevs[path]):
+                if not (stddev := self.weights.stddevs[path]) or kind(self.weights.axes[path]) == CONSTANT:
                     return theta
                 draws = stddev * jax.random.normal(jax.random.fold_in(key, number), theta.shape)
                 return (1 - self.keys.shrink) * theta + self.keys.perturb * draws

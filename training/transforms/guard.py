@@ -36,8 +36,13 @@ class Guard(StepTransform):
     remembers_rejected = True
 
     def init(self, params: dict) -> dict:
-        """Return the initial memory, see `init` below."""
-        return init()
+        """Return the initial memory.
+
+        `skipped` and `in_a_row`, int32, count skipped updates, and `seen` the good ones. `mean` and `variance`,
+        float32 [2], are those of the loss and of the logarithm of the gradient norm over good steps.
+        """
+        numbers = dict.fromkeys(("skipped", "in_a_row", "seen"), jnp.int32(0))
+        return numbers | {"mean": jnp.zeros(2), "variance": jnp.zeros(2)}
 
     def update(self, context, change, memory):
         """Return the change, accepted or not."""
@@ -48,16 +53,6 @@ class Guard(StepTransform):
             "skipped": (~good).astype(jnp.float32),
             "skipped_in_a_row": memory["in_a_row"].astype(jnp.float32),
         }  # fmt: skip
-
-
-def init() -> dict:
-    """Return the initial memory of the guard.
-
-    `skipped` and `in_a_row`, int32, count skipped updates, and `seen` the good ones. `mean` and `variance`, float32
-    [2], are those of the loss and of the logarithm of the gradient norm over good steps.
-    """
-    numbers = dict.fromkeys(("skipped", "in_a_row", "seen"), jnp.int32(0))
-    return numbers | {"mean": jnp.zeros(2), "variance": jnp.zeros(2)}
 
 
 def judge(memory: dict, loss: jax.Array, gradient_norm: jax.Array, deviations: float) -> tuple[jax.Array, dict]:

@@ -30,19 +30,14 @@ class Noise(StepTransform):
     measures_parts = True
 
     def init(self, params: dict) -> dict:
-        """Return the initial memory, see `init` below."""
-        return init()
+        """Return the initial memory: float32 scalars, running means of |G|^2 and of tr(Sigma) per row."""
+        return {"gradient": jnp.float32(0), "noise": jnp.float32(0)}
 
     def update(self, context, change, memory):
         """Return the running means with those of this step."""
         rows = jax.tree.leaves(context.batch)[0].shape[0]
-        memory = update(memory, context.part_square, context.gradient_norm**2, rows, context.num_parts)
+        memory = update(memory, context.part_square, context.batch_square, rows, context.num_parts)
         return change, memory, {"noise_scale": estimate(memory)}
-
-
-def init() -> dict:
-    """Return the initial memory: float32 scalars, running means of |G|^2 and of tr(Sigma) per row."""
-    return {"gradient": jnp.float32(0), "noise": jnp.float32(0)}
 
 
 def part_square(norm: Callable, gradients: dict, weight: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A prompt begins as the texts did that the model of a run has seen."""
+
+import json
+
+import pytest
+import tokenizers
+
+from configs import base
+from inference.prompts import text_prompt, text_start
+from input_pipeline.tokenization import ByteTokenizer, open_tokenizer
+
+BOS, EOS, WORD = 0, 1, 2
+
+
+@pytest.fixture
+def published(tmp_path):
+    """Return a function that makes a tokenizer.json that puts these tokens before a text."""
+
+    def make(single: str, chat_template: str = ""):
+        words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 0, "</s>": 1, "a": 2}, unk_token="</s>"))
+        words.post_processor = tokenizers.processors.TemplateProcessing(
+            single=single, special_tokens=[("<s>", BOS), ("</s>", EOS)]
+        )
+        words.save(str(tmp_path / "tokenizer.json"))
+        settings = {"eos_token": "</s>", "chat_template": chat_template}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        return open_tokenizer(str(tmp_path / "tokenizer.json"))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("source", "template", "is_trained", "start"),
+    [
+        ("text", "", False, BOS),  # imported weights have seen what their tokenizer adds
+        ("text", "", True, EOS),  # documents are packed after the end of another
+        ("chat", "{{ messages }}", True, BOS),  # each conversation begins with what its template writes
+        ("chat", "", True, EOS),  # the plain format begins with the end of a document
+    ],
+)
+def test_a_text_begins_as_in_the_training_of_the_weights(published, source, template, is_trained, start):
+    config = base.get_config()
+    config.data.source = source
+    assert text_start(published("<s> $A", template), config, is_trained=is_trained) == [start]
+    assert text_start(ByteTokenizer(), config, is_trained=is_trained) == [ByteTokenizer().end_of_document]
+
+
+def test_a_prompt_has_at_least_one_token(published):
+    tokenizer = published("$A")
+    start = text_start(tokenizer, base.get_config(), is_trained=False)
+    assert start == [] and text_prompt(tokenizer, "", start).tokens == [EOS]
+    whole = text_prompt(tokenizer, "a", start)
+    assert whole.num_tokens == 1 + (whole.redrawn is not None)
