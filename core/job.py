@@ -62,7 +62,8 @@ class Job:
     batch_sampler: sampling.BatchSampler
     context: contextlib.ExitStack  # holds the context of the present mesh
     roll_backs: int  # number of them so far
-    run: assembly.Run | None = None  # of the full batch, on the present mesh
+    shape: Shape | None = None  # of the present stage, with the full batch
+    run: assembly.Run | None = None  # of this shape
     train_step: Callable | None = None  # `compiled_steps`, wrapped by the callbacks
     suspect: int | None = None  # step of a restored checkpoint after which no update was finite
     begun: list[Stage] = dataclasses.field(default_factory=list)  # stages since the start or the last roll back
@@ -160,7 +161,8 @@ class Job:
 
     def begin_stage(self, step: int, shape: Shape) -> None:
         """Switch to the mesh of the steps after `step`, and start to compile the step of the stage after them."""
-        self.run = self.log.run = self.run_of(shape._replace(rows=self.config.train.global_batch))
+        self.shape = shape._replace(rows=self.config.train.global_batch)
+        self.run = self.log.run = self.run_of(self.shape)
         self.context.close()
         self.context.enter_context(mesh_context(self.run.mesh))
         self.compiled_steps.cycles = shape.cycles
@@ -308,7 +310,7 @@ class Job:
     def close(self, state) -> list[str]:
         """Evaluate all held-out documents, draw a sample, print the summary and return it."""
         lines, corpus, address, step = [""], self.corpus, self.checkpoints.address, self.config.train.steps
-        self.run = self.run_of(self.stages.shape_at_end())
+        self.run = self.run_of(self.stages.complete(self.shape))
         if corpus:
             self.log.display.phase("evaluating all that is held out")
         for evaluator in self.evaluators:

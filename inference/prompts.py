@@ -13,7 +13,7 @@ from input_pipeline.chat.encoding import ChatTokenizer, format_of_tokenizer
 from input_pipeline.chat.messages import KINDS, Message
 from input_pipeline.chat.template import PlainFormat, Template
 from input_pipeline.tasks import questions
-from input_pipeline.tokenization import AnyTokenizer, HuggingFaceTokenizer
+from input_pipeline.tokenization import AnyTokenizer, HuggingFaceTokenizer, Pieces
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,15 +53,16 @@ class Prompt:
 def text_start(tokenizer: AnyTokenizer, config, *, is_trained: bool) -> list[int]:
     """Return the tokens before a text, as the model of a run has seen them in training; there may be none.
 
-    A tokenizer.json puts its own before a text, such as <s>. They are those of imported weights, and of conversations
-    by a chat template. Other documents follow the token that ends documents.
+    A published tokenizer puts its own before a text, such as <s>. They are those of imported weights, and of
+    conversations by a chat template. Other documents follow the token that ends documents.
 
     Args:
       config: of the run.
       is_trained: whether the weights were trained here, and are not those of an import.
     """
     of_turns = config.data.source in (*KINDS, *questions.SOURCES)
-    if isinstance(tokenizer, HuggingFaceTokenizer) and (not is_trained or (of_turns and tokenizer.chat_template)):
+    by_template = of_turns and isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.chat_template
+    if isinstance(tokenizer, Pieces) and (by_template or not is_trained):
         return tokenizer.published_start()
     return [tokenizer.end_of_document]
 

@@ -126,6 +126,10 @@ class SentencePieceTokenizer(Pieces):
         if self.end_of_document < 0:
             raise DataError(f"data.tokenizer={name}: has no end-of-sentence piece to end documents; train it with one")
 
+    def published_start(self) -> list[int]:
+        """Return the token before a text: <s>, or without one the end of a document."""
+        return [self._model.bos_id() if self._model.bos_id() >= 0 else self.end_of_document]
+
     def encode(self, text: str) -> list[int]:
         head, *rest = self._model.encode(text.split(SPACE_MARK))
         return head + [token for part in rest for token in self._mark + part]

@@ -48,10 +48,9 @@ class Stages(Callback):
         """Return the batch size, mesh and cycles of the next step after `step`."""
         return Shape(self.rows, layouts.mesh_after(self.config, step), cycles.after(self.config, step))
 
-    def shape_at_end(self) -> Shape:
-        """Return the shape of the finished run, with the complete cycles, as the readers of its checkpoint have it."""
-        config, steps = self.config, self.config.train.steps
-        return Shape(config.train.global_batch, layouts.mesh_after(config, steps - 1), cycles.after(config, steps))
+    def complete(self, shape: Shape) -> Shape:
+        """Return the shape with the complete cycles, which a finished run has, as the readers of its checkpoint."""
+        return shape._replace(cycles=cycles.after(self.config, self.config.train.steps))
 
     def begin(self, step: int) -> Shape | None:
         """Begin the stage after `step`; return the shape of the stage after it, None for the last stage."""

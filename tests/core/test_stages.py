@@ -12,6 +12,7 @@ def test_a_finished_run_is_evaluated_with_the_complete_cycles():
     config.model.update(high_cycles=3, low_cycles=4)
     config.supervision.update(first_high_cycles=1, first_low_cycles=1, growth_fraction=1.0)
     stages = Stages(config, None)
-    assert stages.shape(99).cycles == (2, 3) and stages.shape_at_end().cycles == (3, 4)
+    last = stages.shape(99)
+    assert last.cycles == (2, 3) and stages.complete(last) == last._replace(cycles=(3, 4))
     config.supervision.update(first_high_cycles=0, first_low_cycles=0)
-    assert stages.shape_at_end() == stages.shape(99), "nothing else is compiled"
+    assert stages.complete(stages.shape(99)) == stages.shape(99), "nothing else is compiled"

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A prompt begins as the texts did that the model of a run has seen."""
 
+import io
 import json
 
 import pytest
+import sentencepiece
 import tokenizers
 
 from configs import base
 from inference.prompts import text_prompt, text_start
-from input_pipeline.tokenization import ByteTokenizer, open_tokenizer
+from input_pipeline.tokenization import ByteTokenizer, SentencePieceTokenizer, open_tokenizer
 
 BOS, EOS, WORD = 0, 1, 2
 
@@ -44,6 +46,18 @@ def test_a_text_begins_as_in_the_training_of_the_weights(published, source, temp
     config.data.source = source
     assert text_start(published("<s> $A", template), config, is_trained=is_trained) == [start]
     assert text_start(ByteTokenizer(), config, is_trained=is_trained) == [ByteTokenizer().end_of_document]
+
+
+@pytest.mark.parametrize("bos", [1, -1])
+def test_a_sentencepiece_model_of_llama_has_a_mark_and_one_of_ours_has_none(bos):
+    trained = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a b c d"] * 9), model_writer=trained, vocab_size=10, model_type="bpe", unk_id=0,
+        bos_id=bos, eos_id=2, minloglevel=2,
+    )  # fmt: skip
+    tokenizer, config = SentencePieceTokenizer(trained.getvalue(), "trained"), base.get_config()
+    assert text_start(tokenizer, config, is_trained=False) == [bos if bos >= 0 else EOS + 1]
+    assert text_start(tokenizer, config, is_trained=True) == [EOS + 1]
 
 
 def test_a_prompt_has_at_least_one_token(published):
