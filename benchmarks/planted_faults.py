@@ -335,7 +335,7 @@ FAULTS = (
     ),
     Fault(
         "a prompt begins with two ends of document", "inference/prompts.py",
-        "Prompt([end, *kept]", "Prompt([end, end, *kept]", ("tests/inference/test_answer.py",),
+        "tokens = [*(", "tokens = [end, *(", ("tests/inference/test_answer.py",),
     ),
     Fault(
         "a stream shows a part of a character", "inference/text_stream.py",

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.support import ROOT
 
 CODE = """
@@ -23,6 +25,7 @@ with mesh_context(one_device_mesh()):
 """
 
 
+@pytest.mark.slow
 def test_adapters_start_the_same_whatever_the_hash_seed_of_python_is():
     printed = set()
     for seed in range(3):  # by which sets of these names have other orders

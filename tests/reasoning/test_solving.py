@@ -2,12 +2,14 @@
 """Search with a real model, trained for seconds on countdown: what it asks, counts, remembers and shows."""
 
 import json
+import types
 
 import jax
 import numpy as np
 import pytest
 from flax import nnx
 
+from core import assembly
 from core.evaluators import engine_of
 from inference.batching import Batch
 from input_pipeline.tasks.countdown import CountdownWindows
@@ -36,14 +38,18 @@ SMALL = {
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Return the folder and the result of a run that can write lines, though they are seldom right."""
-    folder = tmp_path_factory.mktemp("countdown") / "run"
-    config = loading.load("configs/countdown.py", "", {key: str(value) for key, value in SMALL.items()}).config
-    devices = jax.devices()[:1]
+    folder, config, devices = tmp_path_factory.mktemp("countdown") / "run", small_config(), jax.devices()[:1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "devices", lambda: devices)
-        config.mesh.fsdp = 1
-        validate(config, 1)
         return folder, train(config, folder), TrainedRun(folder, config)
+
+
+def small_config():
+    """Return the configuration of that run, for one device."""
+    config = loading.load("configs/countdown.py", "", {key: str(value) for key, value in SMALL.items()}).config
+    config.mesh.fsdp = 1
+    validate(config, 1)
+    return config
 
 
 def solver(trained: TrainedRun, limits: Limits, value=None) -> Solver:
@@ -78,10 +84,11 @@ def test_a_tree_does_not_depend_on_what_else_is_solved_in_the_batch(run, search)
         assert one.num_tokens == again.num_tokens > 0
 
 
-def test_a_search_stops_after_the_problem_in_which_it_is_told_to(run):
-    asked = []
-    with mesh_context(run[2].run.mesh):
-        found = solver(run[2], Limits(1, 1)).solve(
+def test_a_search_stops_after_the_problem_in_which_it_is_told_to():
+    run, asked = assembly.assemble(small_config(), devices=jax.devices()[:1]), []
+    with mesh_context(run.mesh):
+        untrained = types.SimpleNamespace(run=run, params=run.init().params)
+        found = solver(untrained, Limits(1, 1)).solve(
             PROBLEMS, "greedy", Limits(1, 1), stop=lambda: bool(asked.append(1)) or len(asked) == 2
         )
     assert found is None and len(asked) == 2
