@@ -17,7 +17,9 @@ command_line.flags.DEFINE_multi_string("prompt", [""], "text to continue; may be
 command_line.flags.DEFINE_multi_string(
     "message", [], "what a user says to a model of conversations, for an answer; may be given several times"
 )
-command_line.flags.DEFINE_integer("max_tokens", 64, "longest continuation in tokens", lower_bound=1)
+command_line.flags.DEFINE_integer(
+    "max_tokens", None, "longest continuation in tokens; default: as many as fit, at most 64", lower_bound=1
+)
 command_line.flags.DEFINE_float("temperature", 0.7, "0 is greedy; 1 draws from the model as it is", 0.0, 1e30)
 command_line.flags.DEFINE_integer("top_k", 0, "draw from the k likeliest tokens only; 0: all", lower_bound=0)
 command_line.flags.DEFINE_float("top_p", 1.0, "draw from the likeliest with this total probability", 0.0, 1.0)

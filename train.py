@@ -300,7 +300,7 @@ def train_from(job: Job, record: dict | None):
     state = initial_state(job.run, job.checkpoints, record)
     replicas.check(state, job.run.mesh)
     job.checkpoints.begun = start if record else None
-    job.evaluate_or_stop(job.missed(start) if start else (), state, start)
+    job.evaluate_or_stop(job.missed(record) if start else (), state, start)
     save_every = 1 if job.run.slow else train.save_every
     for step in range(start + 1, last_step + 1):
         clock.enter("data", step)

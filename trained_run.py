@@ -113,8 +113,12 @@ class TrainedRun:
             found = _logits(self.run.graph, self.params, np.asarray(tokens_BT, np.int32), positions_BT)
         return np.asarray(found)
 
-    def generate(self, prompts: list[str], *, max_tokens: int = 64, temperature: float = 0.7, **how) -> list[str]:
+    def generate(
+        self, prompts: list[str], *, max_tokens: int | None = None, temperature: float = 0.7, **how
+    ) -> list[str]:
         """Return each prompt with its continuation; `how` are top_k, top_p and seed, see inference/choice.py.
+
+        Without `max_tokens`, a continuation has as many tokens as fit, at most 64.
 
         Raises:
           ValueError: `prompts` is a single text, or a value is out of its range, as the flags of generate.py say.
@@ -126,7 +130,9 @@ class TrainedRun:
                 start=self.text_start, **how,
             )  # fmt: skip
 
-    def answer(self, messages: list[str], *, max_tokens: int = 64, temperature: float = 0.7, **how) -> list[str]:
+    def answer(
+        self, messages: list[str], *, max_tokens: int | None = None, temperature: float = 0.7, **how
+    ) -> list[str]:
         """Return the answer to each message; ConfigError if the model never saw a conversation.
 
         Raises:
@@ -146,8 +152,9 @@ class TrainedRun:
             return solving.solve(engine_of(self.run, self.params), self.config, problems, seed)[0]
 
     def stream(
-        self, prompt: str = "", *, message: str | None = None, max_tokens: int = 64, temperature: float = 0.7, **how
-    ) -> Iterator[str]:
+        self, prompt: str = "", *, message: str | None = None, max_tokens: int | None = None, temperature: float = 0.7,
+        **how,
+    ) -> Iterator[str]:  # fmt: skip
         """Yield the text of `generate` for a prompt, or of `answer` for a message, in parts while it is decoded."""
         _checked([prompt if message is None else message], max_tokens, temperature, **how)
         if message is None:
@@ -177,7 +184,8 @@ class TrainedRun:
 
 
 def _checked(
-    texts: Iterable[str], max_tokens: int, temperature: float, *, top_k: int = 0, top_p: float = 1.0, seed: int = 0
+    texts: Iterable[str], max_tokens: int | None, temperature: float, *, top_k: int = 0, top_p: float = 1.0,
+    seed: int = 0,
 ) -> list[str]:  # fmt: skip
     """Return the texts as a list; ValueError for what the flags of generate.py refuse."""
     if isinstance(texts, str | bytes):
@@ -185,7 +193,7 @@ def _checked(
     texts = list(texts)
     if wrong := [text for text in texts if not isinstance(text, str)]:
         raise ValueError(f"{type(wrong[0]).__name__} is no text; give str")
-    if max_tokens < 1 or operator.index(max_tokens) != max_tokens:
+    if max_tokens is not None and (max_tokens < 1 or operator.index(max_tokens) != max_tokens):
         raise ValueError(f"max_tokens={max_tokens} must be at least 1")
     if not 0 <= temperature < math.inf:
         raise ValueError(f"temperature={temperature} must be 0 or greater, and finite")

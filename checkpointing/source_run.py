@@ -241,7 +241,8 @@ def _base(checkpoints: Checkpoints, step: int) -> SourceRun:
     except (ConfigError, CheckpointError) as error:
         cause = str(error).partition(";")[0]
         raise CheckpointError(
-            f"{checkpoints.address} has only {saved}, and the base weights cannot be loaded: {cause}; restore them"
+            f"{checkpoints.address} has only {saved}, and the base weights cannot be loaded: {cause}; restore them, "
+            "or name their new folder to train.py, --config.train.init_from=FOLDER, and train some more steps"
         ) from None
     return base
 

@@ -162,7 +162,7 @@ def differences(stored: dict, now: dict, may_change: frozenset[str]) -> list[str
     """
     old = {key: declared.default for key, declared in KEYS.items()} | stored
     return [
-        f"{key}={shown(old.get(key))}, now {shown(value)}"
+        f"{key}={shown(old.get(key)) or repr('')}, now {shown(value) or repr('')}"
         for key, value in now.items()
         if old.get(key) != value and key not in may_change
     ]

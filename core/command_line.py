@@ -31,7 +31,7 @@ try:
     from configs.key import PER_HOST, SECRET
     from core import ending
     from input_pipeline.cache import cache_path
-    from settings import loading, simulation, stored_config, validation
+    from settings import loading, simulation, stored_config, together, validation
     from settings.keys import HIDDEN, NAMES_ELSEWHERE, flat, similar_keys, stray_argument
     from settings.resolving import Loaded
 except ModuleNotFoundError as missing:
@@ -244,6 +244,7 @@ def parse_configuration(
     loaded = _load(overrides, used)
     if FLAGS.print_config:
         validation.check_keys(loaded.config)
+        together.check_typed(loaded)
         print(config_text(loaded), end="")
         sys.exit(0)
     return loaded

@@ -178,10 +178,11 @@ def heldout_lines(run: assembly.Run, figures: dict, weight: int, corpus: corpora
     return lines
 
 
-def opening(corpus: corpora.Corpus) -> str:
+def opening(corpus: corpora.Corpus, sequence_length: int) -> str:
     """Return the first words of a held-out document as a prompt; "" if its first line has none that can be typed."""
-    batch = corpus.heldout.read(np.array([0]), OPENING_TOKENS)
-    first = batch["targets"][0][batch["segments"][0] == 1].tolist()
+    batch = corpus.heldout.read(np.array([0]), sequence_length)
+    first = batch["tokens"][0][batch["segments"][0] == 1].tolist()  # some targets of a task are ignored
+    first = [token for token in first if token != corpus.tokenizer.end_of_document][:OPENING_TOKENS]
     words = corpus.tokenizer.decode(first).lstrip().split("\n")[0].split()
     words = [word for word in words[:OPENING_WORDS] if word.isprintable()]
     return " ".join(words) + " " if words else ""
@@ -197,7 +198,7 @@ def next_lines(config, corpus: corpora.Corpus, address) -> list[str]:
     """Return a line with a command that generates text with the run at `address`; [] if no token fits its prompt."""
     asked, room = "--message=Hello", config.model.max_length // 2
     if not corpus.is_of_conversations:
-        prompt = opening(corpus)
+        prompt = opening(corpus, config.train.sequence_length)
         asked, room = f"--prompt={shlex.quote(prompt)}", room_after(prompt, config, corpus.tokenizer)
     call = f"{interpreter.call_of('generate.py')} {shlex.quote(f'--workdir={address}')} {asked}"
     return [f"next: {call} --max_tokens={min(MOST_NEXT_TOKENS, room)}"] if room > 0 else []
@@ -205,7 +206,7 @@ def next_lines(config, corpus: corpora.Corpus, address) -> list[str]:
 
 def sample_lines(run: assembly.Run, params: dict, corpus: corpora.Corpus) -> list[str]:
     """Return the model's continuation of the first words of a held-out document, at most SAMPLE_LINES lines."""
-    prompt = opening(corpus)
+    prompt = opening(corpus, run.config.train.sequence_length)
     room = room_after(prompt, run.config, corpus.tokenizer)
     if room < 1:
         return []

@@ -164,13 +164,18 @@ def check_names(evaluators: Sequence[Evaluator]) -> None:
 
 
 def without_figures(
-    evaluators: Sequence[Evaluator], workdir: pathlib.Path, step: int, losses: Mapping[int, float]
-) -> list[Evaluator]:
-    """Return the evaluators whose figures of a step metrics.jsonl lacks, and one that ranks if `losses` lack its own.
+    due: Sequence[Evaluator], evaluators: Sequence[Evaluator], workdir: pathlib.Path, record: dict,
+    losses: Mapping[int, float],
+) -> list[Evaluator]:  # fmt: skip
+    """Return the evaluators whose figures a resumed run lacks.
 
-    It is the same in all processes; process 0 reads the file. If that cannot be read, all are evaluated again.
+    They are those `due` at the step of its record that metrics.jsonl lacks, and one that ranks if `losses` lack its
+    own: a run that finished there saved its last state before it evaluated it. The result is the same in all processes;
+    process 0 reads the file. If that cannot be read, all are evaluated again.
     """
-    path = workdir / "metrics.jsonl"
+    path, step = workdir / "metrics.jsonl", record["step"]
+    if record["config"].get("train.steps") == step:
+        due = [one for one in evaluators if one in due or one.ranks_checkpoints]
 
     def kinds() -> list[str]:
         found = set()
@@ -185,8 +190,8 @@ def without_figures(
                 found.add(line["kind"])
         return sorted(found)
 
-    done = processes.shared(f"evaluated {step}", kinds) if evaluators else []
-    return [one for one in evaluators if one.name not in done or (one.ranks_checkpoints and step not in losses)]
+    done = processes.shared(f"evaluated {step}", kinds) if due else []
+    return [one for one in due if one.name not in done or (one.ranks_checkpoints and step not in losses)]
 
 
 def as_numbers(evaluator: Evaluator, figures: dict) -> dict[str, float]:

@@ -206,9 +206,9 @@ class Job:
         """
         self.log.flush()
         if not is_finite(state):  # outside the phase "save", since a process may wait here for another
-            raise step_log.Diverged(f"the parameters or moments after step {step} are not finite", step, step)
+            raise step_log.Diverged("the parameters or moments are not finite", step, step)
         if not self.log.last_finite and step == self.config.train.steps:
-            raise step_log.Diverged(f"the loss or the gradient of step {step}, the last one, is not finite", step, step)
+            raise step_log.Diverged("the loss or the gradient of the last step is not finite", step, step)
         if not (self.log.last_finite or ends):
             self.checkpoints.postpone(f"step {step} not saved: its loss or its gradient is not finite", step)
             return
@@ -261,9 +261,10 @@ class Job:
         """Return the evaluators that are due after a step; `close` runs all of them after the last step."""
         return [one for one in self.evaluators if step < self.config.train.steps and every(step, one.every)]
 
-    def missed(self, step: int) -> list[Evaluator]:
-        """Return the evaluators that were due when the run stopped, and whose figures it lacks."""
-        return without_figures(self.due(step), self.workdir, step, self.checkpoints.losses)
+    def missed(self, record: dict) -> list[Evaluator]:
+        """Return the evaluators whose figures a resumed run lacks."""
+        due = self.due(record["step"])
+        return without_figures(due, self.evaluators, self.workdir, record, self.checkpoints.losses)
 
     def evaluate(self, evaluator: Evaluator, state, step: int, stop: Callable[[], bool], *, is_last: bool):
         """Evaluate and log; return (context, figures), the figures None if stopped or if data is unreadable."""

@@ -11,12 +11,16 @@ from inference.prompts import Prompt, can_chat, chat_prompt, text_prompt
 from inference.text_stream import TextStream
 from input_pipeline.chat.encoding import format_of_tokenizer
 
+USUAL_TOKENS = 64  # of a continuation, if there is room
+
 
 def continue_texts(
-    run, params: dict, tokenizer, prompts: list[str], *, max_tokens: int, start: Sequence[int] | None = None, **sampling
-) -> list[str]:
+    run, params: dict, tokenizer, prompts: list[str], *, max_tokens: int | None, start: Sequence[int] | None = None,
+    **sampling,
+) -> list[str]:  # fmt: skip
     """Return each prompt with its continuation; `start` as in `text_prompt`, `sampling` as in inference/choice.py.
 
+    If `max_tokens` is None, as many tokens are drawn as fit, at most USUAL_TOKENS.
     The prompt is decoded from its tokens: a tokenizer that normalises may change its spaces and accents.
 
     Raises:
@@ -38,7 +42,7 @@ def check_answers(config, tokenizer, address) -> None:
         )
 
 
-def answers(run, params: dict, tokenizer, messages: list[str], *, max_tokens: int, **sampling) -> list[str]:
+def answers(run, params: dict, tokenizer, messages: list[str], *, max_tokens: int | None, **sampling) -> list[str]:
     """Return the model's answer to each user message, in the format of its training conversations.
 
     Raises:
@@ -61,13 +65,13 @@ def message_prompt(tokenizer, config, message: str) -> Prompt:
         raise ConfigError(f"--message is not what the chat template takes ({error})") from None
 
 
-def stream(run, params: dict, tokenizer, prompt: Prompt, *, max_tokens: int, **sampling) -> Iterator[str]:
+def stream(run, params: dict, tokenizer, prompt: Prompt, *, max_tokens: int | None, **sampling) -> Iterator[str]:
     """Yield parts of the text that `continue_texts` or `answers` returns for a prompt, while it is decoded.
 
     Raises:
       ConfigError: prompt and continuation are longer than `model.max_length`, or would be revised.
     """
-    _check_fits(run, prompt.num_tokens, max_tokens)
+    max_tokens = _fitting(run, prompt.num_tokens, max_tokens)
     if run.config.error_correction.use_error_correction:
         raise ConfigError(
             "a text that is streamed cannot be revised; leave out --stream, or give "
@@ -83,13 +87,13 @@ def stream(run, params: dict, tokenizer, prompt: Prompt, *, max_tokens: int, **s
 
 
 def _continued(
-    run, params: dict, tokenizer, asked: list[Prompt], max_tokens: int, sampling: Sampling
+    run, params: dict, tokenizer, asked: list[Prompt], max_tokens: int | None, sampling: Sampling
 ) -> list[list[int]]:
     """Return the tokens after each prompt, revised if the run's configuration says so.
 
     The first prompt is continued with the seed of `sampling`, the next one with the next seed.
     """
-    _check_fits(run, max(prompt.num_tokens for prompt in asked), max_tokens)
+    max_tokens = _fitting(run, max(prompt.num_tokens for prompt in asked), max_tokens)
     requests = [
         prompt.request(max_tokens, dataclasses.replace(sampling, seed=sampling.seed + index))
         for index, prompt in enumerate(asked)
@@ -106,10 +110,12 @@ def _continued(
     )  # fmt: skip
 
 
-def _check_fits(run, longest: int, max_tokens: int) -> None:
+def _fitting(run, longest: int, max_tokens: int | None) -> int:
+    """Return how many tokens may follow the longest prompt; ConfigError if `max_tokens`, or one, are too many."""
     limit = run.config.model.max_length
-    if longest + max_tokens > limit:
+    if longest + (max_tokens or 1) > limit:
         raise ConfigError(
-            f"a prompt of {longest} tokens and --max_tokens={max_tokens} exceed model.max_length={limit}; "
-            + (f"use --max_tokens={limit - longest}" if limit > longest else "shorten the prompt")
+            f"a prompt of {longest} tokens and --max_tokens={max_tokens or 1} exceed model.max_length={limit}; "
+            + (f"use --max_tokens={limit - longest}" if limit > longest else f"shorten it to {limit - 1} tokens")
         )
+    return max_tokens or min(USUAL_TOKENS, limit - longest)

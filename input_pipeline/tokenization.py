@@ -325,7 +325,7 @@ def open_tokenizer(name: str) -> AnyTokenizer:
     if not name:
         raise DataError(
             "the model was imported without a tokenizer; name the one that it was trained with: "
-            "--config.data.tokenizer=FILE, a tokenizer.json or a .model file"
+            f"--config.data.tokenizer=FILE, a tokenizer.json or a .model file, or {' or '.join(BUILT_IN)}"
         )
     if name in BUILT_IN:
         return BUILT_IN[name]()

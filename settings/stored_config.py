@@ -131,8 +131,10 @@ def load_to_continue(
     kept |= _own_tokenizer(folder, stored)
     config.update_from_flattened_dict(kept)
     loaded = resolve(config, _origins(folder, kept), folder.name, folder / CONFIG, topology, overrides, environment)
+    moved = {"train.init_from"} if stored["train.init_from"] else set()  # a checkpoint has its digest
+    free = keys_of(RESUME) | moved
     for key, value in loaded.typed.items() if step is not None else ():
-        if value != stored[key] and key not in keys_of(RESUME):
+        if value != stored[key] and key not in free:
             raise ConfigError(
                 f"{folder} was trained to step {step} with {key}={shown(stored[key])}, now {shown(value)}. "
                 f"Leave out --config.{key} to continue that run, or use a new --workdir."
@@ -147,7 +149,8 @@ def no_tokenizer(name) -> str:
     """Return why a new tokenizer cannot be trained for the weights of a run that was imported without one."""
     return (
         f"{name} was imported without a tokenizer, and a new one would not fit its weights; "
-        "name the model's own: --config.data.tokenizer=FILE, a tokenizer.json or a .model file"
+        "name the model's own: --config.data.tokenizer=FILE, a tokenizer.json or a .model file, or "
+        f"{' or '.join(BUILT_IN_TOKENIZERS)}"
     )
 
 

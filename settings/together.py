@@ -161,7 +161,11 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
 )
 
 OF_INNER_LOOP = ("meta.inner_steps", "meta.eval_steps", "meta.inner_rate", "meta.learn_rates")
-OF_SOLVING = tuple(key for key in OF_RECURSION if key.startswith("inference."))
+OF_RECURSIVE_MODEL = (
+    "model.mixer", "model.positions", "model.high_cycles", "model.low_cycles", "model.low_latents",
+    "model.gradient_cycles", "model.update_rate", "model.networks", "model.puzzle_dim", "model.prefix_length",
+    "model.num_puzzles",
+)  # fmt: skip
 OUT_OF_FORCE = (  # a key, its value with which other keys are not read, and those keys
     ("model.num_experts", 0, (
         "model.experts_per_token", "model.shared_experts", "model.router", "model.gate_scale", "model.expert_capacity",
@@ -176,7 +180,8 @@ OUT_OF_FORCE = (  # a key, its value with which other keys are not read, and tho
     ("train.objective", "language_modeling", (
         "preference.beta", *(key for key in KEYS if key.startswith(("meta.", "grpo.", "error_correction."))),
     )),
-    ("train.objective", "language_modeling", OF_SOLVING),
+    ("train.objective", "language_modeling", OF_RECURSION),
+    ("model.name", "decoder_lm", OF_RECURSIVE_MODEL),
     ("train.objective", "meta_learning", ("meta.share",)),
     ("train.objective", "meta_language_modeling", ("meta.support", "meta.loss")),
     ("meta.method", "prototypical", OF_INNER_LOOP),
@@ -186,6 +191,20 @@ OUT_OF_FORCE = (  # a key, its value with which other keys are not read, and tho
         "plasticity.rate", "plasticity.maturity", "plasticity.every", "plasticity.strength", "plasticity.shrink",
         "plasticity.perturb",
     )),
+    ("plasticity.method", "continual_backprop", (
+        "plasticity.every", "plasticity.strength", "plasticity.shrink", "plasticity.perturb",
+    )),
+    ("plasticity.method", "redraw", (
+        "plasticity.every", "plasticity.strength", "plasticity.shrink", "plasticity.perturb",
+    )),
+    ("plasticity.method", "redo", (
+        "plasticity.rate", "plasticity.maturity", "plasticity.strength", "plasticity.shrink", "plasticity.perturb",
+    )),
+    ("plasticity.method", "l2_init", (
+        "plasticity.rate", "plasticity.maturity", "plasticity.every", "plasticity.shrink", "plasticity.perturb",
+    )),
+    ("plasticity.method", "shrink_perturb", ("plasticity.rate", "plasticity.maturity", "plasticity.strength")),
+    ("optimizer.schedule", "constant", ("optimizer.final_fraction", "optimizer.cooldown_fraction")),
     ("batch.fit", "none", ("batch.memory_gib",)),
     ("batch.ramp", "none", ("batch.increase_step", "batch.increase_factor", "batch.learning_rate")),
 )  # fmt: skip

@@ -101,8 +101,8 @@ def test_the_prompt_that_is_suggested_is_of_the_users_own_text(folder, whole):  
     config.data.path = str(folder / "texts/*.txt")
     config.data.cache_dir = str(folder / "torus")
     corpus = corpora.prepare(config.data, vocab_size=256, vocab_size_typed=True, announce=lambda line: None)
-    assert re.fullmatch(r"\d+ is ", opening(corpus))
-    assert f"--prompt='{opening(corpus)}'" in whole
+    assert re.fullmatch(r"\d+ is ", opening(corpus, 32))
+    assert f"--prompt='{opening(corpus, 32)}'" in whole
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import numpy as np
 
 from configs.base import get_config
 from core import evaluation
+from input_pipeline.tasks.countdown import CountdownWindows
 from input_pipeline.tokenization import open_tokenizer
 from objectives.objective import Objective
 from puzzles.voting import Votes
@@ -49,7 +50,7 @@ def test_votes_of_later_steps_and_damaged_ones_are_left_out(tmp_path, caplog):
 def test_a_prompt_that_fills_the_model_has_no_sample_and_no_command():
     """The length of the cache is a multiple of 128, so a negative room would be 128 tokens."""
     tokenizer = open_tokenizer("byte")
-    rows = {"targets": np.array([[*b"some words, and more"]]), "segments": np.ones((1, 20))}
+    rows = {"tokens": np.array([[*b"some words, and more"]]), "segments": np.ones((1, 20))}
     heldout = types.SimpleNamespace(read=lambda rows_, length: rows)
     corpus = types.SimpleNamespace(heldout=heldout, tokenizer=tokenizer, is_of_conversations=False)
     config = get_config()
@@ -63,3 +64,8 @@ def test_a_prompt_that_fills_the_model_has_no_sample_and_no_command():
 def test_a_mean_over_nothing_is_no_perfect_loss(monkeypatch):
     figures, weight, said = measured(monkeypatch, {"loss": (0.0, 0)})
     assert math.isnan(figures["loss"]) and weight == 0 and said == ("loss", "unknown", "tokens")
+
+
+def test_a_problem_of_a_task_is_a_prompt_too():
+    corpus = types.SimpleNamespace(heldout=CountdownWindows(0, "heldout"), tokenizer=open_tokenizer("numbers"))
+    assert evaluation.opening(corpus, 128)

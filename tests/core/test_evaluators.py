@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from core import evaluators
 from core.evaluators import Evaluator, as_numbers, check_names
 from core.job import Job
 
@@ -69,3 +70,16 @@ def test_no_figures_without_a_stop_is_a_mistake_and_no_interruption():
             return None if context.stop() else {}
 
     assert Job.evaluate(job, Obeys(), None, 2, lambda: True, is_last=False)[1] is None
+
+
+def test_a_run_that_goes_on_after_its_end_ranks_the_checkpoint_of_that_end(tmp_path):
+    """The state of the last step was saved before its evaluation, so that its record has no loss."""
+    ranks, other = (types.SimpleNamespace(name=name, ranks_checkpoints=name == "eval") for name in ("eval", "tasks"))
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "eval", "step": 3, "eval_loss": 2.5}\n')
+
+    def repeated(steps: int, losses: dict) -> list:
+        record = {"step": 3, "config": {"train.steps": steps}}
+        return evaluators.without_figures([], [ranks, other], tmp_path, record, losses)
+
+    assert repeated(3, {}) == [ranks]
+    assert repeated(3, {3: 2.5}) == [] and repeated(9, {}) == [], "ranked already, and a stop between evaluations"

@@ -8,7 +8,7 @@ import sentencepiece
 
 from configs.base import get_config
 from configs.errors import ConfigError
-from inference import decoding
+from inference import decoding, sampling
 from inference.sampling import answers, check_answers, continue_texts
 from input_pipeline.tokenization import open_tokenizer
 from tests.input_pipeline.chat.conftest import CHATML, write_tokenizer  # noqa: F401
@@ -122,3 +122,12 @@ def test_what_cannot_be_asked_is_one_line(ask, write_tokenizer):  # noqa: F811
     name = write_tokenizer("{{ raise_exception('a system prompt first') }}")
     with pytest.raises(ConfigError, match=r"--message is not what the chat template takes \(a system prompt first\)"):
         ask(name)
+
+
+def test_a_continuation_takes_the_room_that_there_is():
+    run = types.SimpleNamespace(config=types.SimpleNamespace(model=types.SimpleNamespace(max_length=100)))
+    assert [sampling._fitting(run, *of) for of in ((10, None), (90, None), (90, 3))] == [64, 10, 3]
+    with pytest.raises(ConfigError, match=r"--max_tokens=20 exceed model\.max_length=100; use --max_tokens=10"):
+        sampling._fitting(run, 90, 20)
+    with pytest.raises(ConfigError, match=r"a prompt of 100 tokens .* shorten it to 99 tokens"):
+        sampling._fitting(run, 100, None)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipe, then topology, then what was typed; and where each value came from."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -116,6 +117,15 @@ def test_a_stored_configuration_says_so_and_other_data_takes_the_place_of_its_ow
     assert stored_config.load_to_read(tmp_path, {}).config.data.tokenizer == str(tmp_path / "tokenizer.json")
     with pytest.raises(ConfigError, match="tokenizer is fixed by the run"):
         stored_config.load_to_read(tmp_path, {"data.tokenizer": "byte"})
+
+
+def test_the_base_of_a_run_may_have_moved(tmp_path):
+    """Its digest in the checkpoint says whether it is the same."""
+    for base_of_run, refused in (("old/base", False), ("", True)):
+        (tmp_path / "config.json").write_text(json.dumps(flat(base.get_config()) | {"train.init_from": base_of_run}))
+        with pytest.raises(ConfigError, match=r"train\.init_from") if refused else contextlib.nullcontext():
+            loaded = stored_config.load_to_continue(tmp_path, 4, None, "", {"train.init_from": "new/base"}, {})
+            assert loaded.config.train.init_from == "new/base"
 
 
 def test_a_stored_language_model_takes_any_length_and_puzzles_keep_theirs(tmp_path):
