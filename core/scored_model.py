@@ -14,8 +14,11 @@ from scoring.likelihood import LanguageModel
 from settings.decoding import dropless
 
 
-def scored_model(run: Run, params: dict, tokenizer, on_batch: Callable, *, is_trained: bool = True) -> LanguageModel:
-    """Return the language model with these parameters; a batch has as many tokens as one of evaluation."""
+def scored_model(run: Run, params: dict, tokenizer, on_batch: Callable, *, is_trained: bool) -> LanguageModel:
+    """Return the language model with these parameters; a batch has as many tokens as one of evaluation.
+
+    `is_trained` as in `text_start`.
+    """
     prefix = tuple(text_start(tokenizer, run.config, is_trained=is_trained))
     return LanguageModel(
         run.graph, params, run.mesh, tokenizer, prefix, max_length=run.config.model.max_length,

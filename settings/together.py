@@ -166,6 +166,7 @@ OF_RECURSIVE_MODEL = (
     "model.gradient_cycles", "model.update_rate", "model.networks", "model.puzzle_dim", "model.prefix_length",
     "model.num_puzzles",
 )  # fmt: skip
+NOT_OF_REPLACEMENT = ("plasticity.every", "plasticity.strength", "plasticity.shrink", "plasticity.perturb")
 OUT_OF_FORCE = (  # a key, its value with which other keys are not read, and those keys
     ("model.num_experts", 0, (
         "model.experts_per_token", "model.shared_experts", "model.router", "model.gate_scale", "model.expert_capacity",
@@ -191,12 +192,8 @@ OUT_OF_FORCE = (  # a key, its value with which other keys are not read, and tho
         "plasticity.rate", "plasticity.maturity", "plasticity.every", "plasticity.strength", "plasticity.shrink",
         "plasticity.perturb",
     )),
-    ("plasticity.method", "continual_backprop", (
-        "plasticity.every", "plasticity.strength", "plasticity.shrink", "plasticity.perturb",
-    )),
-    ("plasticity.method", "redraw", (
-        "plasticity.every", "plasticity.strength", "plasticity.shrink", "plasticity.perturb",
-    )),
+    ("plasticity.method", "continual_backprop", NOT_OF_REPLACEMENT),
+    ("plasticity.method", "redraw", NOT_OF_REPLACEMENT),
     ("plasticity.method", "redo", (
         "plasticity.rate", "plasticity.maturity", "plasticity.strength", "plasticity.shrink", "plasticity.perturb",
     )),
