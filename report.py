@@ -17,7 +17,7 @@ from configs.errors import ConfigError
 from core import output_files
 from input_pipeline.cache import cache_path
 
-PAGE = "report.html"
+PAGE, MOST_NAMED = "report.html", 8
 NOT_READ = ("config", "topology", "print_config", "workdir", "join_seconds")  # flags of the other commands
 command_line.flags.DEFINE_string("html", PAGE, "file of the page")
 
@@ -32,8 +32,14 @@ def main(arguments: list[str]) -> None:
     output_files.check("html")
     named = by_name(words)
     from reporting.run_report import page, reading  # numpy is imported only for a command line without mistakes
+    from reporting.display import listed
 
-    made = page.page([reading.read_run(local_folder(place), name) for name, place in named.items()])
+    folders = {name: local_folder(place) for name, place in named.items()}
+    others = [name for name, folder in folders.items() if folder.exists() and not reading.holds_run(folder)]
+    if others and len(others) < len(folders):  # as in runs/*
+        print(f"left out, since they hold no run that was trained: {listed(others, MOST_NAMED)}", file=sys.stderr)
+        folders = {name: folder for name, folder in folders.items() if name not in others}
+    made = page.page([reading.read_run(folder, name) for name, folder in folders.items()])
     print(f"report: {output_files.write('html', made)}")
 
 

@@ -12,7 +12,9 @@ command_line.flags.DEFINE_multi_string("questions", [], "file with a JSON object
 command_line.flags.DEFINE_string("core", "", "folder with core.yaml, eval_meta_data.csv and eval_data, for CORE")
 command_line.flags.DEFINE_list("tasks", [], "tasks of lm-evaluation-harness, separated by commas")
 command_line.flags.DEFINE_string("include_path", "", "folder with your own task definitions for --tasks")
-command_line.flags.DEFINE_string("results", "", "file for the result of each item; default: WORKDIR/scores.jsonl")
+command_line.flags.DEFINE_string(
+    "results", "", "file with the result of each item, which is replaced; default: WORKDIR/scores.jsonl"
+)
 command_line.flags.DEFINE_integer("limit", 0, "score only the first items of each task; 0: all", lower_bound=0)
 if __name__ == "__main__":
     COMMAND = command_line.parse(__doc__, use=lambda flags: command_line.READ)

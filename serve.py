@@ -158,6 +158,8 @@ def puzzle_service(name: str, trained: TrainedRun, flags) -> PuzzleService:
     """Return the service of a recursive model, compiled."""
     solve = functools.partial(solving.solve, trained.run.objective, trained.run.graph, trained.params)
     mesh = functools.partial(mesh_context, trained.run.mesh)
+    if (trajectories := trained.config.inference.trajectories) > 1:
+        print(f"Note: one trajectory answers, not inference.trajectories={trajectories}", flush=True)
     return PuzzleService(name, trained.config, solve, mesh, flags.max_waiting)
 
 
@@ -167,6 +169,8 @@ def check_flags(command: command_line.Command) -> None:
     if command.config.train.objective == "recursive":
         if given := [name for name in OF_TEXT if flags[name].present]:
             raise ConfigError(f"--{given[0]}: a recursive model solves puzzles one at a time; omit the flag")
+        if command.loaded.typed.get("inference.trajectories", 1) > 1:
+            raise ConfigError("inference.trajectories: one is served; leave it out, or give the puzzle to generate.py")
         if flags["topology"].present:
             raise ConfigError("--topology: a recursive model is served on one device; omit the flag")
         if command.group and command.group.count > 1:

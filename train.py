@@ -349,7 +349,8 @@ def main(command: command_line.Command) -> None:
         validation.validate(config, jax.device_count(), command.loaded)
     store = host_folders.of_config(config, command.workdir, command.bucket)
     if flags.verify_checkpoints:
-        lines, all_good = inspection.checkpoints_table(command.address, Retention.of_config(config.checkpoint), store)
+        retention = Retention.of_config(config.checkpoint)
+        lines, all_good = inspection.checkpoints_table(command.address, command.workdir, retention, store)
         if processes.index() == 0:
             print("\n".join(lines))
         if not all_good:

@@ -11,11 +11,12 @@ from cluster import compiled_programs
 from configs.errors import ConfigError
 from files.atomic import write_atomically
 
+SUMMARY = "summary.txt"
 GROWING = ("metrics.jsonl", "ledger.jsonl", "rollouts.jsonl")  # append-only
 COMPARED_BYTES = 1 << 16
 COPIED = (  # in both directions
     *GROWING, "config.json", "run.json", "tokenizer.model", "tokenizer.json",
-    "tokenizer_config.json", "chat_template.jinja", "summary.txt", "submission.json", "causes.html",
+    "tokenizer_config.json", "chat_template.jinja", SUMMARY, "submission.json", "causes.html",
     "report.html", "profile.json", "rehearsal.json", "wandb_id.txt", "bad_documents.txt",
 )  # fmt: skip
 BY_STEP = {"votes": "*.gz"}  # folders of a file per step, which a repeated step overwrites
@@ -63,15 +64,18 @@ class Bucket:
             raise ConfigError(f"--workdir={self.url}: {error}") from None
 
     def send(self, log: pathlib.Path, *, first: bool) -> None:
-        """Copy a process's log to the bucket; if `first`, also the run's small files, which process 0 writes."""
+        """Copy a process's log to the bucket; if `first`, also the run's small files, which process 0 writes.
+
+        Of files that are missing here, only the summary is deleted there.
+        """
         events = [path for path in (self.folder / "tensorboard").rglob("*") if path.is_file()]
         own = [*(self.folder / name for name in COPIED), *events, *self._new()] if first else []
         for path in [log, *own]:
             there = path_of(self.url) / path.relative_to(self.folder)
             if path.exists():
                 there.write_bytes(path.read_bytes())
-            else:
-                there.unlink(missing_ok=True)  # such as the summary of a run that continues
+            elif path.name == SUMMARY:  # of a run that continues; another file may have been lost here
+                there.unlink(missing_ok=True)
 
     def _new(self) -> list[pathlib.Path]:
         """Return the compiled programs and the files of BY_STEP that the bucket lacks or holds with another length."""

@@ -10,14 +10,20 @@ meta.method = Key(
     "maml", "how a model learns a task: by gradient steps (the first three), by class means, by reading its examples",
     choices=("maml", "first_order_maml", "reptile", "prototypical", "in_context"),
 )  # fmt: skip
-meta.inner_steps = Key(1, "gradient steps on a task in training; 0: none, which is plain training", most=1_000)
+meta.inner_steps = Key(
+    1, "gradient steps on a task in training; 0: none, which is plain training; reptile needs one", most=1_000
+)
 meta.eval_steps = Key(5, "gradient steps on a held-out task in evaluation", most=1_000, scope=RESUME | READ)
 meta.inner_rate = Key(0.01, "step size of these gradient steps", above=0)
 meta.learn_rates = Key(False, "whether each entry of a weight has a learned factor on inner_rate (Meta-SGD)")
 meta.support = Key(10, "first examples of a task, to learn from; the others are its query", above=0, most=1_000_000)
 meta.loss = Key("squared_error", "loss of an example", choices=("squared_error", "cross_entropy"))
 meta.share = Key(
-    0.25, "share of the rows of a batch of text that are tasks; the others are language modelling", above=0, most=1
+    0.25,
+    "share of the rows of a batch of text that are tasks, rounded to whole rows of a device's microbatch, at "
+    "least one; the others are language modelling",
+    above=0,
+    most=1,
 )
 
 plasticity = Section(KEYS, "plasticity")  # so that a network that is trained for long, on changing data, still learns

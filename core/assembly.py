@@ -27,7 +27,7 @@ from layers.units import Units
 from objectives.objective import Objective
 from parallelism import axis_rules
 from parallelism.mesh import make_mesh, mesh_context
-from settings import ramp
+from settings import meta_learning, ramp
 from settings.decoding import dropless
 from training import offload, optimizers, platform_defaults, schedules, step_transform
 from training.shard_map import part_square, shard_map_gradient
@@ -164,6 +164,7 @@ def assemble(
     num_microbatches = config.train.gradient_accumulation
     num_microbatches = num_microbatches or platform_defaults.microbatches(config, flops_per_token, mesh)
     slow = num_microbatches > 1 and not config.train.gradient_accumulation
+    meta_learning.check_rows(config, num_microbatches)
     uses_shard_map = not slow and supports_shard_map(config)
     objective = objective.chunked(
         platform_defaults.loss_chunks(config, num_microbatches, mesh, vocab_split=not uses_shard_map)

@@ -22,15 +22,20 @@ from reporting.metrics import read_lines
 from settings import preference
 
 
-def checkpoints_table(address, retention: Retention, store: Store | None = None) -> tuple[list[str], bool]:
-    """Return a line for each checkpoint, with its verdict and the reason to keep it, and whether all are valid."""
+def checkpoints_table(
+    address, workdir: pathlib.Path, retention: Retention, store: Store | None = None
+) -> tuple[list[str], bool]:
+    """Return a line for each checkpoint, with its verdict and the reason to keep it, and whether all are valid.
+
+    A checkpoint is saved before it is evaluated, so the loss of the newest one is in the metrics of `workdir` alone.
+    """
     with Checkpoints(address, store=store) as checkpoints:
         problems = {step: checkpoints.problems(step) or checkpoints.part_problems(step) for step in checkpoints.steps()}
         good = [step for step, found in problems.items() if not found]
         records = {step: checkpoints.record(step) for step in good}
         others = checkpoints.store.others()
     losses = {int(step): loss for record in records.values() for step, loss in record.get("losses", {}).items()}
-    reasons = retention.reasons(good, losses)
+    reasons = retention.reasons(good, losses | heldout_losses(workdir))
     lines = []
     for step, found in problems.items():
         fate = f"kept: {reasons[step]}" if step in reasons else "the next save deletes it"
@@ -38,6 +43,13 @@ def checkpoints_table(address, retention: Retention, store: Store | None = None)
     lines += [f"{name}: {what}" for name, what in others.items()]
     lines.append(f"{len(good)} of {len(problems)} good" if problems else f"no checkpoint in {address}")
     return lines, len(good) == len(problems) and (bool(good) or DAMAGED not in "".join(others))
+
+
+def heldout_losses(workdir: pathlib.Path) -> dict[int, float]:
+    """Return the held-out losses in the metrics of a run by step, the last one of a step that was repeated."""
+    path = workdir / "metrics.jsonl"
+    lines = read_lines(path) if path.exists() else []
+    return {line["step"]: line["eval_loss"] for line in lines if line.get("eval_loss") is not None}
 
 
 def explain_step(config, workdir: pathlib.Path, address, step: int, store: Store | None = None) -> list[str]:

@@ -83,11 +83,12 @@ def other_models(objective: Objective) -> list[FrozenModel]:
 def may_change(run: Run) -> frozenset[str]:
     """Return the keys that may change when this run is resumed.
 
-    If its rows carry something from step to step, the batch size may not change. The path of a frozen base may, since a
-    checkpoint identifies the base by its digest.
+    If its rows carry something from step to step, the batch size may not change. The folders of frozen models may,
+    since a checkpoint identifies their weights by a digest.
     """
     held = {"train.global_batch"} if jax.tree.leaves(run.abstract_state.carry) else set()
-    moved = {"train.init_from"} if "base" in run.abstract_frozen else set()
+    sources = frozen_models.sources(run.objective, run.config)
+    moved = {sources[role].key for role in run.abstract_frozen}
     return (keys_of(RESUME) - held) | moved
 
 

@@ -142,17 +142,22 @@ class _Asker:
         self.num_draws += 1
         name = f"{self.solver.seed} {self.problem} {self.num_draws}"
         seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest())
-        prompt = self.solver.tokenizer.encode(self.task.prompt(self.problem, parent.lines))
-        ends = [self.solver.line_end]
-        return Request(prompt, self.task.max_line, Sampling(temperature=temperature, seed=seed), ends)
+        prompt, ends = self._prompt(parent), [self.solver.line_end]
+        longest = min(self.task.max_line, self.solver.batch.length - len(prompt))
+        return Request(prompt, longest, Sampling(temperature=temperature, seed=seed), ends)
+
+    def _prompt(self, thought: Thought) -> list[int]:
+        """Return the tokens after which the model writes the line that follows a thought."""
+        return self.solver.tokenizer.encode(self.task.prompt(self.problem, thought.lines))
 
     def _thought(self, parent: Thought, one: Continuation) -> Thought | None:
         if one.reason != "end":
             return None
         text = self.solver.tokenizer.decode(one.tokens)
-        return Thought(
+        thought = Thought(
             text, parent, sum(one.log_probs), state=self.task.state(text), is_final=self.task.is_final(text)
         )  # fmt: skip
+        return thought if len(self._prompt(thought)) < self.solver.batch.length else None
 
     def _judge(self, work: Judge) -> Asking:
         """Write the values of thoughts."""

@@ -12,7 +12,7 @@ from configs.base import batch_shards
 from configs.errors import ConfigError
 from reporting import throughput
 from reporting.display import counted, duration
-from settings import layouts
+from settings import layouts, meta_learning
 from settings.architecture import divisors, recompute_flags
 
 LARGE_INITIAL_PART = 0.1  # of an average of the parameters at the end of a run
@@ -141,6 +141,8 @@ def notes(config, num_microbatches: int) -> list[str]:
             f"Note: {initial:.0%} of the averaged parameters, which are evaluated, will still be their initial values "
             f"after {steps} steps; optimizer.ema_decay={optimizer.ema_decay} is for longer runs"
         )
+    if note := meta_learning.share_note(config, num_microbatches):
+        lines.append(note)
     for key in ("train.balance_loss", "model.expert_capacity") if num_microbatches > 1 else ():
         section, name = key.split(".")
         if value := config[section][name]:

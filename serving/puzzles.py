@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from configs.errors import ConfigError
+from objectives import breadth
 from puzzles import puzzle_file, solving
 from serving.bodies import read
 from serving.errors import ApiError
@@ -72,7 +73,7 @@ class PuzzleService:
                 429, f"{self.in_flight} puzzles are in work or wait already; try again later", code="busy",
                 headers={"Retry-After": "1"},
             )  # fmt: skip
-        steps = given.supervision_steps or self._config.supervision.max_steps
+        steps = given.supervision_steps or breadth.of_config(self._config).steps
         self.in_flight, gone = self.in_flight + 1, threading.Event()
         try:
             solved = self._thread.submit(self._answers, puzzle.tokens, steps, gone)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of meta-learning: the sizes of a task, and what has no second derivative, through which MAML trains."""
 
+import math
+
 from ml_collections import ConfigDict
 
 from configs.base import batch_shards
@@ -43,14 +45,37 @@ def _check_sizes(config: ConfigDict) -> None:
         )
 
 
-def check_rows(config: ConfigDict) -> None:
+def task_rows(share: float, rows: int) -> int:
+    """Return how many rows of a device's microbatch are tasks, as objectives/meta_language_modeling.py counts them."""
+    return max(1, round(share * rows))
+
+
+def microbatch_rows(config: ConfigDict, num_microbatches: int) -> int:
+    """Return the rows of a device's microbatch on a resolved mesh, in a ramp those of its first step."""
+    rows = config.train.global_batch if config.batch.ramp == "none" else config.batch.first
+    return max(1, rows // (batch_shards(config.mesh) * num_microbatches))
+
+
+def share_note(config: ConfigDict, num_microbatches: int) -> str:
+    """Return a line about the share of rows that are tasks, if it is not that of `meta.share`; else ""."""
+    rows = microbatch_rows(config, num_microbatches)
+    count = task_rows(config.meta.share, rows)
+    if config.train.objective != "meta_language_modeling" or math.isclose(count / rows, config.meta.share):
+        return ""
+    return (
+        f"Note: {count} of the {rows} rows of a device's microbatch are tasks, {count / rows:.0%} in place of "
+        f"meta.share={config.meta.share:g}; more rows come closer"
+    )
+
+
+def check_rows(config: ConfigDict, num_microbatches: int) -> None:
     """Raise ConfigError if all rows of a device's microbatch are tasks, and hidden units are measured on the others."""
     share, plasticity = config.meta.share, config.plasticity
     measures = plasticity.method in OF_UNITS or plasticity.measure
     if config.train.objective != "meta_language_modeling" or not measures:
         return
-    rows = config.train.global_batch // (batch_shards(config.mesh) * max(1, config.train.gradient_accumulation))
-    if max(1, round(share * rows)) == rows:  # as objectives/meta_language_modeling.py counts them
+    rows = microbatch_rows(config, num_microbatches)
+    if task_rows(share, rows) == rows:
         key = f"plasticity.method={plasticity.method}" if plasticity.method in OF_UNITS else "plasticity.measure"
         raise ConfigError(
             f"{key} measures hidden units on rows that are no tasks, and meta.share={share} leaves none of the {rows} "

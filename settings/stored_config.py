@@ -131,7 +131,7 @@ def load_to_continue(
     kept |= _own_tokenizer(folder, stored)
     config.update_from_flattened_dict(kept)
     loaded = resolve(config, _origins(folder, kept), folder.name, folder / CONFIG, topology, overrides, environment)
-    moved = {"train.init_from"} if stored["train.init_from"] else set()  # a checkpoint has its digest
+    moved = {key for key in RUNS if stored[key]}  # a checkpoint has their digests
     free = keys_of(RESUME) | moved
     for key, value in loaded.typed.items() if step is not None else ():
         if value != stored[key] and key not in free:
@@ -165,7 +165,8 @@ def load_to_read(
     stored = read_config(folder)
     if recipe:
         _check_recipe(folder, recipe[0], flat(recipe[1]), overrides)
-    free = keys_of(READ)
+    of_machine = keys_of(MACHINE) - {"checkpoint.per_host"}  # which says where the run's checkpoints are
+    free = keys_of(READ) | keys_of(MACHINE)
     if stored["model.name"] == "decoder_lm":  # no weight depends on the length
         free |= {"train.sequence_length", "model.max_length"}
     if stored["data.tokenizer"]:  # an import without one needs a typed one
@@ -173,7 +174,8 @@ def load_to_read(
     fixed = [key for key in overrides if key in stored and key not in free]
     if fixed:
         raise ConfigError(f"--config.{fixed[0]} is fixed by the run in {folder}; leave it out")
-    values = stored | {name: key.default for name, key in KEYS.items() if name.startswith(OF_TRAINING)}
+    of_training = {name for name in KEYS if name.startswith(OF_TRAINING)}
+    values = stored | {name: KEYS[name].default for name in of_training | of_machine}
     if stored["data.tokenizer"] not in (*BUILT_IN_TOKENIZERS, ""):
         files = [folder / file for file in ("tokenizer.json", "tokenizer.model")]  # as imported, or trained
         values["data.tokenizer"] = str(next((file for file in files if file.is_file()), files[-1]))

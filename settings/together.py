@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs.base import KEYS
-from configs.errors import ConfigError
+from configs.errors import ConfigError, shown
 from configs.recursion_keys import KEYS as OF_RECURSION
 from settings.keys import flat
 from settings.resolving import Loaded
@@ -22,14 +22,19 @@ OF_ROLLOUTS = ("countdown_rollouts", "reasoning_gym_rollouts")
 OF_PROMPTS = (*OF_ROLLOUTS, "chat")
 COUNTDOWN = ("countdown", "countdown_rollouts")  # data sources of one task
 TASKS = ("sinusoids", "linear_maps", "glyphs")  # data sources of "meta_learning"
+OF_FIELDS = ("auto", "jsonl", "parquet", "tfrecord", "csv", "huggingface")  # data sources of records
+OF_DOCUMENTS = (*OF_FIELDS, "text", "python", "chat", "preferences")
 WITHOUT_FILES = ("python", "synthetic", *COUNTDOWN, *TASKS)
 OF_QUESTIONS = ("reasoning_gym", "reasoning_gym_rollouts")
+SOURCES = (*OF_DOCUMENTS, "synthetic", "labeled", *PUZZLES, *COUNTDOWN, *OF_QUESTIONS, *TASKS)
 WITHOUT_STREAM = (*WITHOUT_FILES, *PUZZLES, *OF_QUESTIONS)
 WITHOUT_MIXTURE = (*WITHOUT_STREAM, "labeled")
 META = ("meta_learning", "meta_language_modeling")
 OF_VECTORS = ("mlp_regressor", "vector_decoder")
 NO_DECODERS = ("trm", "mlp_classifier", "mlp_regressor")
+MODELS = ("decoder_lm", "vector_decoder", *NO_DECODERS)
 WITHOUT_TEXT = ("classification", "meta_learning")  # objectives on numbers
+OBJECTIVES = (*OF_ONE_MODEL, "meta_learning", "distillation", "dpo", "error_correction", *DRAWS)
 BY_GRADIENT = ("maml", "first_order_maml", "reptile")
 UNREAD = "this model does not read it"
 SHARED = "a task's gradient is that of one device; use --config.mesh.data or --config.mesh.fsdp"
@@ -127,6 +132,7 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("meta.method", ("in_context",), "model.name", ("vector_decoder",), "which reads the examples of a task"),
     ("meta.method", ("in_context",), "meta.loss", ("squared_error",), "it predicts numbers"),
     ("meta.method", ("prototypical",), "meta.loss", ("cross_entropy",), "it compares classes"),
+    ("meta.method", ("reptile",), "meta.inner_steps", ANY, "without a step it learns nothing"),
     ("meta.learn_rates", (True,), "meta.method", BY_GRADIENT[:2], "only their gradient reaches the step sizes"),
     ("train.init_from", ANY, "model.name", ("decoder_lm",), ""),
     ("train.init_from", ANY, "distillation.hidden_weight", NONE, "it has no projection to the teacher's width"),
@@ -164,46 +170,85 @@ OF_INNER_LOOP = ("meta.inner_steps", "meta.eval_steps", "meta.inner_rate", "meta
 OF_RECURSIVE_MODEL = (
     "model.mixer", "model.positions", "model.high_cycles", "model.low_cycles", "model.low_latents",
     "model.gradient_cycles", "model.update_rate", "model.networks", "model.puzzle_dim", "model.prefix_length",
-    "model.num_puzzles",
+    "model.num_puzzles", "optimizer.table_learning_rate", "optimizer.table_weight_decay",
 )  # fmt: skip
-NOT_OF_REPLACEMENT = ("plasticity.every", "plasticity.strength", "plasticity.shrink", "plasticity.perturb")
-OUT_OF_FORCE = (  # a key, its value with which other keys are not read, and those keys
-    ("model.num_experts", 0, (
+OF_BOARDS = ("data.puzzle_size", "data.puzzle_count", "data.puzzle_heldout", "data.puzzle_min_difficulty")
+OF_ATTENTION = ("model.embed_dim", "model.num_heads", "model.num_kv_heads", "model.rope_theta")
+OF_DECAY = ("cosine", "cosine_from_one", "linear")  # schedules that fall during all steps after the warm-up
+OF_DECODER = (
+    "model.head_dim", "model.activation", "model.rope_scaling", "model.norm_epsilon", "model.norm_from_one",
+    "model.post_norms", "model.embed_scale", "model.biases", "model.qk_norm", "model.query_scalar",
+    "model.logit_soft_cap", "model.attention_soft_cap",
+)  # fmt: skip
+
+
+class AllBut(tuple):
+    """All values except these, so that it has those of modules that are added to ours."""
+
+    def __contains__(self, value) -> bool:
+        return not super().__contains__(value)
+
+
+def of(ours: tuple[str, ...], *readers: str) -> AllBut:
+    """Return all names except those of `ours` that are not among `readers`."""
+    return AllBut(name for name in ours if name not in readers)
+
+
+def _of_section(name: str) -> tuple[str, ...]:
+    return tuple(key for key in KEYS if key.startswith(f"{name}."))
+
+
+READ_WITH = (  # keys, another key that decides whether they are read, and its values (or ANY) with which they are
+    ((
         "model.experts_per_token", "model.shared_experts", "model.router", "model.gate_scale", "model.expert_capacity",
         "optimizer.bias_step", "train.balance_loss", "train.router_z_loss",
-    )),
-    ("model.experts_per_token", 1, ("model.gate_scale",)),
-    ("distillation.teacher", "", (
+    ), "model.num_experts", ANY),
+    (("model.gate_scale",), "model.experts_per_token", AllBut((1,))),
+    (OF_RECURSIVE_MODEL, "model.name", of(MODELS, "trm")),
+    (OF_DECODER, "model.name", AllBut(NO_DECODERS)),
+    (OF_ATTENTION, "model.name", AllBut(("mlp_classifier", "mlp_regressor"))),
+    (("model.levels",), "model.name", of(MODELS, "mlp_classifier")),
+    (("model.input_dim",), "model.name", of(MODELS, *OF_VECTORS)),
+    (("model.output_dim",), "model.name", of(MODELS, "mlp_regressor")),
+    ((
         "distillation.divergence", "distillation.temperature", "distillation.soft_weight", "distillation.hard_weight",
         "distillation.hidden_weight",
-    )),
-    ("distillation.soft_weight", 0.0, ("distillation.divergence", "distillation.temperature")),
-    ("train.objective", "language_modeling", (
-        "preference.beta", *(key for key in KEYS if key.startswith(("meta.", "grpo.", "error_correction."))),
-    )),
-    ("train.objective", "language_modeling", OF_RECURSION),
-    ("model.name", "decoder_lm", OF_RECURSIVE_MODEL),
-    ("train.objective", "meta_learning", ("meta.share",)),
-    ("train.objective", "meta_language_modeling", ("meta.support", "meta.loss")),
-    ("meta.method", "prototypical", OF_INNER_LOOP),
-    ("meta.method", "in_context", OF_INNER_LOOP),
-    ("lora.rank", 0, ("lora.alpha", "lora.targets")),
-    ("plasticity.method", "none", (
-        "plasticity.rate", "plasticity.maturity", "plasticity.every", "plasticity.strength", "plasticity.shrink",
-        "plasticity.perturb",
-    )),
-    ("plasticity.method", "continual_backprop", NOT_OF_REPLACEMENT),
-    ("plasticity.method", "redraw", NOT_OF_REPLACEMENT),
-    ("plasticity.method", "redo", (
-        "plasticity.rate", "plasticity.maturity", "plasticity.strength", "plasticity.shrink", "plasticity.perturb",
-    )),
-    ("plasticity.method", "l2_init", (
-        "plasticity.rate", "plasticity.maturity", "plasticity.every", "plasticity.shrink", "plasticity.perturb",
-    )),
-    ("plasticity.method", "shrink_perturb", ("plasticity.rate", "plasticity.maturity", "plasticity.strength")),
-    ("optimizer.schedule", "constant", ("optimizer.final_fraction", "optimizer.cooldown_fraction")),
-    ("batch.fit", "none", ("batch.memory_gib",)),
-    ("batch.ramp", "none", ("batch.increase_step", "batch.increase_factor", "batch.learning_rate")),
+    ), "distillation.teacher", ANY),
+    (("distillation.divergence", "distillation.temperature"), "distillation.soft_weight", ANY),
+    (("preference.beta",), "train.objective", of(OBJECTIVES, "dpo")),
+    (_of_section("error_correction"), "train.objective", of(OBJECTIVES, "error_correction")),
+    (_of_section("grpo"), "train.objective", of(OBJECTIVES, *DRAWS)),
+    (_of_section("meta"), "train.objective", of(OBJECTIVES, *META)),
+    (OF_RECURSION, "train.objective", of(OBJECTIVES, "recursive")),
+    (("meta.share",), "train.objective", of(OBJECTIVES, "meta_language_modeling")),
+    (("meta.support", "meta.loss"), "train.objective", of(OBJECTIVES, "meta_learning")),
+    (OF_INNER_LOOP, "meta.method", BY_GRADIENT),
+    (("inference.noise", "inference.random_start", "inference.choice"), "inference.trajectories", AllBut((1,))),
+    (("lora.alpha", "lora.targets"), "lora.rank", ANY),
+    (("plasticity.rate", "plasticity.maturity"), "plasticity.method", ("continual_backprop", "redraw")),
+    (("plasticity.every",), "plasticity.method", ("redo", "shrink_perturb")),
+    (("plasticity.strength",), "plasticity.method", ("l2_init",)),
+    (("plasticity.shrink", "plasticity.perturb"), "plasticity.method", ("shrink_perturb",)),
+    (("data.field",), "data.source", of(SOURCES, *OF_FIELDS)),
+    (("data.subset",), "data.source", of(SOURCES, "huggingface")),
+    (("data.bad_documents",), "data.source", of(SOURCES, *OF_DOCUMENTS)),
+    (("data.holdout_fraction",), "data.source", of(SOURCES, *OF_DOCUMENTS, "labeled")),
+    (("data.holdout_fraction",), "data.validation_path", NONE),
+    (OF_BOARDS, "data.source", of(SOURCES, "sudoku", "maze")),
+    (("data.puzzle_clues",), "data.source", of(SOURCES, "sudoku")),
+    (("data.puzzle_size", "data.puzzle_heldout", "data.puzzle_clues"), "data.path", NONE),
+    (("data.puzzle_augmentations",), "data.source", of(SOURCES, "sudoku", "maze", "arc")),
+    (("data.puzzle_set",), "data.source", of(SOURCES, "arc")),
+    (("evaluation.votes_every", "evaluation.pooled_votes"), "data.source", of(SOURCES, "arc", "puzzles")),
+    (("data.task_ways",), "data.source", of(SOURCES, "glyphs")),
+    (("data.task_dim",), "data.source", of(SOURCES, "linear_maps")),
+    (("optimizer.beta1",), "optimizer.name", AllBut(("adafactor",))),
+    (("optimizer.beta2",), "optimizer.name", AllBut(("adafactor", "sgd"))),
+    (("optimizer.epsilon",), "optimizer.name", AllBut(("adafactor", "sgd", "lion", "adam_atan2"))),
+    (("optimizer.final_fraction",), "optimizer.schedule", AllBut(("constant",))),
+    (("optimizer.cooldown_fraction",), "optimizer.schedule", AllBut((*OF_DECAY, "constant"))),
+    (("batch.memory_gib",), "batch.fit", ("auto",)),
+    (("batch.increase_step", "batch.increase_factor", "batch.learning_rate"), "batch.ramp", GROWS),
 )  # fmt: skip
 
 
@@ -235,12 +280,11 @@ def _violated(values: dict[str, object]) -> Iterator[tuple]:
 def check_typed(loaded: Loaded) -> None:
     """Raise ConfigError for the first typed key that is not read; values of recipes and defaults are allowed."""
     values = flat(loaded.config)
-    for owner, idle, keys in OUT_OF_FORCE:
-        for key in keys if values[owner] == idle else ():
+    for keys, owner, wanted in READ_WITH:
+        for key in keys if not _is(values[owner], wanted) else ():
             if key in loaded.typed and values[key] != KEYS[key].default:
-                raise ConfigError(
-                    f"{key}={values[key]} is not read with {owner}={idle or repr(idle)}; leave it out, or set {owner}"
-                )
+                now = shown(values[owner]) or repr(values[owner])
+                raise ConfigError(f"{key}={values[key]} is not read with {owner}={now}; leave it out, or set {owner}")
 
 
 def _is(value, wanted) -> bool:

@@ -95,6 +95,15 @@ def test_files_of_steps_go_to_the_bucket_and_come_back_on_another_host(tmp_path)
     assert (there.folder / name).read_bytes() == b"five"
 
 
+def test_what_was_lost_here_stays_in_the_bucket_except_the_summary_of_a_run_that_goes_on(tmp_path):
+    there, bucket = tmp_path / "bucket" / "run", Bucket(f"{tmp_path}/bucket/run", tmp_path / "here")
+    there.mkdir(parents=True)
+    for name in ("run.json", "ledger.jsonl", "summary.txt"):
+        (there / name).write_text("{}")
+    bucket.send(bucket.folder / "log", first=True)
+    assert {path.name for path in there.iterdir()} == {"run.json", "ledger.jsonl"}
+
+
 def test_the_last_lines_that_were_not_sent_stay_unless_another_host_has_gone_on(tmp_path):
     """A run may also die before anything of these files was sent."""
     (tmp_path / "bucket" / "run").mkdir(parents=True)

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from configs.base import batch_shards
 from configs.errors import ConfigError
-from settings import ramp
+from settings import meta_learning, ramp
 from settings.architecture import divisors, recompute_flags
 
 
@@ -23,6 +23,7 @@ def fit(config: ConfigDict, fits: Callable[[ConfigDict], bool]) -> None:
     candidates = [of_count(config, count) for count in divisors(rows)]
     if ramp.measures_noise(config):
         candidates = [candidate for candidate in candidates if ramp.num_parts(candidate) > 1]
+    candidates = [candidate for candidate in candidates if _leaves_rows(candidate)] or candidates[:1]
     if not candidates:
         raise ConfigError(
             f"batch.fit=auto: train.global_batch={config.train.global_batch} (of a ramp batch.first) has no two parts "
@@ -37,6 +38,15 @@ def fit(config: ConfigDict, fits: Callable[[ConfigDict], bool]) -> None:
         )
     config.train.gradient_accumulation = candidates[fewest].train.gradient_accumulation
     config.batch.fit = "none"
+
+
+def _leaves_rows(candidate: ConfigDict) -> bool:
+    """Return whether a device's microbatch has the rows that the objective needs."""
+    try:
+        meta_learning.check_rows(candidate, candidate.train.gradient_accumulation)
+    except ConfigError:
+        return False
+    return True
 
 
 def of_count(config: ConfigDict, num_microbatches: int) -> ConfigDict:

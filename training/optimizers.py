@@ -265,9 +265,15 @@ def widened(weights: Weights, *, matrix: float, vocab: float, vector: float) -> 
     return optax.stateless(update)
 
 
+def _over_layers(function: Callable) -> Callable:
+    """Return a function of trees of stacked weights that applies `function` to each layer; a tree may be empty."""
+    mapped = jax.vmap(function)
+    return lambda tree, *others: (mapped if jax.tree.leaves(tree) else function)(tree, *others)
+
+
 def by_layer(inner: optax.GradientTransformation, weights: Weights) -> optax.GradientTransformation:
     """Apply a transformation of full weights separately to each layer of stacked weights."""
-    of_stacks = optax.GradientTransformation(jax.vmap(inner.init), jax.vmap(inner.update))
+    of_stacks = optax.GradientTransformation(*map(_over_layers, inner))
     return optax.partition(
         {"stack": of_stacks, "one": inner}, weights.labels(lambda axes: "stack" if STACKED in axes else "one")
     )

@@ -99,6 +99,11 @@ class RunRecord:
         return columns["step"][known], columns[name][known]
 
 
+def holds_run(folder: pathlib.Path) -> bool:
+    """Return whether a run was trained in a folder."""
+    return (folder / METRICS).is_file()
+
+
 def read_run(folder: pathlib.Path, name: str) -> RunRecord:
     """Return what a run wrote into its folder.
 
@@ -111,7 +116,7 @@ def read_run(folder: pathlib.Path, name: str) -> RunRecord:
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; name the folder of a run")
-    if not (folder / METRICS).is_file():
+    if not holds_run(folder):
         raise ConfigError(f"{folder} has no {METRICS}, so it holds no run that was trained; name the folder of one")
     try:
         lines = metrics.read_lines(folder / METRICS)

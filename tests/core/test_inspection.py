@@ -1,11 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run on puzzles answers about its steps."""
 
+import json
+
 import pytest
 
 import train
+from checkpointing.retention import Retention
 from core import inspection
 from tests.puzzles.test_solving import small_config
+
+
+def test_the_best_checkpoint_is_ranked_by_the_losses_that_were_measured_after_it_was_saved(tmp_path):
+    """The record of the newest has none of its own; a step that was repeated counts by its last line."""
+    lines = [
+        {"kind": "train", "step": 10, "loss": 9.0},
+        {"kind": "eval", "step": 10, "eval_loss": 8.0},
+        {"kind": "eval", "step": 20, "eval_loss": 3.0},
+        {"kind": "event", "event": "start", "step": 10},
+        {"kind": "eval", "step": 20, "eval_loss": 7.5},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    losses = inspection.heldout_losses(tmp_path)
+    assert losses == {10: 8.0, 20: 7.5} and inspection.heldout_losses(tmp_path / "none") == {}
+    assert Retention(1, 0, 1).reasons([10, 20, 30], losses) == {20: "best held-out loss, 7.5000", 30: "newest"}
 
 
 @pytest.mark.slow

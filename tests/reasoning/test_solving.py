@@ -94,6 +94,17 @@ def test_a_search_stops_after_the_problem_in_which_it_is_told_to():
     assert found is None and len(asked) == 2
 
 
+def test_a_line_has_no_more_tokens_than_the_model_has_room_for():
+    """Problems have 10 tokens and lines up to 24; a longer line counts as none."""
+    config = small_config()
+    config.model.max_length = config.train.sequence_length = 32
+    run = assembly.assemble(config, devices=jax.devices()[:1])
+    with mesh_context(run.mesh):
+        untrained = types.SimpleNamespace(run=run, params=run.init().params)
+        found = solver(untrained, Limits(2, 2)).solve(PROBLEMS[:2], "bfs", Limits(2, 2))
+    assert [one.num_tokens > 0 for one in found] == [True, True]
+
+
 @pytest.mark.slow
 def test_log_probabilities_and_values_are_those_of_the_model(run):
     limits = Limits(2, 2, 3)

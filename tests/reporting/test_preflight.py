@@ -36,6 +36,17 @@ def test_a_loss_that_depends_on_the_microbatches_is_noted():
     assert "model.expert_capacity=1.5 applies to each of the 4 microbatches" in capacity
 
 
+def test_a_share_of_tasks_that_whole_rows_do_not_give_is_noted():
+    """A device has four rows, and two in each of two microbatches; other objectives have no tasks."""
+    config = base.get_config()
+    config.train.objective, config.train.global_batch, config.mesh.fsdp = "meta_language_modeling", 16, 4
+    assert not preflight.notes(config, num_microbatches=1)
+    (note,) = preflight.notes(config, num_microbatches=2)
+    assert note.startswith("Note: 1 of the 2 rows of a device's microbatch are tasks, 50% in place of meta.share=0.25")
+    config.train.objective = "language_modeling"
+    assert not preflight.notes(config, num_microbatches=2)
+
+
 @pytest.mark.parametrize(("on_host", "needed"), [(0, 10), (1, 8)])
 def test_donated_arrays_count_once_and_arrays_in_host_memory_do_not_count(on_host, needed):
     sizes = {"argument": 5, "temp": 3, "output": 4, "alias": 2, "host_argument": on_host}

@@ -166,6 +166,19 @@ def test_what_is_no_run_is_told(tmp_path):
         reading.read_run(tmp_path, "empty")
 
 
+def test_folders_without_a_run_are_left_out_beside_runs(tmp_path):
+    """`report.py runs/*` finds those of runs that were refused before they began, and other files."""
+    write_run(tmp_path / "runs" / "a")
+    (tmp_path / "runs" / "refused" / "logs").mkdir(parents=True)
+    (tmp_path / "runs" / "studies.db").touch()
+    made = report(*(tmp_path / "runs").iterdir(), f"--html={tmp_path}/page.html")
+    assert made.returncode == 0 and (tmp_path / "page.html").exists()
+    assert "left out, since they hold no run that was trained: " in made.stderr
+    assert "refused" in made.stderr and "studies.db" in made.stderr
+    absent = report(tmp_path / "runs" / "a", tmp_path / "absent", f"--html={tmp_path}/page.html")
+    assert absent.returncode == 2 and "absent is not a folder" in absent.stderr
+
+
 def test_a_profile_with_a_row_of_another_length_is_told(tmp_path):
     folder = write_run(tmp_path / "mine")
     table = {"title": "Operations", "columns": ["operation", "Seconds"], "rows": [["fusion.1"]]}

@@ -119,6 +119,15 @@ def test_a_stored_configuration_says_so_and_other_data_takes_the_place_of_its_ow
         stored_config.load_to_read(tmp_path, {"data.tokenizer": "byte"})
 
 
+def test_a_run_is_read_with_the_machine_keys_of_here(tmp_path):
+    """Only where its checkpoints lie belongs to the run; what is typed counts, even if no command reads it."""
+    elsewhere = {"data.cache_dir": "/nowhere", "data.readers": 3, "logging.report": False, "checkpoint.per_host": True}
+    (tmp_path / "config.json").write_text(json.dumps(flat(base.get_config()) | elsewhere))
+    config = stored_config.load_to_read(tmp_path, {"logging.tensorboard": "false", "data.prefetch": "2"}).config
+    assert (config.data.cache_dir, config.data.readers, config.data.prefetch) == ("", 0, 2)
+    assert config.logging.report and not config.logging.tensorboard and config.checkpoint.per_host
+
+
 def test_the_base_of_a_run_may_have_moved(tmp_path):
     """Its digest in the checkpoint says whether it is the same."""
     for base_of_run, refused in (("old/base", False), ("", True)):

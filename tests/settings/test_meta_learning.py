@@ -26,6 +26,12 @@ SHARED = "a task's gradient is that of one device; use --config.mesh.data or --c
         ),
         (TEXT, {"meta.method": "prototypical"}, "needs meta.method=maml"),
         (TEXT, {"meta.share": "1", "plasticity.method": "redo"}, "meta.share=1.0 leaves none of the .* microbatch"),
+        (
+            TEXT,
+            {"plasticity.measure": "2", "batch.ramp": "steps", "batch.first": "1"},
+            "plasticity.measure measures .* leaves none of the 1 of",
+        ),
+        (TEXT, {"meta.method": "reptile", "meta.inner_steps": "0"}, r"needs meta.inner_steps \(without a step it"),
         (TEXT, {"meta.support": "3"}, "meta.support=3 is not read with train.objective=meta_language_modeling"),
         (SINUSOID, {"meta.support": "20"}, "meta.support=20 leaves no query .* use --config.meta.support=10"),
         (SINUSOID, {"meta.share": "0.5"}, "meta.share=0.5 is not read with train.objective=meta_learning"),

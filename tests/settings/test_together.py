@@ -5,6 +5,7 @@ import pytest
 
 from configs import base
 from configs.errors import ConfigError
+from input_pipeline import sources
 from settings import loading, together, validation
 from settings.keys import flat
 
@@ -20,6 +21,20 @@ from settings.keys import flat
             {"model.num_experts": "4", "model.experts_per_token": "1", "model.gate_scale": "2.5"},
             "model.gate_scale=2.5 is not read with model.experts_per_token=1; ",
         ),
+        (
+            {"optimizer.name": "sgd", "optimizer.beta2": "0.9"},
+            "optimizer.beta2=0.9 is not read with optimizer.name=sgd; leave it out, or set optimizer.name",
+        ),
+        (
+            {"optimizer.cooldown_fraction": "0.3"},
+            "optimizer.cooldown_fraction=0.3 is not read with optimizer.schedule=cosine; ",
+        ),
+        (
+            {"data.validation_path": "held", "data.holdout_fraction": "0.3"},
+            "data.holdout_fraction=0.3 is not read with data.validation_path=held; ",
+        ),
+        ({"data.puzzle_size": "4"}, "data.puzzle_size=4 is not read with data.source=auto; "),
+        ({"grpo.clip": "0.3"}, "grpo.clip=0.3 is not read with train.objective=language_modeling; "),
     ],
     ids=str,
 )
@@ -40,6 +55,15 @@ def test_what_the_recipe_says_or_what_is_the_default_may_stand():
 
 def test_the_tables_know_the_keys_that_there_are():
     values = flat(base.get_config())
-    for owner, idle, keys in together.OUT_OF_FORCE:
-        assert {owner, *keys} <= values.keys() and type(values[owner]) is type(idle)
+    for keys, owner, _ in together.READ_WITH:
+        assert {owner, *keys} <= values.keys()
     assert {key for need in together.NEEDS for key in (need[0], need[2])} <= values.keys()
+    assert set(together.SOURCES) <= sources.SOURCES.keys()
+    for folder, names in {"models": together.MODELS, "objectives": together.OBJECTIVES}.items():
+        assert {*names} <= {file.stem for file in (loading.ROOT / folder).glob("*.py")}
+
+
+def test_what_a_module_added_to_ours_may_read_can_be_typed():
+    assert "of_a_recipe" in together.of(together.SOURCES, "huggingface")
+    assert "huggingface" in together.of(together.SOURCES, "huggingface")
+    assert "text" not in together.of(together.SOURCES, "huggingface")

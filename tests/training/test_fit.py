@@ -69,6 +69,16 @@ def test_where_noise_is_measured_there_is_more_than_one_microbatch():
         fit.fit(config, lambda candidate: True)
 
 
+def test_where_units_are_measured_on_rows_that_are_no_tasks_a_microbatch_keeps_one():
+    """The microbatch of one row fits, but it would be a task."""
+    config = config_of(4)
+    config.train.objective, config.meta.share, config.plasticity.measure = "meta_language_modeling", 0.5, 1
+    tried = []
+    with pytest.raises(ConfigError, match=r"no microbatch of train.global_batch=4 fits"):
+        fit.fit(config, lambda candidate: bool(tried.append(candidate.train.gradient_accumulation)))
+    assert max(tried) == 2
+
+
 def test_a_rehearsal_fits_the_chip_and_what_was_typed():
     """A chip that holds what 2 microbatches need, and less, of it, that may be used."""
 

@@ -118,6 +118,14 @@ def test_adafactor_keeps_second_moments_of_large_matrices_by_row_and_column():
         assert_close(updates["kernel"][layer], u * np.sqrt((w**2).mean()))
 
 
+def test_adafactor_takes_a_model_without_stacked_layers():
+    """Such as an MLP, a recursive model or a value head."""
+    optimizer = optimizers.adafactor(base.get_config().optimizer, optimizers.Weights({("kernel",): ("embed", "mlp")}))
+    params = {"kernel": np.eye(3, dtype=np.float32)}
+    updates, _ = jax.jit(optimizer.update)(params, optimizer.init(params), params)
+    assert np.isfinite(updates["kernel"]).all() and np.abs(updates["kernel"]).max() > 0
+
+
 def test_muon_orthogonalises_each_layers_matrix_and_leaves_the_rest_to_adam():
     """The update of a matrix has near-equal singular values, of 0.2 * sqrt(its longer side) each."""
     path, expected = trajectory("muon", weight_decay=0.0), by_hand(adam, decay=0.0)
