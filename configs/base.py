@@ -276,11 +276,12 @@ train.seed = Key(
 train.log_every = Key(10, "steps between lines of metrics", above=0, scope=RESUME | UNCOMPILED)
 train.eval_every = Key(250, "steps between evaluations; 0: only at the end", scope=RESUME | UNCOMPILED)
 train.save_every = Key(
-    500, "steps between checkpoints; the last step and an interruption are always saved", scope=RESUME | UNCOMPILED
-)
+    500, "steps between checkpoints; always saved are the last step, an interruption, and steps that a CPU cuts into "
+    "parts", scope=RESUME | UNCOMPILED,
+)  # fmt: skip
 train.spike_deviations = Key(
-    0.0, "skip an update whose loss or gradient norm is this many deviations above its running mean; 0: off",
-    scope=RESUME,
+    0.0, "after 100 steps, skip an update whose loss, or log of the gradient norm, is this many deviations above its "
+    "running mean; 0: off", scope=RESUME,
 )  # fmt: skip
 train.bad_steps = Key(
     10, "skipped updates in a row after which the run goes back to the last good checkpoint, and skips these batches",
@@ -322,9 +323,11 @@ checkpoint = Section(KEYS, "checkpoint", RESUME | UNCOMPILED)
 checkpoint.resume = Key(True, "whether a workdir with a checkpoint is resumed; false: it is refused")
 checkpoint.keep = Key(2, "number of newest checkpoints that are kept", above=0, scope=READ)
 checkpoint.keep_every = Key(0, "checkpoints at multiples of this many steps are also kept; 0: off", scope=READ)
-checkpoint.keep_best = Key(1, "number of checkpoints that are also kept, by lowest held-out loss", scope=READ)
+checkpoint.keep_best = Key(
+    1, "number of checkpoints that are also kept, by lowest held-out loss at their own step", scope=READ
+)
 checkpoint.staging = Key(
-    "", 'local folder to save to, before files are copied; "": none, or data.cache_dir for a bucket', scope=MACHINE
+    "", 'local folder to save to, before files are copied; "": none; for a bucket in ~/.cache/torus', scope=MACHINE
 )
 checkpoint.restore = Key(
     "read", "read: every replica reads the checkpoint; broadcast: one replica reads it and sends it to the others",

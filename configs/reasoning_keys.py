@@ -19,7 +19,7 @@ tot.value = Key(
 tot.max_thoughts = Key(5, "partial answers that a search keeps", above=0, most=10_000)
 tot.thoughts_per_step = Key(3, "lines that are drawn after each of them", above=0, most=10_000)
 tot.temperature = Key(1.0, "temperature of these draws", above=0, most=1000)
-tot.memory_efficient = Key(True, "whether the cache has rows for max_thoughts, not also for all lines that they draw")
+tot.memory_efficient = Key(True, "whether the cache has rows for max_thoughts, not for all lines that they draw")
 tot.problems = Key(100, "held-out problems of an evaluation", above=0, most=1_000_000)
 
 grpo = Section(KEYS, "grpo")  # reinforcement learning from verifiable rewards, see docs/reasoning.md

@@ -114,7 +114,9 @@ def load_to_continue(
     folder, step: int | None, recipe: tuple[str, ConfigDict] | None, topology: str, overrides: dict[str, str],
     environment: Mapping[str, str],
 ) -> Loaded:  # fmt: skip
-    """Return the configuration for resuming a run: stored values except keys of the machine, then typed keys.
+    """Return the configuration for resuming a run: stored values, then typed keys.
+
+    Keys of the machine are those of the recipe, whether it is named again or not.
 
     Args:
       step: to which the run was trained, as `trained_to` returns it.
@@ -129,7 +131,7 @@ def load_to_continue(
     notes = _check_recipe(folder, name, flat(config), overrides) if name else []
     kept = {key: value for key, value in stored.items() if key not in keys_of(MACHINE)}
     kept |= _own_tokenizer(folder, stored)
-    config.update_from_flattened_dict(kept)
+    config.update_from_flattened_dict(kept if recipe else _machine_keys_of_recipe(folder) | kept)
     loaded = resolve(config, _origins(folder, kept), folder.name, folder / CONFIG, topology, overrides, environment)
     moved = {key for key in RUNS if stored[key]}  # a checkpoint has their digests
     free = keys_of(RESUME) | moved
@@ -143,6 +145,13 @@ def load_to_continue(
         raise ConfigError(no_tokenizer(folder))
     loaded.notes, loaded.of_run, loaded.origin = notes, True, read_origin(folder)
     return loaded
+
+
+def _machine_keys_of_recipe(folder) -> dict[str, Scalar]:
+    """Return the keys of the machine that the recipe of a run says, as they count if the recipe is named."""
+    stored = read_origin(folder).get("recipe_config", {})
+    check_types(stored, str(folder / ORIGIN))
+    return {key: value for key, value in stored.items() if key in keys_of(MACHINE)}
 
 
 def no_tokenizer(name) -> str:

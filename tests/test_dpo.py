@@ -3,6 +3,7 @@
 
 import json
 import math
+import shutil
 
 import jax
 import numpy as np
@@ -150,6 +151,10 @@ def test_a_chat_model_comes_to_prefer_what_was_chosen_of_questions_that_it_was_n
     assert record["frozen"]["reference"]["folder"] == str(tuned) and record["frozen"]["reference"]["step"] == 12
     run = assembly.assemble(config)
     assert frozen_models.weights(run, record)[1] == record["frozen"]  # where it goes on
+    shutil.copytree(tuned, files / "moved")
+    train.train(preferring(files, files / "moved", train__steps=13), workdir)  # the weights are the same
+    record = json.loads((workdir / "checkpoints" / "13" / "record.json").read_text())
+    assert record["frozen"]["reference"]["folder"] == str(files / "moved")
     stored = stored_config.load_to_read(workdir, {}).config
     assert stored.train.objective == "language_modeling"  # to generate from it takes no reference
     with pytest.MonkeyPatch.context() as patch:  # as if the reference had been trained again, to the same step

@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 
@@ -130,11 +131,24 @@ def test_a_run_is_read_with_the_machine_keys_of_here(tmp_path):
 
 def test_the_base_of_a_run_may_have_moved(tmp_path):
     """Its digest in the checkpoint says whether it is the same."""
-    for base_of_run, refused in (("old/base", False), ("", True)):
-        (tmp_path / "config.json").write_text(json.dumps(flat(base.get_config()) | {"train.init_from": base_of_run}))
-        with pytest.raises(ConfigError, match=r"train\.init_from") if refused else contextlib.nullcontext():
-            loaded = stored_config.load_to_continue(tmp_path, 4, None, "", {"train.init_from": "new/base"}, {})
-            assert loaded.config.train.init_from == "new/base"
+    for key in ("train.init_from", "distillation.teacher"):
+        for folder, refused in (("old/run", False), ("", True)):
+            (tmp_path / "config.json").write_text(json.dumps(flat(base.get_config()) | {key: folder}))
+            with pytest.raises(ConfigError, match=re.escape(key)) if refused else contextlib.nullcontext():
+                loaded = stored_config.load_to_continue(tmp_path, 4, None, "", {key: "new/run"}, {})
+                assert flat(loaded.config)[key] == "new/run"
+
+
+def test_a_run_continues_with_the_machine_keys_of_its_recipe_whether_it_is_named_or_not(tmp_path):
+    """They are not those that were typed when it began."""
+    recipe = flat(loading.load("configs/trm/sudoku.py", "", {}).config)
+    assert (recipe["mesh.data"], recipe["mesh.fsdp"]) == (-1, 1)
+    (tmp_path / "config.json").write_text(json.dumps(recipe | {"mesh.data": 4, "data.readers": 7}))
+    (tmp_path / "run.json").write_text(json.dumps({"recipe": "sudoku", "recipe_config": recipe}))
+    named = ("configs/trm/sudoku.py", loading.load("configs/trm/sudoku.py", "", {}).config)
+    for given in (None, named):
+        config = stored_config.load_to_continue(tmp_path, 4, given, "", {}, {}).config
+        assert (config.mesh.data, config.mesh.fsdp, config.data.readers) == (-1, 1, 0)
 
 
 def test_a_stored_language_model_takes_any_length_and_puzzles_keep_theirs(tmp_path):
