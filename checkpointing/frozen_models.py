@@ -58,15 +58,16 @@ def configuration_of(model: FrozenModel, config: ConfigDict) -> ConfigDict:
 def weights(run, record: dict | None) -> tuple[dict[str, dict], dict[str, dict]]:
     """Return the frozen weights of a run by role, and the reference of each role's checkpoint.
 
-    Weights are restored in the types and shardings of `run.abstract_frozen`. A resumed run takes the checkpoints of its
-    record. Raises ConfigError for a run without a folder, and CheckpointError if a checkpoint is missing or has
-    changed.
+    Weights are restored in the types and shardings of `run.abstract_frozen`; roles with the same ones share them. A
+    resumed run takes the checkpoints of its record. Raises ConfigError for a run without a folder, and CheckpointError
+    if a checkpoint is missing or has changed.
     """
     known, refs, found = frozen_refs(record or {}), {}, {}
     by_role = sources(run.objective, run.config)
     for role, abstract in run.abstract_frozen.items():
         source = by_role[role]
-        same = next((refs[other] for other in refs if by_role[other] == source), None)
-        refs[role] = same or source.checkpoint_ref(known.get(role))
-        found[role] = source.restore(abstract, refs[role])
+        same = next((other for other in refs if by_role[other] == source), None)
+        refs[role] = refs[same] if same else source.checkpoint_ref(known.get(role))
+        is_shared = same and run.abstract_frozen[same] == abstract
+        found[role] = found[same] if is_shared else source.restore(abstract, refs[role])
     return found, refs

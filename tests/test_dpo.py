@@ -132,6 +132,14 @@ def preferring(files, tuned, **changes):
 
 
 @pytest.mark.slow
+def test_adapters_and_their_reference_share_the_weights(files, tuned):
+    config = preferring(files, tuned, lora__rank=2)
+    found, _ = frozen_models.weights(assembly.assemble(config), None)
+    shared = zip(jax.tree.leaves(found["base"]), jax.tree.leaves(found["reference"]), strict=True)
+    assert all(one is other for one, other in shared)
+
+
+@pytest.mark.slow
 def test_a_chat_model_comes_to_prefer_what_was_chosen_of_questions_that_it_was_not_asked(files, tuned, capsys):
     """It begins as its own reference, so at log 2 and undecided; evaluated later it is held against the same."""
     learned = lines_of(tuned, "train")
