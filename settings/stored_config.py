@@ -150,8 +150,9 @@ def load_to_continue(
 def _machine_keys_of_recipe(folder) -> dict[str, Scalar]:
     """Return the keys of the machine that the recipe of a run says, as they count if the recipe is named."""
     stored = read_origin(folder).get("recipe_config", {})
-    check_types(stored, str(folder / ORIGIN))
-    return {key: value for key, value in stored.items() if key in keys_of(MACHINE)}
+    found = {key: value for key, value in stored.items() if key in keys_of(MACHINE)}
+    check_types(found, str(folder / ORIGIN))
+    return found
 
 
 def no_tokenizer(name) -> str:
