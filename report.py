@@ -35,7 +35,8 @@ def main(arguments: list[str]) -> None:
     from reporting.display import listed
 
     folders = {name: local_folder(place) for name, place in named.items()}
-    others = [name for name, folder in folders.items() if folder.exists() and not reading.holds_run(folder)]
+    local = {name: folder for name, folder in folders.items() if "://" not in named[name]}
+    others = [name for name, folder in local.items() if folder.exists() and not reading.holds_run(folder)]
     if others and len(others) < len(folders):  # as in runs/*
         print(f"left out, since they hold no run that was trained: {listed(others, MOST_NAMED)}", file=sys.stderr)
         folders = {name: folder for name, folder in folders.items() if name not in others}

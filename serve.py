@@ -44,6 +44,7 @@ from settings.decoding import for_decoding
 from trained_run import TrainedRun, tokenizer_of
 
 OF_TEXT = ("rows", "max_length")  # flags
+OF_BREADTH = ("trajectories", "noise", "random_start", "choice")  # keys of `inference` for several trajectories
 NO_CHAT = "; no chat, because it was not trained on conversations and its tokenizer has no chat template"
 
 try:
@@ -169,8 +170,8 @@ def check_flags(command: command_line.Command) -> None:
     if command.config.train.objective == "recursive":
         if given := [name for name in OF_TEXT if flags[name].present]:
             raise ConfigError(f"--{given[0]}: a recursive model solves puzzles one at a time; omit the flag")
-        if command.loaded.typed.get("inference.trajectories", 1) > 1:
-            raise ConfigError("inference.trajectories: one is served; leave it out, or give the puzzle to generate.py")
+        if typed := [f"inference.{name}" for name in OF_BREADTH if f"inference.{name}" in command.loaded.typed]:
+            raise ConfigError(f"{typed[0]}: one trajectory is served; leave it out, or give the puzzle to generate.py")
         if flags["topology"].present:
             raise ConfigError("--topology: a recursive model is served on one device; omit the flag")
         if command.group and command.group.count > 1:

@@ -8,7 +8,7 @@
   guide [NAME]   print the guide of a group: hypothesis, how to run, expected, analysis, troubleshooting
   folders NAME   list the folder of each configuration below --root, and check that no two have the same
   cancel NAME    end waiting trials, and let running ones save and stop
-  retry NAME     queue failed trials again; each resumes from its checkpoint
+  retry NAME     queue failed and cancelled trials again; each resumes from its checkpoint
   search         train configurations of --config from --space, chosen by --method, and print the best
 
 NAME is a group (exp08-ema), a suite of configs/experiments/ (trm), or a suite with a base (trm-mini); for status and

@@ -164,7 +164,7 @@ def assemble(
     num_microbatches = config.train.gradient_accumulation
     num_microbatches = num_microbatches or platform_defaults.microbatches(config, flops_per_token, mesh)
     slow = num_microbatches > 1 and not config.train.gradient_accumulation
-    meta_learning.check_rows(config, num_microbatches)
+    meta_learning.check_rows(config, meta_learning.microbatch_rows(config, num_microbatches))
     uses_shard_map = not slow and supports_shard_map(config)
     objective = objective.chunked(
         platform_defaults.loss_chunks(config, num_microbatches, mesh, vocab_split=not uses_shard_map)

@@ -13,6 +13,7 @@ from checkpointing.source_run import check_model, restore_eval_params
 from checkpointing.store import Store
 from cluster import processes
 from core import assembly
+from files.json_reader import JsonError
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger, packing
 from parallelism.mesh import mesh_context
@@ -35,8 +36,12 @@ def checkpoints_table(
         records = {step: checkpoints.record(step) for step in good}
         others = checkpoints.store.others()
     losses = {int(step): loss for record in records.values() for step, loss in record.get("losses", {}).items()}
-    reasons = retention.reasons(good, losses | heldout_losses(workdir))
     lines = []
+    try:
+        losses |= heldout_losses(workdir)
+    except (JsonError, OSError) as error:
+        lines.append(f"{error}; the best checkpoint is ranked without it")
+    reasons = retention.reasons(good, losses)
     for step, found in problems.items():
         fate = f"kept: {reasons[step]}" if step in reasons else "the next save deletes it"
         lines.append(f"checkpoint {step}: " + (f"DAMAGED: {'; '.join(found)}" if found else f"good  ({fate})"))

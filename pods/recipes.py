@@ -13,7 +13,7 @@ from pods.calls import note
 from pods.errors import PodError, usage_error
 from pods.settings import FIELDS, Settings, is_per_host
 from pods.transports import Transport
-from settings import loading, simulation, validation
+from settings import loading, simulation, together, validation
 from settings.resolving import Loaded
 
 MESH_VARIABLES = ("TPU_MESH_CONFIG", "TPU_AXIS_NAMES")  # of this machine, passed to the hosts
@@ -198,10 +198,11 @@ def check(settings: Settings, words: list[str]) -> None:
     loaded = load(words)
     try:
         if loaded.topology is None:
-            return validation.check_keys(loaded.config)
+            validation.check_keys(loaded.config)
+            return together.check_typed(loaded)
         validation.resolve_mesh(loaded.config, loaded.topology.chips)
         if settings.transport == "local":
             simulation.scale_down(loaded.config, loaded.typed)
-        validation.validate(loaded.config, loaded.topology.chips)
+        validation.validate(loaded.config, loaded.topology.chips, loaded)
     except ConfigError as error:
         raise usage_error(str(error)) from None

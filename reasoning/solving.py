@@ -146,6 +146,11 @@ class _Asker:
         longest = min(self.task.max_line, self.solver.batch.length - len(prompt))
         return Request(prompt, longest, Sampling(temperature=temperature, seed=seed), ends)
 
+    def _has_room(self, thought: Thought) -> bool:
+        """Return whether a row has room for a token after a thought, and after the question whether it is right."""
+        question = self.solver.tokenizer.encode(self.task.verdict_question(self.problem, thought.lines))
+        return max(len(self._prompt(thought)), len(question)) < self.solver.batch.length
+
     def _prompt(self, thought: Thought) -> list[int]:
         """Return the tokens after which the model writes the line that follows a thought."""
         return self.solver.tokenizer.encode(self.task.prompt(self.problem, thought.lines))
@@ -157,7 +162,7 @@ class _Asker:
         thought = Thought(
             text, parent, sum(one.log_probs), state=self.task.state(text), is_final=self.task.is_final(text)
         )  # fmt: skip
-        return thought if len(self._prompt(thought)) < self.solver.batch.length else None
+        return thought if self._has_room(thought) else None
 
     def _judge(self, work: Judge) -> Asking:
         """Write the values of thoughts."""

@@ -50,10 +50,10 @@ def task_rows(share: float, rows: int) -> int:
     return max(1, round(share * rows))
 
 
-def microbatch_rows(config: ConfigDict, num_microbatches: int) -> int:
-    """Return the rows of a device's microbatch on a resolved mesh, in a ramp those of its first step."""
-    rows = config.train.global_batch if config.batch.ramp == "none" else config.batch.first
-    return max(1, rows // (batch_shards(config.mesh) * num_microbatches))
+def microbatch_rows(config: ConfigDict, num_microbatches: int = 0) -> int:
+    """Return the rows of a device's microbatch, on a resolved mesh; by default there are as many as the key says."""
+    num_microbatches = num_microbatches or max(1, config.train.gradient_accumulation)
+    return max(1, config.train.global_batch // (batch_shards(config.mesh) * num_microbatches))
 
 
 def share_note(config: ConfigDict, num_microbatches: int) -> str:
@@ -68,14 +68,17 @@ def share_note(config: ConfigDict, num_microbatches: int) -> str:
     )
 
 
-def check_rows(config: ConfigDict, num_microbatches: int) -> None:
-    """Raise ConfigError if all rows of a device's microbatch are tasks, and hidden units are measured on the others."""
+def leaves_rows(config: ConfigDict, rows: int) -> bool:
+    """Return whether microbatches of `rows` on a device have rows to measure hidden units on, if that is asked."""
+    measures = config.plasticity.method in OF_UNITS or config.plasticity.measure
+    is_of_tasks = config.train.objective == "meta_language_modeling"
+    return not (is_of_tasks and measures) or task_rows(config.meta.share, rows) < rows
+
+
+def check_rows(config: ConfigDict, rows: int) -> None:
+    """Raise ConfigError if all `rows` of a device's microbatch are tasks, and hidden units are measured on others."""
     share, plasticity = config.meta.share, config.plasticity
-    measures = plasticity.method in OF_UNITS or plasticity.measure
-    if config.train.objective != "meta_language_modeling" or not measures:
-        return
-    rows = microbatch_rows(config, num_microbatches)
-    if task_rows(share, rows) == rows:
+    if not leaves_rows(config, rows):
         key = f"plasticity.method={plasticity.method}" if plasticity.method in OF_UNITS else "plasticity.measure"
         raise ConfigError(
             f"{key} measures hidden units on rows that are no tasks, and meta.share={share} leaves none of the {rows} "

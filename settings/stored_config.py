@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from configs import base
 from configs.base import BUILT_IN_TOKENIZERS, KEYS, keys_of
 from configs.errors import ConfigError, shown
-from configs.key import MACHINE, READ, RESUME, WEIGHTS
+from configs.key import MACHINE, READ, RESUME, SECRET, WEIGHTS
 from files.json_reader import JsonError, Object, Scalar, read_json
 from settings.keys import DATA_READ, flat, from_flat, parse_typed
 from settings.resolving import Loaded, resolve
@@ -150,7 +150,7 @@ def load_to_continue(
 def _machine_keys_of_recipe(folder) -> dict[str, Scalar]:
     """Return the keys of the machine that the recipe of a run says, as they count if the recipe is named."""
     stored = read_origin(folder).get("recipe_config", {})
-    found = {key: value for key, value in stored.items() if key in keys_of(MACHINE)}
+    found = {key: value for key, value in stored.items() if key in keys_of(MACHINE) - keys_of(SECRET)}
     check_types(found, str(folder / ORIGIN))
     return found
 

@@ -172,11 +172,14 @@ OF_RECURSIVE_MODEL = (
     "model.gradient_cycles", "model.update_rate", "model.networks", "model.puzzle_dim", "model.prefix_length",
     "model.num_puzzles", "optimizer.table_learning_rate", "optimizer.table_weight_decay",
 )  # fmt: skip
-OF_BOARDS = ("data.puzzle_size", "data.puzzle_count", "data.puzzle_heldout", "data.puzzle_min_difficulty")
-OF_ATTENTION = ("model.embed_dim", "model.num_heads", "model.num_kv_heads", "model.rope_theta")
+OF_PUZZLES = (
+    "data.puzzle_size", "data.puzzle_count", "data.puzzle_heldout", "data.puzzle_min_difficulty", "data.puzzle_clues",
+    "data.puzzle_augmentations", "data.puzzle_set", "evaluation.votes_every", "evaluation.pooled_votes",
+)  # fmt: skip
+OF_ATTENTION = ("model.embed_dim", "model.num_heads", "model.num_kv_heads", "model.head_dim", "model.rope_theta")
 OF_DECAY = ("cosine", "cosine_from_one", "linear")  # schedules that fall during all steps after the warm-up
 OF_DECODER = (
-    "model.head_dim", "model.activation", "model.rope_scaling", "model.norm_epsilon", "model.norm_from_one",
+    "model.activation", "model.rope_scaling", "model.norm_epsilon", "model.norm_from_one",
     "model.post_norms", "model.embed_scale", "model.biases", "model.qk_norm", "model.query_scalar",
     "model.logit_soft_cap", "model.attention_soft_cap",
 )  # fmt: skip
@@ -223,7 +226,6 @@ READ_WITH = (  # keys, another key that decides whether they are read, and its v
     (("meta.share",), "train.objective", of(OBJECTIVES, "meta_language_modeling")),
     (("meta.support", "meta.loss"), "train.objective", of(OBJECTIVES, "meta_learning")),
     (OF_INNER_LOOP, "meta.method", BY_GRADIENT),
-    (("inference.noise", "inference.random_start", "inference.choice"), "inference.trajectories", AllBut((1,))),
     (("lora.alpha", "lora.targets"), "lora.rank", ANY),
     (("plasticity.rate", "plasticity.maturity"), "plasticity.method", ("continual_backprop", "redraw")),
     (("plasticity.every",), "plasticity.method", ("redo", "shrink_perturb")),
@@ -234,17 +236,11 @@ READ_WITH = (  # keys, another key that decides whether they are read, and its v
     (("data.bad_documents",), "data.source", of(SOURCES, *OF_DOCUMENTS)),
     (("data.holdout_fraction",), "data.source", of(SOURCES, *OF_DOCUMENTS, "labeled")),
     (("data.holdout_fraction",), "data.validation_path", NONE),
-    (OF_BOARDS, "data.source", of(SOURCES, "sudoku", "maze")),
-    (("data.puzzle_clues",), "data.source", of(SOURCES, "sudoku")),
-    (("data.puzzle_size", "data.puzzle_heldout", "data.puzzle_clues"), "data.path", NONE),
-    (("data.puzzle_augmentations",), "data.source", of(SOURCES, "sudoku", "maze", "arc")),
-    (("data.puzzle_set",), "data.source", of(SOURCES, "arc")),
-    (("evaluation.votes_every", "evaluation.pooled_votes"), "data.source", of(SOURCES, "arc", "puzzles")),
+    (OF_PUZZLES, "data.source", of(SOURCES, *PUZZLES)),
     (("data.task_ways",), "data.source", of(SOURCES, "glyphs")),
     (("data.task_dim",), "data.source", of(SOURCES, "linear_maps")),
     (("optimizer.beta1",), "optimizer.name", AllBut(("adafactor",))),
     (("optimizer.beta2",), "optimizer.name", AllBut(("adafactor", "sgd"))),
-    (("optimizer.epsilon",), "optimizer.name", AllBut(("adafactor", "sgd", "lion", "adam_atan2"))),
     (("optimizer.final_fraction",), "optimizer.schedule", AllBut(("constant",))),
     (("optimizer.cooldown_fraction",), "optimizer.schedule", AllBut((*OF_DECAY, "constant"))),
     (("batch.memory_gib",), "batch.fit", ("auto",)),
@@ -284,7 +280,10 @@ def check_typed(loaded: Loaded) -> None:
         for key in keys if not _is(values[owner], wanted) else ():
             if key in loaded.typed and values[key] != KEYS[key].default:
                 now = shown(values[owner]) or repr(values[owner])
-                raise ConfigError(f"{key}={values[key]} is not read with {owner}={now}; leave it out, or set {owner}")
+                remedy = "empty" if wanted is NONE else "set"
+                raise ConfigError(
+                    f"{key}={values[key]} is not read with {owner}={now}; leave it out, or {remedy} {owner}"
+                )
 
 
 def _is(value, wanted) -> bool:

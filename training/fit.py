@@ -32,21 +32,20 @@ def fit(config: ConfigDict, fits: Callable[[ConfigDict], bool]) -> None:
     fewest = 0 if fits(candidates[0]) else bisect.bisect_left(candidates, True, lo=1, key=fits)
     if fewest == len(candidates):
         ways = " or ".join([*recompute_flags(config.model), "more devices that split the weights"])
+        smallest = meta_learning.microbatch_rows(candidates[-1])
+        least = "one sequence" if smallest == 1 else f"{smallest} sequences"
         raise ConfigError(
-            f"batch.fit=auto: no microbatch of train.global_batch={config.train.global_batch} fits, not even of one "
-            f"sequence a device; try {ways}"
+            f"batch.fit=auto: no microbatch of train.global_batch={config.train.global_batch} fits, not even of "
+            f"{least} a device; try {ways}"
         )
     config.train.gradient_accumulation = candidates[fewest].train.gradient_accumulation
     config.batch.fit = "none"
 
 
 def _leaves_rows(candidate: ConfigDict) -> bool:
-    """Return whether a device's microbatch has the rows that the objective needs."""
-    try:
-        meta_learning.check_rows(candidate, candidate.train.gradient_accumulation)
-    except ConfigError:
-        return False
-    return True
+    """Return whether the microbatches of the smallest batch have rows to measure hidden units on, if that is asked."""
+    smallest = ramp.of_size(candidate, ramp.rows(candidate, 0))
+    return meta_learning.leaves_rows(candidate, meta_learning.microbatch_rows(smallest))
 
 
 def of_count(config: ConfigDict, num_microbatches: int) -> ConfigDict:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from configs.base import batch_shards
 from reporting import throughput
+from settings import meta_learning
 
 CPU_MICROBATCH_FLOPS = 2e12  # about 10 s on two CPU cores
 UNROLLED_LAYERS = {"cpu": 12, "gpu": 32}  # at most; deeper stacks take longer to compile than unrolling saves
@@ -53,8 +54,8 @@ def microbatches(config, flops_per_token: float, mesh) -> int:
     flops = flops_per_token * config.train.global_batch * config.train.sequence_length
     if platform(mesh) != "cpu":
         return 1
-    fitting = (m for m in range(1, rows + 1) if rows % m == 0 and flops / m <= CPU_MICROBATCH_FLOPS)
-    return next(fitting, rows)
+    counts = [m for m in range(1, rows + 1) if rows % m == 0 and meta_learning.leaves_rows(config, rows // m)] or [1]
+    return next((m for m in counts if flops / m <= CPU_MICROBATCH_FLOPS), counts[-1])
 
 
 def loss_chunks(config, num_microbatches: int, mesh, *, vocab_split: bool) -> int:

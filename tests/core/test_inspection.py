@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run on puzzles answers about its steps."""
 
+import contextlib
 import json
+import types
 
 import pytest
 
@@ -11,7 +13,7 @@ from core import inspection
 from tests.puzzles.test_solving import small_config
 
 
-def test_the_best_checkpoint_is_ranked_by_the_losses_that_were_measured_after_it_was_saved(tmp_path):
+def test_the_best_checkpoint_is_ranked_by_the_losses_that_were_measured_after_it_was_saved(tmp_path, monkeypatch):
     """The record of the newest has none of its own; a step that was repeated counts by its last line."""
     lines = [
         {"kind": "train", "step": 10, "loss": 9.0},
@@ -21,9 +23,22 @@ def test_the_best_checkpoint_is_ranked_by_the_losses_that_were_measured_after_it
         {"kind": "eval", "step": 20, "eval_loss": 7.5},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    losses = inspection.heldout_losses(tmp_path)
-    assert losses == {10: 8.0, 20: 7.5} and inspection.heldout_losses(tmp_path / "none") == {}
-    assert Retention(1, 0, 1).reasons([10, 20, 30], losses) == {20: "best held-out loss, 7.5000", 30: "newest"}
+    records = {step: {"losses": {}} for step in (10, 20, 30)}
+    fake = types.SimpleNamespace(
+        problems=lambda step: [], part_problems=lambda step: [], steps=lambda: [10, 20, 30], record=records.get,
+        store=types.SimpleNamespace(others=dict),
+    )  # fmt: skip
+    monkeypatch.setattr(inspection, "Checkpoints", lambda address, store: contextlib.nullcontext(fake))
+    table, is_good = inspection.checkpoints_table("run", tmp_path, Retention(1, 0, 1))
+    assert is_good and table == [
+        "checkpoint 10: good  (the next save deletes it)",
+        "checkpoint 20: good  (kept: best held-out loss, 7.5000)",
+        "checkpoint 30: good  (kept: newest)",
+        "3 of 3 good",
+    ]
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "eval", "step": "x"}\n{}\n')
+    (note, *table), is_good = inspection.checkpoints_table("run", tmp_path, Retention(1, 0, 1))
+    assert is_good and len(table) == 4 and "the best checkpoint is ranked without it" in note
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 from configs import base
 from configs.errors import ConfigError
 from settings import loading, stored_config, validation
-from settings.keys import flat, parse_value
+from settings.keys import HIDDEN, flat, parse_value
 from tests.support import RECIPES, ROOT
 
 
@@ -144,11 +144,13 @@ def test_a_run_continues_with_the_machine_keys_of_its_recipe_whether_it_is_named
     recipe = flat(loading.load("configs/trm/sudoku.py", "", {}).config)
     assert (recipe["mesh.data"], recipe["mesh.fsdp"]) == (-1, 1)
     (tmp_path / "config.json").write_text(json.dumps(recipe | {"mesh.data": 4, "data.readers": 7}))
-    (tmp_path / "run.json").write_text(json.dumps({"recipe": "sudoku", "recipe_config": recipe}))
+    secret = {"logging.alerts": HIDDEN}  # as it is stored
+    (tmp_path / "run.json").write_text(json.dumps({"recipe": "sudoku", "recipe_config": recipe | secret}))
     named = ("configs/trm/sudoku.py", loading.load("configs/trm/sudoku.py", "", {}).config)
     for given in (None, named):
         config = stored_config.load_to_continue(tmp_path, 4, given, "", {}, {}).config
         assert (config.mesh.data, config.mesh.fsdp, config.data.readers) == (-1, 1, 0)
+        assert config.logging.alerts == ""
 
 
 def test_a_stored_language_model_takes_any_length_and_puzzles_keep_theirs(tmp_path):

@@ -58,6 +58,15 @@ def test_what_does_not_go_together_is_refused(recipe, typed, message):
     assert "\n" not in str(error.value)
 
 
+def test_a_ramp_that_begins_with_one_large_microbatch_leaves_rows():
+    typed = {
+        "train.global_batch": "64", "train.gradient_accumulation": "8", "batch.ramp": "steps", "batch.first": "8",
+        "plasticity.method": "continual_backprop",
+    }  # fmt: skip
+    loaded = loading.load(TEXT, "", typed)
+    validation.validate(loaded.config, 1, loaded)
+
+
 @pytest.mark.parametrize("method", ["first_order_maml", "reptile"])
 def test_what_is_differentiated_once_may_use_fused_kernels_and_rounded_products(method):
     loaded = loading.load(TEXT, "", {"meta.method": method, "model.quantization": "int8"})

@@ -31,7 +31,7 @@ from settings.keys import flat
         ),
         (
             {"data.validation_path": "held", "data.holdout_fraction": "0.3"},
-            "data.holdout_fraction=0.3 is not read with data.validation_path=held; ",
+            "data.holdout_fraction=0.3 is not read with data.validation_path=held; leave it out, or empty data.valid",
         ),
         ({"data.puzzle_size": "4"}, "data.puzzle_size=4 is not read with data.source=auto; "),
         ({"grpo.clip": "0.3"}, "grpo.clip=0.3 is not read with train.objective=language_modeling; "),
@@ -61,6 +61,18 @@ def test_the_tables_know_the_keys_that_there_are():
     assert set(together.SOURCES) <= sources.SOURCES.keys()
     for folder, names in {"models": together.MODELS, "objectives": together.OBJECTIVES}.items():
         assert {*names} <= {file.stem for file in (loading.ROOT / folder).glob("*.py")}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "typed"),
+    [
+        ("configs/trm/sudoku_mini.py", {"model.head_dim": "32"}),
+        ("configs/trm/sudoku_mini.py", {"inference.noise": "0.5"}),  # for generate.py --trajectories=16
+        ("configs/trm/arc1.py", {"data.puzzle_size": "20", "data.path": "FOLDER"}),  # as a group of a study types it
+    ],
+)
+def test_what_is_read_here_or_by_another_command_can_be_typed(recipe, typed):
+    together.check_typed(loading.load(recipe, "", typed))
 
 
 def test_what_a_module_added_to_ours_may_read_can_be_typed():

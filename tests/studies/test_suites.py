@@ -187,6 +187,15 @@ def test_each_optimizer_moves_a_weight_to_another_place():
     assert len({round(place, 9) for place in places}) == 5
 
 
+def test_every_configuration_of_the_suite_is_accepted_also_on_data_that_are_named():
+    """All but the one that asks for a type which is refused on purpose, and in `mini` none."""
+    for name in ("trm", "trm-mini"):
+        study, _ = suites.find(name)
+        named = {"data.path": "FOLDER"} if name == "trm" else {}
+        refused = {one.name: one.refusal for one in suites.members(study, study.groups, overrides=named) if one.refusal}
+        assert refused.keys() <= {"c-float16"}, refused
+
+
 @pytest.mark.parametrize("group", ["exp04a-data-scaling", "exp04b-augmentation-scaling"])
 def test_data_groups_change_what_a_step_reads(group, tmp_path):
     """Of boards of 4 x 4, which are made in no time."""

@@ -74,9 +74,18 @@ def test_where_units_are_measured_on_rows_that_are_no_tasks_a_microbatch_keeps_o
     config = config_of(4)
     config.train.objective, config.meta.share, config.plasticity.measure = "meta_language_modeling", 0.5, 1
     tried = []
-    with pytest.raises(ConfigError, match=r"no microbatch of train.global_batch=4 fits"):
+    with pytest.raises(ConfigError, match=r"no microbatch of .*=4 fits, not even of 2 sequences a device"):
         fit.fit(config, lambda candidate: bool(tried.append(candidate.train.gradient_accumulation)))
     assert max(tried) == 2
+
+
+def test_a_ramp_of_whole_microbatches_is_fitted_by_those_that_leave_rows():
+    """Its first batch is one microbatch, as large as the others."""
+    config = config_of(64)
+    config.train.objective, config.meta.share, config.plasticity.measure = "meta_language_modeling", 0.25, 1
+    config.batch.update(ramp="steps", first=8)
+    fit.fit(config, lambda candidate: candidate.train.gradient_accumulation >= 16)
+    assert config.train.gradient_accumulation == 16
 
 
 def test_a_rehearsal_fits_the_chip_and_what_was_typed():

@@ -10,6 +10,7 @@ import pytest
 from configs.base import get_config, keys_of
 from configs.key import RESUME
 from core.start import may_change
+from objectives.objective import FrozenModel
 from training.step_transform import StepTransform, check, check_memories, of_config, ordered
 
 
@@ -63,12 +64,20 @@ def test_a_memory_that_a_checkpoint_cannot_hold_is_refused(memory, problem):
         check_memories({"mine": abstract(memory)})
 
 
-def test_rows_that_carry_something_keep_the_batch_size_and_a_frozen_base_may_move():
+def test_rows_that_carry_something_keep_the_batch_size_and_frozen_models_may_move():
+    models = {"teacher": "distillation.teacher", "reference": "train.init_from"}
+    objective = types.SimpleNamespace(frozen_models=lambda: [FrozenModel(*model) for model in models.items()])
+
     def keys(carry, frozen):
+        state = types.SimpleNamespace(carry=carry)
         return may_change(
-            types.SimpleNamespace(abstract_state=types.SimpleNamespace(carry=carry), abstract_frozen=frozen)
+            types.SimpleNamespace(
+                abstract_state=state, abstract_frozen=frozen, objective=objective, config=get_config()
+            )
         )
 
-    assert keys({}, {"teacher": {}}) == keys_of(RESUME)
+    assert keys({}, {}) == keys_of(RESUME)
+    assert keys({}, {"teacher": {}}) == keys_of(RESUME) | {"distillation.teacher"}
+    assert keys({}, {"reference": {}}) == keys_of(RESUME) | {"train.init_from"}
     assert keys({"seen": jnp.zeros(8)}, {}) == keys_of(RESUME) - {"train.global_batch"}
     assert keys({}, {"base": {}}) == keys_of(RESUME) | {"train.init_from"}
