@@ -16,6 +16,7 @@ from cluster import startup
 from configs.errors import ConfigError
 from core import output_files
 from input_pipeline.cache import cache_path
+from reporting.display import listed
 
 PAGE, MOST_NAMED = "report.html", 8
 NOT_READ = ("config", "topology", "print_config", "workdir", "join_seconds")  # flags of the other commands
@@ -32,7 +33,6 @@ def main(arguments: list[str]) -> None:
     output_files.check("html")
     named = by_name(words)
     from reporting.run_report import page, reading  # numpy is imported only for a command line without mistakes
-    from reporting.display import listed
 
     folders = {name: local_folder(place) for name, place in named.items()}
     local = {name: folder for name, folder in folders.items() if "://" not in named[name]}

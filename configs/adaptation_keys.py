@@ -19,12 +19,9 @@ meta.learn_rates = Key(False, "whether each entry of a weight has a learned fact
 meta.support = Key(10, "first examples of a task, to learn from; the others are its query", above=0, most=1_000_000)
 meta.loss = Key("squared_error", "loss of an example", choices=("squared_error", "cross_entropy"))
 meta.share = Key(
-    0.25,
-    "share of the rows of a batch of text that are tasks, rounded to whole rows of a device's microbatch, at "
-    "least one; the others are language modelling",
-    above=0,
-    most=1,
-)
+    0.25, "share of the rows of a batch of text that are tasks, rounded to whole rows of a device's microbatch, at "
+    "least one; the others are language modelling", above=0, most=1,
+)  # fmt: skip
 
 plasticity = Section(KEYS, "plasticity")  # so that a network that is trained for long, on changing data, still learns
 plasticity.method = Key(

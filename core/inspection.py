@@ -19,7 +19,7 @@ from input_pipeline import ledger, packing
 from parallelism.mesh import mesh_context
 from parallelism.placement import place
 from reporting.display import aligned
-from reporting.metrics import read_lines
+from reporting.metrics import Line, read_lines
 from settings import preference
 
 
@@ -52,8 +52,7 @@ def checkpoints_table(
 
 def heldout_losses(workdir: pathlib.Path) -> dict[int, float]:
     """Return the held-out losses in the metrics of a run by step, the last one of a step that was repeated."""
-    path = workdir / "metrics.jsonl"
-    lines = read_lines(path) if path.exists() else []
+    lines = metrics_of(workdir)
     return {line["step"]: line["eval_loss"] for line in lines if line.get("eval_loss") is not None}
 
 
@@ -123,6 +122,10 @@ def document_losses(run: assembly.Run, params, corpus, section: dict, step: int,
 
 def last_step(workdir: pathlib.Path) -> int:
     """Return the last step in metrics.jsonl of a run; 0 if it has none."""
+    return max((line.get("step", 0) for line in metrics_of(workdir)), default=0)
+
+
+def metrics_of(workdir: pathlib.Path) -> list[Line]:
+    """Return the lines of metrics.jsonl of a run; [] if it has none."""
     path = workdir / "metrics.jsonl"
-    lines = read_lines(path) if path.exists() else []
-    return max((line.get("step", 0) for line in lines), default=0)
+    return read_lines(path) if path.exists() else []

@@ -37,6 +37,11 @@ def of_size(config: ConfigDict, size: int) -> ConfigDict:
     return copy
 
 
+def of_first_stage(config: ConfigDict) -> ConfigDict:
+    """Return a copy with the smallest batches, and no ramp."""
+    return of_size(config, rows(config, 0))
+
+
 def rate_factor(config: ConfigDict, size: int) -> float:
     """Return the factor of the learning rate for batches of `size` sequences; 1 for train.global_batch."""
     return (size / config.train.global_batch) ** RATES[config.batch.learning_rate]
@@ -68,7 +73,7 @@ def measures_noise(config: ConfigDict) -> bool:
 
 def num_parts(config: ConfigDict) -> int:
     """Return the least number of parts of the smallest batch whose gradients are computed separately."""
-    microbatches = max(1, of_size(config, rows(config, 0)).train.gradient_accumulation)
+    microbatches = max(1, of_first_stage(config).train.gradient_accumulation)
     copies = config.mesh.dcn_data * config.mesh.data if supports_shard_map(config) else 1
     return microbatches * copies
 

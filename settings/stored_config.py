@@ -20,7 +20,7 @@ from settings.resolving import Loaded, resolve
 
 CONFIG, ORIGIN = "config.json", "run.json"
 RUNS = "train.init_from", "distillation.teacher"  # keys that name another run; a recipe there may only be typed
-OF_TRAINING = ("mesh.", "layout.", "batch.")  # sections that do not apply when a run is only read
+OF_TRAINING = "batch."  # the section that does not apply when a run is only read
 
 
 class Origin(Object, total=False):
@@ -126,12 +126,12 @@ def load_to_continue(
       ConfigError: the stored configuration cannot be read, another recipe or a key that may not change was typed, or
         `resolve` raises it.
     """
-    stored = read_config(folder)
+    stored, origin = read_config(folder), read_origin(folder)
     name, config = recipe or ("", base.get_config())
     notes = _check_recipe(folder, name, flat(config), overrides) if name else []
     kept = {key: value for key, value in stored.items() if key not in keys_of(MACHINE)}
     kept |= _own_tokenizer(folder, stored)
-    config.update_from_flattened_dict(kept if recipe else _machine_keys_of_recipe(folder) | kept)
+    config.update_from_flattened_dict(kept if recipe else _machine_keys_of_recipe(folder, origin) | kept)
     loaded = resolve(config, _origins(folder, kept), folder.name, folder / CONFIG, topology, overrides, environment)
     moved = {key for key in RUNS if stored[key]}  # a checkpoint has their digests
     free = keys_of(RESUME) | moved
@@ -143,13 +143,13 @@ def load_to_continue(
             )
     if not stored["data.tokenizer"] and loaded.config.data.tokenizer == "sentencepiece":
         raise ConfigError(no_tokenizer(folder))
-    loaded.notes, loaded.of_run, loaded.origin = notes, True, read_origin(folder)
+    loaded.notes, loaded.of_run, loaded.origin = notes, True, origin
     return loaded
 
 
-def _machine_keys_of_recipe(folder) -> dict[str, Scalar]:
+def _machine_keys_of_recipe(folder, origin: Origin) -> dict[str, Scalar]:
     """Return the keys of the machine that the recipe of a run says, as they count if the recipe is named."""
-    stored = read_origin(folder).get("recipe_config", {})
+    stored = origin.get("recipe_config", {})
     found = {key: value for key, value in stored.items() if key in keys_of(MACHINE) - keys_of(SECRET)}
     check_types(found, str(folder / ORIGIN))
     return found
@@ -184,8 +184,9 @@ def load_to_read(
     fixed = [key for key in overrides if key in stored and key not in free]
     if fixed:
         raise ConfigError(f"--config.{fixed[0]} is fixed by the run in {folder}; leave it out")
-    of_training = {name for name in KEYS if name.startswith(OF_TRAINING)}
-    values = stored | {name: KEYS[name].default for name in of_training | of_machine}
+    values = stored | {
+        name: key.default for name, key in KEYS.items() if name in of_machine or name.startswith(OF_TRAINING)
+    }
     if stored["data.tokenizer"] not in (*BUILT_IN_TOKENIZERS, ""):
         files = [folder / file for file in ("tokenizer.json", "tokenizer.model")]  # as imported, or trained
         values["data.tokenizer"] = str(next((file for file in files if file.is_file()), files[-1]))

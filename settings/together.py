@@ -279,7 +279,7 @@ def check_typed(loaded: Loaded) -> None:
     for keys, owner, wanted in READ_WITH:
         for key in keys if not _is(values[owner], wanted) else ():
             if key in loaded.typed and values[key] != KEYS[key].default:
-                now = shown(values[owner]) or repr(values[owner])
+                now = _said(shown(values[owner]))
                 remedy = "empty" if wanted is NONE else "set"
                 raise ConfigError(
                     f"{key}={values[key]} is not read with {owner}={now}; leave it out, or {remedy} {owner}"

@@ -41,7 +41,7 @@ def _check_mesh(config: ConfigDict) -> None:
     together.check(flat(config), of_mesh=True)
     _check_batch(config)
     _check_parts(config)
-    meta_learning.check_rows(config, meta_learning.microbatch_rows(ramp.of_size(config, ramp.rows(config, 0))))
+    meta_learning.check_rows(config, meta_learning.microbatch_rows(ramp.of_first_stage(config)))
     _check_computation(config)
 
 

@@ -44,8 +44,7 @@ def fit(config: ConfigDict, fits: Callable[[ConfigDict], bool]) -> None:
 
 def _leaves_rows(candidate: ConfigDict) -> bool:
     """Return whether the microbatches of the smallest batch have rows to measure hidden units on, if that is asked."""
-    smallest = ramp.of_size(candidate, ramp.rows(candidate, 0))
-    return meta_learning.leaves_rows(candidate, meta_learning.microbatch_rows(smallest))
+    return meta_learning.leaves_rows(candidate, meta_learning.microbatch_rows(ramp.of_first_stage(candidate)))
 
 
 def of_count(config: ConfigDict, num_microbatches: int) -> ConfigDict:
