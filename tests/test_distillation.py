@@ -62,6 +62,7 @@ def teacher(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_student_reaches_a_lower_loss_than_alone_and_its_checkpoint_is_a_model_like_any(teacher, tmp_path):
     """In as many steps as its teacher, the same model from the same weights, was alone, and on smaller batches.
 

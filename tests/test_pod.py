@@ -108,14 +108,11 @@ def test_the_earlier_aliases_launch_the_optimized_run(gcloud, alias):
 
 GUIDE = {"NAME": "aura-v4-32", "VERSION": "tpu-ubuntu2204-base"}  # all that its lines set, except PROJECT and ZONE
 ORIGIN = {"REPO_URL": "https://example.com/x"}  # in place of the origin that the clone of a user has
-MIGRATION = [  # FEATURES.md A6, A28 and A30, as they are typed
-    (OPTIMIZED, "create setup validate launch_optimized status metrics"),
-    (BASE, "create describe setup stop launch_pretrain_hf"),
-    (BASE, "create describe"),
-    (OPTIMIZED, "setup_optimizations validate launch_optimized"),
-    (OPTIMIZED, "backup setup_optimizations validate stop launch_optimized metrics"),
-    (OPTIMIZED, "describe stop launch_pretrain_hf versions tail delete help"),
-]
+MIGRATION = {  # what the earlier guides type
+    OPTIMIZED: "create setup setup_optimizations validate launch_optimized launch_pretrain_hf status metrics describe "
+    "stop backup versions tail delete help",
+    BASE: "create describe setup stop launch_pretrain_hf",
+}
 
 
 LAUNCHED = {  # as pods/launch.py keeps it
@@ -125,13 +122,13 @@ LAUNCHED = {  # as pods/launch.py keeps it
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("entry, subcommands", MIGRATION)
-def test_every_line_of_the_migration_modes_can_be_typed(gcloud, entry, subcommands):
+@pytest.mark.parametrize("entry", MIGRATION)
+def test_every_subcommand_of_the_earlier_guides_can_be_typed(gcloud, entry):
     """Each is understood and dry-run, where that needs no answer from a pod; what it does is tested with each."""
     record = gcloud.folder / "pods" / "aura-v4-32" / "launch.json"
     record.parent.mkdir(parents=True)
     record.write_text(json.dumps(LAUNCHED))
-    for name in subcommands.split():
+    for name in MIGRATION[entry].split():
         done = gcloud.run(name, "--dry-run", entry=entry, **GUIDE, **ORIGIN)
         assert done.calls == [] and "Traceback" not in done.stderr, (name, done.stderr)
         assert done.status == 0, (name, done.stderr)

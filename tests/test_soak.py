@@ -78,6 +78,7 @@ def test_the_drift_of_a_run_is_that_of_its_work_not_of_its_waiting():
             assert long_run.processor_drift(samples, 1000) == pytest.approx(more)
 
 
+@pytest.mark.slow
 def test_no_array_of_a_step_outlives_it(single_device, tmp_path):
     """One array more a step is too little to be seen in so few steps' memory; a carry of 4 KB would be 20 MB in 5,000.
 

@@ -167,6 +167,7 @@ def test_a_run_given_in_tokens_can_be_used_afterwards(place, stopped):
     assert status == 0, err
 
 
+@pytest.mark.slow
 def test_a_finished_run_prints_its_summary_again_and_a_longer_one_goes_on(place, whole):
     workdir = f"--workdir={place / 'whole'}"
     for typed in (arguments(place, "whole"), [workdir], [workdir, "--config=configs/tiny.py"]):

@@ -52,9 +52,9 @@ def gradients_and_scalars(targets: str, of_model: tuple = (), num_microbatches: 
 @pytest.mark.parametrize(
     ("targets", "of_model", "num_microbatches", "mesh"),
     [
-        (ALL, (), 2, {"fsdp": 2, "model": 2}),
+        pytest.param(ALL, (), 2, {"fsdp": 2, "model": 2}, marks=pytest.mark.slow),
         (ALL, (("remat", "full"),), 2, {"data": 2, "context": 2}),
-        ("query,out", EXPERTS, 1, {"expert": 2}),
+        pytest.param("query,out", EXPERTS, 1, {"expert": 2}, marks=pytest.mark.slow),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

@@ -111,6 +111,7 @@ def test_wherever_a_save_is_killed_there_is_a_good_checkpoint_and_the_next_start
     shutil.rmtree(tmp_path)
 
 
+@pytest.mark.slow
 def test_of_two_processes_that_save_the_same_steps_no_checkpoint_has_parts_of_both(tmp_path):
     """As after the lock of a run was deleted: saves may fail, and what is there is one's or the other's."""
     both = [warm.start(["-c", TWICE, str(tmp_path), who], dict(os.environ)) for who in "12"]

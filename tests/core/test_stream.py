@@ -4,6 +4,8 @@
 import json
 import shutil
 
+import pytest
+
 import train
 from settings import loading, validation
 
@@ -26,6 +28,7 @@ def trained(folder, texts):
     return result, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_tasks_follow_each_other_each_is_evaluated_and_a_resume_is_exact(tmp_path, single_device):
     for task, characters in {"digits": "0123456789", "letters": "abcdefghij"}.items():
         (tmp_path / task).mkdir()

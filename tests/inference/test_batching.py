@@ -47,7 +47,7 @@ def alone(prompt: list[int], num_tokens: int, one: Engine | None = None) -> tupl
     return text[len(prompt) :], log_probs
 
 
-@pytest.mark.parametrize(("scan", "windows"), [(False, False), (True, True)])
+@pytest.mark.parametrize(("scan", "windows"), [pytest.param(False, False, marks=pytest.mark.slow), (True, True)])
 def test_ten_requests_in_three_rows_have_the_tokens_and_probabilities_of_each_alone(scan, windows):
     """1e-5: what one float32 forward pass differs from another, as a cache changes the length that sums run over."""
     one = engine(scan, windows)

@@ -62,6 +62,7 @@ def check_passes(documents: list[str]) -> None:
     assert all(len(set(one)) == len(one) for one in passes)
 
 
+@pytest.mark.slow
 def test_weights_change_on_resume_without_a_repeat_or_a_gap(run, tmp_path):
     steps = run("0.75", "0.25", 6)
     checkpoint = shutil.copytree(tmp_path / "run" / "checkpoints" / "6", tmp_path / "6")

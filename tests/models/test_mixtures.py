@@ -60,6 +60,7 @@ def after(steps: int):
         return jax.device_get(step(*inputs))
 
 
+@pytest.mark.slow
 def test_a_layout_with_experts_computes_what_one_device_does():
     """Loss, loads, every gradient, the update of weights and of the bias, after steps that give it moments."""
     assert proof.differences(layout(*assembled(1)), layout(*assembled(8, **MESH)), after(2)[0], batch()) == []
@@ -88,7 +89,7 @@ def small_model(scan: bool):
     return make_model(config, scan=scan)
 
 
-@pytest.mark.parametrize("balance_loss", [0.0, 0.5])
+@pytest.mark.parametrize("balance_loss", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
 def test_microbatches_add_up_to_the_whole_batch(balance_loss):
     """Except for the balance loss, which is the sum of those of the microbatches. Experts have room for all tokens."""
     graph, params = make_model(model_config(num_experts=4, experts_per_token=2, expert_capacity=2.0, num_layers=1))

@@ -105,7 +105,9 @@ def test_without_mup_they_move_the_farther_the_wider():
     assert min(found.values()) > 0.3, found
 
 
-@pytest.mark.parametrize(("optimizer_name", "tied"), [("adamw", True), ("muon", False)])
+@pytest.mark.parametrize(("optimizer_name", "tied"), [
+    ("adamw", True), pytest.param("muon", False, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_at_first_no_activation_is_larger_than_at_the_base_width(optimizer_name, tied):
     narrow, wide = (moved(width, True, tied, optimizer_name)[0] for width in WIDTHS)
     assert wide["logits"] < narrow["logits"]

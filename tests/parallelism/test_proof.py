@@ -293,6 +293,7 @@ def test_a_layout_of_another_recipe_is_told_by_the_names_of_its_arrays():
     assert len(lines) == 1 and "gradient" in lines[0] and "'weight'" in lines[0]
 
 
+@pytest.mark.slow
 def test_meshes_of_presets_compute_what_one_device_does():
     """And a run on other meshes has the same losses; on 16 simulated devices, in a process of their own."""
     process = warm.start(["benchmarks/layouts.py", "--quick"], dict(os.environ))
@@ -349,7 +350,8 @@ def test_the_step_of_a_recursive_model_passes_on_its_meshes(changes):
 
 
 @pytest.mark.parametrize("recipe, changes", [
-    ("countdown_value_head", {}), ("countdown_grpo", {"grpo.kl": "0.1", "train.init_from": "runs/countdown"}),
+    pytest.param("countdown_value_head", {}, marks=pytest.mark.slow),
+    ("countdown_grpo", {"grpo.kl": "0.1", "train.init_from": "runs/countdown"}),
 ])  # fmt: skip
 def test_a_step_that_reads_frozen_weights_is_proved_without_them(recipe, changes):
     """They are not restored for a proof."""

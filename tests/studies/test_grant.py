@@ -88,6 +88,7 @@ def test_a_rehearsal_of_the_user_gives_hours_and_the_size_of_a_checkpoint(tmp_pa
     assert (measured.hours, measured.is_measured) == (2.0, True)
 
 
+@pytest.mark.slow
 @needs_optuna
 def test_a_plan_uses_what_was_measured_and_status_says_what_is_left(tmp_path):
     from studies.storage import open_storage

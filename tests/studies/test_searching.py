@@ -174,6 +174,7 @@ def test_a_search_that_is_interrupted_between_two_trials_is_not_over(tmp_path):
     assert statuses == [-signal.SIGTERM]
 
 
+@pytest.mark.slow
 def test_an_exhausted_space_is_not_asked_again_while_another_worker_trains(tmp_path):
     """Each look would add a hundred rows to the database, and an idle worker looks every two seconds."""
     from studies.search import searching

@@ -25,6 +25,7 @@ def program(run) -> str:
         return str(jax.make_jaxpr(run.train_step)(run.abstract_state, run.abstract_batch))
 
 
+@pytest.mark.slow
 def test_sixteen_devices_compute_the_loss_and_every_gradient_of_one():
     """Of slices whose heads are split four ways; benchmarks/layouts.py has a whole step on fsdp=16."""
     cases = [{"remat": "attention", "mesh": {"dcn_data": 2, "fsdp": 2, "model": 4}}]

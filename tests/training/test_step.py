@@ -104,7 +104,9 @@ def test_microbatches_make_the_gradients_of_the_whole_batch_in_a_language_model(
     assert_close(gradients_and_scalars(num_microbatches=4, **mesh), gradients_and_scalars())
 
 
-@pytest.mark.parametrize("mesh", [{"fsdp": 8}, {"data": 2, "fsdp": 4}], ids=lambda mesh: "-".join(mesh))
+@pytest.mark.parametrize(
+    "mesh", [pytest.param({"fsdp": 8}, marks=pytest.mark.slow), {"data": 2, "fsdp": 4}], ids=lambda mesh: "-".join(mesh)
+)
 def test_a_whole_step_with_the_rings_of_a_tpu_has_the_same_bits(mesh, monkeypatch):
     """Else every other test here, which runs on CPU devices, would say nothing about the rings."""
     exchanged = gradients_and_scalars(**mesh)
@@ -159,7 +161,9 @@ def test_what_is_summed_in_a_loop_is_told_from_what_is_summed_once():
 
 
 @pytest.mark.parametrize(
-    ("mesh", "counts"), [({"data": 8}, (1, 4)), ({"data": 2, "fsdp": 4}, (4, 8))], ids=["data", "data-fsdp"]
+    ("mesh", "counts"),
+    [pytest.param({"data": 8}, (1, 4), marks=pytest.mark.slow), ({"data": 2, "fsdp": 4}, (4, 8))],
+    ids=["data", "data-fsdp"],
 )
 def test_gradients_cross_the_batch_axes_once_a_step_for_1_4_and_8_microbatches(mesh, counts):
     """The compiled program sums every gradient once, after the loop, and sums nothing inside it."""
