@@ -63,7 +63,7 @@ from core.sampling import BatchSampler, samples
 from core.between_steps.slow_data import SlowData
 from core.between_steps.stages import Stages, position_of
 from core.start import (
-    announce, check_tokenizers, device_lines, initial_state, may_change, other_models, prepare_corpus, set_steps,
+    announce, check_sources, check_tokenizers, device_lines, initial_state, may_change, prepare_corpus, set_steps,
 )  # fmt: skip
 from input_pipeline import batches as pipeline, corpus as corpora, ledger
 from input_pipeline.errors import DataError
@@ -139,8 +139,7 @@ def train(
         with layouts.named(after):
             run = assembly.assemble(on_mesh)
             preflight.check_state_fits(run)
-    for model in other_models(run.objective):
-        frozen_models.source_of(model, config).check_has_checkpoint()
+    check_sources(run.objective, config, workdir)
     if batches is None:
         task_items(config)  # reports mistakes before documents are read
     else:

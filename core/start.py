@@ -2,6 +2,7 @@
 """What a training run needs before its first step: its corpus, its number of steps, its initial state."""
 
 import math
+import pathlib
 
 import jax
 
@@ -16,7 +17,7 @@ from core.assembly import Run
 from core.between_steps.stages import position_of
 from input_pipeline import corpus as corpora
 from objectives.objective import FrozenModel, Objective
-from settings import preference, ramp, ranges
+from settings import preference, ramp, ranges, stored_config
 
 MOST_PASSES, USEFUL_PASSES = 40, 4  # over one corpus: more gain nothing; up to 4, each is worth as much as new data
 
@@ -78,6 +79,17 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
 def other_models(objective: Objective) -> list[FrozenModel]:
     """Return the frozen models whose weights are not those that the run starts from."""
     return [model for model in objective.frozen_models() if model.key != "train.init_from"]
+
+
+def check_sources(objective: Objective, config, workdir: pathlib.Path) -> None:
+    """Raise ConfigError if a run whose weights are needed is missing or has no checkpoint, before documents are read.
+
+    A run that `workdir` already holds no longer needs the one that initialized it.
+    """
+    for model in other_models(objective):
+        frozen_models.source_of(model, config).check_has_checkpoint()
+    if config.train.init_from and not (workdir / stored_config.CONFIG).exists():
+        initial(config).check_has_checkpoint()
 
 
 def may_change(run: Run) -> frozenset[str]:

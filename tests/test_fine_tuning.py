@@ -131,6 +131,9 @@ def test_what_does_not_go_together_is_one_line(base, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.json").write_bytes((base / "config.json").read_bytes())
     refused("has no checkpoint; train it first", begun(of(tmp_path / "empty")))
+    unread = of(tmp_path / "none", data__source="text", data__path=f"{tmp_path}/gone.txt")
+    refused("holds no run", lambda: train.train(unread, tmp_path / "mine"))  # before documents are read
+    shutil.copytree(base / "checkpoints", tmp_path / "empty" / "checkpoints")
     write_sums(tmp_path / "texts", 20)
     text = dict(data__source="text", data__path=f"{tmp_path}/texts/*.txt", data__cache_dir=str(tmp_path / "cache"))
     stored = json.loads((base / "config.json").read_text()) | {"data.tokenizer": "sentencepiece"}
