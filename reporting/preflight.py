@@ -141,6 +141,13 @@ def notes(config, num_microbatches: int) -> list[str]:
             f"Note: {initial:.0%} of the averaged parameters, which are evaluated, will still be their initial values "
             f"after {steps} steps; optimizer.ema_decay={optimizer.ema_decay} is for longer runs"
         )
+    ranked = math.lcm(config.train.save_every, config.train.eval_every)
+    if config.checkpoint.keep_best > 1 and not 0 < ranked < steps:
+        lines.append(
+            f"Note: checkpoint.keep_best={config.checkpoint.keep_best} has only the last step to rank: no earlier one "
+            f"is saved and evaluated with train.save_every={config.train.save_every} and "
+            f"train.eval_every={config.train.eval_every}"
+        )
     if note := meta_learning.share_note(config, num_microbatches):
         lines.append(note)
     for key in ("train.balance_loss", "model.expert_capacity") if num_microbatches > 1 else ():

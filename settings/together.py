@@ -208,7 +208,7 @@ READ_WITH = (  # keys, another key that decides whether they are read, and its v
     ), "model.num_experts", ANY),
     (("model.gate_scale",), "model.experts_per_token", AllBut((1,))),
     (OF_RECURSIVE_MODEL, "model.name", of(MODELS, "trm")),
-    (OF_DECODER, "model.name", AllBut(NO_DECODERS)),
+    ((*OF_DECODER, "inference.cache_dtype"), "model.name", AllBut(NO_DECODERS)),
     (OF_ATTENTION, "model.name", AllBut(("mlp_classifier", "mlp_regressor"))),
     (("model.levels",), "model.name", of(MODELS, "mlp_classifier")),
     (("model.input_dim",), "model.name", of(MODELS, *OF_VECTORS)),
