@@ -16,7 +16,7 @@ report also a search. Without a name, these two show the only study of --storage
 any interruption. It needs `make setup EXTRAS=studies`; docs/studies.md is the guide.
 """
 
-from core import command_line
+from core import command_line, ending
 
 import importlib
 import math
@@ -76,10 +76,13 @@ NOT_READ = ("workdir", "print_config", "join_seconds")  # flags of the other com
 
 def main(arguments: list[str]) -> int:
     """Run the subcommand of the command line; return the exit status."""
+    ending.install()
     words, rest = positional(arguments)
+    known = [*SUBCOMMANDS, SEARCH]
+    if late := [word for word in rest if word in known and not words]:
+        raise ConfigError(f"{late[0]} comes before the flags, as the first word")
     sys.argv = [sys.argv[0], *rest]
     overrides = command_line.parse_flags(__doc__, NOT_READ, "a study has its recipe and the folders of its trials")
-    known = [*SUBCOMMANDS, SEARCH]
     if not words or words[0] not in known:
         near = did_you_mean(similar(words[0], known)) if words else ""
         what = f"{shown(words[0])} is not a subcommand{near}" if words else "no subcommand is given"

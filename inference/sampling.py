@@ -114,8 +114,9 @@ def _fitting(run, longest: int, max_tokens: int | None) -> int:
     """Return how many tokens may follow the longest prompt; ConfigError if `max_tokens`, or one, are too many."""
     limit = run.config.model.max_length
     if longest + (max_tokens or 1) > limit:
+        more = f"--max_tokens={max_tokens}" if max_tokens else "one more"
         raise ConfigError(
-            f"a prompt of {longest} tokens and --max_tokens={max_tokens or 1} exceed model.max_length={limit}; "
+            f"a prompt of {longest} tokens and {more} exceed model.max_length={limit}; "
             + (f"use --max_tokens={limit - longest}" if limit > longest else f"shorten it to {limit - 1} tokens")
         )
     return max_tokens or min(USUAL_TOKENS, limit - longest)

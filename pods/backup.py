@@ -35,7 +35,10 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
     source = {"folder": folder, "pod": "" if "://" in folder else settings.name}
     if (kept := _source_of(target)) not in (None, source):
         raise PodError(f"{target} is the backup of {' of '.join(filter(None, kept.values()))}; name another folder")
-    if "://" in folder or (folder.startswith("/") and settings.transport == "local"):
+    is_here = folder.startswith("/") and settings.transport == "local"
+    if is_here and not (settings.dry_run or pathlib.Path(folder).is_dir()):
+        raise usage_error(f"{folder} is no folder; `launch` a run first, or name its folder with --workdir")
+    if "://" in folder or is_here:
         words = ["gcloud", "storage", "rsync", "-r", folder] if "://" in folder else ["cp", "-r", f"{folder}/."]
         expect_success([call(settings, [*words, local_folder(settings, str(target))], show=True)], f"back {folder} up")
     elif not folder.startswith("/") and (num_workers := transport.num_workers) > 1:
@@ -62,7 +65,10 @@ def _source_of(target: pathlib.Path) -> dict | None:
 def _run_folder(settings: Settings) -> str:
     """Return the folder that is typed, else that of the launched run, else that of a run with these settings."""
     is_typed = settings.given("workdir") or settings.given("ckpt_out") or not records.launched(settings)
-    return (not is_typed and records.read(settings)["workdir"]) or settings.run_folder()
+    if is_typed:
+        return settings.run_folder()
+    launch = records.read(settings)
+    return launch["workdir"] or launch.get("study") or settings.run_folder()
 
 
 def _on_host(settings: Settings, folder: str) -> str:

@@ -47,6 +47,8 @@ def create(settings: Settings, transport: Transport, rest: list[str]) -> int:
         print(_summary(settings, pod))
         if pod.get("acceleratorType", settings.accel) != settings.accel and not settings.type:
             print(f"warning: the existing pod is a {pod['acceleratorType']}, but ACCEL={settings.accel}")
+        if settings.workers and settings.workers != pod.get("workers", settings.workers):
+            print(f"warning: the existing pod has {pod['workers']} workers, but --workers={settings.workers}")
     return 0
 
 

@@ -68,7 +68,7 @@ class Local:
         """The number of workers of the existing pod, else of the one that `create` would make."""
         if pod := self.describe():
             return pod["workers"]
-        topology = topologies.get(self.settings.accel)
+        topology = topologies.get(self.settings.accel, "ACCEL")
         workers = self.settings.workers or topology.hosts
         if workers < 1 or topology.chips % workers:
             raise usage_error(f"--workers={workers} does not divide the {topology.chips} chips of {topology.name}")

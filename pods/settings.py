@@ -360,7 +360,7 @@ def _check(settings: Settings) -> None:
     if settings.repo_dir.startswith("~") and not settings.repo_dir.startswith("~/"):
         raise usage_error(f"REPO_DIR={settings.repo_dir}: write a path below the home folder as ~/FOLDER")
     if settings.transport == "local":
-        topologies.get(settings.accel)
+        topologies.get(settings.accel, "ACCEL")
 
 
 def check_worker(worker: str) -> None:

@@ -177,7 +177,7 @@ class TextService:
         """Raise ApiError if too many requests would wait for a row."""
         room = self._worker.batch.num_rows + self._max_waiting
         if count > room:
-            raise ApiError(400, f"the request asks for {count} answers; at most {room} can wait here", param="n")
+            raise ApiError(400, f"the request asks for {count} answers; at most {room} decode or wait here", param="n")
         if self._worker.in_flight + count > room:
             raise ApiError(
                 429, f"{self._worker.in_flight} answers decode or wait already; try again later", code="busy",

@@ -11,9 +11,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from checkpointing.bucket import path_of
 from files.atomic import write_atomically
-from studies.trials import title
+from studies.trials import has_failed, title
 
 FILE = "study.json"  # pods/studies.py reads it
+DONE = TrialState.COMPLETE, TrialState.PRUNED
 
 
 def write(root: str, known: Sequence[FrozenTrial], running: FrozenTrial | None, count: int) -> None:
@@ -25,10 +26,11 @@ def write(root: str, known: Sequence[FrozenTrial], running: FrozenTrial | None, 
       count: number of configurations in all.
     """
     states = [trial.state for trial in known]
-    failed, ended = states.count(TrialState.FAIL), sum(state.is_finished() for state in states)
+    done, ended = sum(state in DONE for state in states), sum(state.is_finished() for state in states)
     content = {
         "trial": title(running) if running else "", "workdir": running.user_attrs["workdir"] if running else "",
-        "time": time.time(), "done": ended - failed, "failed": failed, "left": count - ended,
+        "time": time.time(), "done": done, "failed": sum(map(has_failed, known)),
+        "left": count - ended,
     }  # fmt: skip
     with contextlib.suppress(OSError):
         write_json(root, FILE, content)

@@ -81,10 +81,13 @@ class Queue:
         """Add a trial for each order whose configuration has none yet; return the number of added trials.
 
         Raises:
-          ConfigError: the folder of an order has the run of another configuration.
+          ConfigError: the folder of an order has the run of another configuration, or its own trial has begun
+            elsewhere.
         """
+        orders = list(orders)
         with self.locked():
             known = self.latest()
+            check_places(orders, known)
             new = [order for order in orders if order.member.digest not in known]
             check_folders(new, known.values())
             for order in new:
@@ -212,13 +215,14 @@ class Queue:
 
     def retry(self, digests: set[str]) -> int:
         """Add a new trial, in the same folder, for each failed one; return their number."""
-        failed = [t for d, t in self.latest().items() if d in digests and t.state == TrialState.FAIL]
-        for trial in failed:
-            about = trial.user_attrs
-            kept = {name: about[name] for name in KEPT_BY_RETRY}
-            ran = about.get(RAN_BEFORE, 0.0) + about.get(RAN_SECONDS, 0.0)
-            self._add(kept | {"failures": [], "cancelled": False, RAN_BEFORE: ran})
-        return len(failed)
+        with self.locked():
+            failed = [t for d, t in self.latest().items() if d in digests and t.state == TrialState.FAIL]
+            for trial in failed:
+                about = trial.user_attrs
+                kept = {name: about[name] for name in KEPT_BY_RETRY}
+                ran = about.get(RAN_BEFORE, 0.0) + about.get(RAN_SECONDS, 0.0)
+                self._add(kept | {"failures": [], "cancelled": False, RAN_BEFORE: ran})
+            return len(failed)
 
     def running(self) -> set[int]:
         """Return the numbers of claimed trials whose worker is not known to have ended."""
@@ -246,6 +250,29 @@ class Queue:
 KEPT_BY_RETRY = ("digest", "group", "configuration", "seed", "workdir", "topology", "recipe", "changes", "config")
 
 
+def check_places(orders: Iterable[Order], known: dict[str, FrozenTrial]) -> None:
+    """Raise ConfigError if the trial of an order has not ended, and is to run below another root or on another slice.
+
+    It may be of another group, which has the same configuration.
+    """
+    for order in orders:
+        trial = known.get(order.member.digest)
+        if not trial or trial.state.is_finished():
+            continue
+        member, about = order.member, trial.user_attrs
+        places = {
+            "--root": (about["workdir"].removesuffix(f"/{title(trial)}"),
+                       order.workdir.removesuffix(f"/{member.group}/{member.name}")),
+            "--topology": (about["topology"], order.topology),
+        }  # fmt: skip
+        for flag, (was, now) in places.items():
+            if was != now:
+                raise ConfigError(
+                    f"{title(trial)} was queued with {flag}={was}, not {flag}={now}; type that, or end it by "
+                    "`sweep.py cancel`"
+                )
+
+
 def check_folders(orders: Iterable[Order], known: Iterable[FrozenTrial]) -> None:
     """Raise ConfigError if the folder of an order has, or will have, the run of an earlier trial with other keys."""
     taken = {
@@ -256,6 +283,8 @@ def check_folders(orders: Iterable[Order], known: Iterable[FrozenTrial]) -> None
         if earlier := taken.get(order.workdir):
             was, now = earlier.user_attrs["config"], order.member.values
             differing = [key for key in {**was, **now} if was.get(key) != now.get(key)]
+            if not differing:  # a default has changed since, which makes another digest
+                raise ConfigError(f"{order.workdir} has a trial of an earlier version; give another --root")
             key = min(differing, key=lambda key: key in keys_of(MACHINE))  # which do not make it another trial
             raise ConfigError(
                 f"{order.workdir} is the folder of an earlier trial with {key}={was.get(key)}, not {now.get(key)}; "

@@ -142,6 +142,7 @@ MISTAKES = [
     ("pod.py launch python train.py", {}, "write a command after --: pod.py launch -- python train.py"),
     ("pod.py launch --config=configs/smal.py", {}, "there is no recipe configs/smal.py; did you mean small"),
     ("sweep.py", {}, "no subcommand is given (all: plan, run, status, report, guide, folders, cancel, retry, search)"),
+    ("sweep.py --workers=2 run exp08-ema", {}, "run comes before the flags, as the first word"),
     ("sweep.py statsu", {}, "statsu is not a subcommand; did you mean status?"),
     ("sweep.py run", {}, "run needs the name of a group or suite (all: trm)"),
     ("sweep.py run exp08-emma", {}, "exp08-emma is no group or suite of configs/experiments/; did you mean exp08-ema?"),

@@ -44,7 +44,7 @@ class Population(Searcher):
     def _next_place(self, known: list[FrozenTrial]) -> int | None:
         """Return the number of the next trial that may begin; None if there is none now."""
         place = len(known)
-        if place == self.search.count:
+        if place >= self.search.count:
             return None
         before = _generation(known, place // self.size - 1)
         may_begin = place < self.size or (
@@ -99,6 +99,12 @@ def check(search: Search) -> None:
         raise ConfigError(
             f"--trials={search.count} is not a number of generations times --population={search.population} (2 or more)"
         )
+    for key in (suites.SEED, "train.init_from"):
+        if key in search.overrides:
+            raise ConfigError(
+                f"--method=pbt sets {key} for each trial, so --config.{key}={search.overrides[key]} cannot be typed; "
+                "leave it out, or set it in the recipe for the first generation"
+            )
     point = samplers.drawn(spaces.distributions(space := search.searched()), np.random.default_rng(0))
     for key in spaces.changes(space, point):
         if key.startswith("model.") and not KEYS[key].scope & (EXECUTION | TRANSFER):

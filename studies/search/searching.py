@@ -22,7 +22,7 @@ from studies.cost import planning
 from studies.launch import Failed, Unfinished
 from studies.search import samplers, second_objective, spaces
 from studies.storage import open_storage
-from studies.worker import Task, Worker, main
+from studies.worker import USAGE, Task, Worker, main
 
 TRIES = 100  # points that are drawn until one is valid and new
 LOOK_SECONDS = 0.5  # between two looks at the evaluations of a running trial
@@ -234,8 +234,9 @@ def begin(search: Search) -> trials.Queue:
         had = kept[name]
         if name == "overrides":
             name = min(key for key in had.keys() | now.keys() if had.get(key) != now.get(key))
-            had, now, name = had.get(name, "the recipe's"), now.get(name, "the recipe's"), f"--config.{name}"
-        raise ConfigError(f"the search {search.study} has {name}={had}, not {now}; give this one another --name")
+            had, now, name = had.get(name, "the recipe's"), now.get(name, "the recipe's"), f"config.{name}"
+        flag = {"recipe": "config", "seed": "search_seed"}.get(name, name)
+        raise ConfigError(f"the search {search.study} has --{flag}={had}, not {now}; give this one another --name")
     distributions = spaces.distributions(space)
     if any(one.distributions != distributions for one in queue.everything()):
         raise ConfigError(
@@ -251,13 +252,15 @@ def judge(queue: trials.Queue, count: int, statuses: list[int]) -> None:
 
     Raises:
       Unfinished: fewer than `count` have ended, by an interruption or the death of workers.
-      Failed: all have failed, or no point of the space can be trained.
+      Failed: all have failed, no point of the space can be trained, or a worker met a mistake in the command.
     """
     found = list(queue.latest().values())
     states = [trial.state for trial in found]
     words = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
     ended = sum(state.is_finished() for state in states)
     print(f"{queue.name}: " + ", ".join(f"{states.count(state)} {word}" for state, word in words.items()), flush=True)
+    if USAGE in statuses:  # a worker printed what is wrong, and the same command would meet it again
+        raise Failed(f"the search cannot go on: {ended} of {count} trials have ended, see the error above")
     if any(statuses) or any(not state.is_finished() for state in states):
         raise Unfinished(f"{ended} of {count} trials have ended; run the same command to continue")
     if found and set(states) == {TrialState.FAIL}:
@@ -268,7 +271,7 @@ def judge(queue: trials.Queue, count: int, statuses: list[int]) -> None:
             raise Failed(f"no point of the space can be trained, the first since {reasons[0]}")
         raise Unfinished(f"0 of {count} trials have ended; run the same command to continue")
     if ended < count:
-        print(f"the search cannot go on: {ended} trials of {count} have ended, and no point is left", flush=True)
+        print(f"the search cannot go on: {ended} of {count} trials have ended, and no point is left", flush=True)
 
 
 if __name__ == "__main__":

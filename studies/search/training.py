@@ -3,17 +3,19 @@
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Callable
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, shown
 from reporting.display import aligned
 from settings import loading
 from studies import launch, progress, suites
 from studies.search import population, searches, searching, second_objective
 from studies.search.searching import Search
-from studies.search.spaces import read
+from studies.search.spaces import keys_of_sets, read
 
 BEST = "best.json"  # in the folder of the search; scripts/search_then_train.py reads it
+NAME = re.compile(r"\w[\w.-]*")
 Start = Callable[[Search, int], list[int]]  # (search, number of workers) -> their exit statuses
 
 
@@ -32,10 +34,17 @@ def asked(parsed, overrides: dict[str, str], root: str) -> Search:
     space = read(parsed.space)  # reports mistakes before anything is stored
     for key in sorted(space.keys() & overrides.keys()):
         print(f"{key} is {overrides[key]} in every trial, since it is typed; --space={parsed.space} is not read for it")
+    for name, entry in space.items():
+        if both := keys_of_sets(entry) & overrides.keys():
+            raise ConfigError(
+                f"--config.{min(both)} is a key of the sets of {name} in --space={parsed.space}; leave one of them out"
+            )
     if parsed.also:
         second_objective.check(parsed.also, parsed.method, parsed.prune, parsed.topology)
     parts = [pathlib.Path(path).stem for path in (parsed.config, parsed.space)]
     name = parsed.name or "-".join([*parts, parsed.method])
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"--name={shown(name)} names a folder of --root, so it has letters, digits, '.', '_' and '-'")
     if suites.is_known(name):
         raise ConfigError(f"--name={name} is a group or a suite of configs/experiments/; give the search another name")
     is_population = parsed.method == "pbt"

@@ -173,7 +173,7 @@ MISTAKES = [  # changes of a valid request, status, part of the message, paramet
     ({"prompt": "x", "temperature": -1}, "temperature should be greater than or equal to 0, not -1", "temperature"),
     ({"prompt": 5}, "prompt should be a string, up to 128 strings, token ids, or up to 128 lists of", "prompt"),
     ({"prompt": "x", "n": 0}, "n should be greater than or equal to 1, not 0", "n"),
-    ({"prompt": "x", "n": 100}, "the request asks for 100 answers; at most 68 can wait here", "n"),
+    ({"prompt": "x", "n": 100}, "the request asks for 100 answers; at most 68 decode or wait here", "n"),
     ({"prompt": "x", "stop": ""}, "stop ", "stop"),
     ({"prompt": "x", "max_tokens": True}, "max_tokens should be a valid integer, not True", "max_tokens"),
     ({"prompt": "x", "logit_bias": {"999": 1}}, "logit_bias has the token 999; ids are from 0 to 2", "logit_bias"),

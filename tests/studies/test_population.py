@@ -112,10 +112,22 @@ def test_numbers_change_by_a_fifth_and_stay_in_their_ranges():
         assert one["optimizer.learning_rate"] <= 1e-1 and one["optimizer.warmup_steps"] <= 100
 
 
+def test_fewer_trials_than_have_begun_begin_no_more(tmp_path):
+    from studies.search import population, searching
+
+    found = search(tmp_path)
+    searching.begin(found)
+    workers = [population.Population(dataclasses.replace(found, count=count)) for count in (4, 2)]
+    begun = [workers[0]._begun() is not None for _ in range(5)]
+    assert begun == [True] * 4 + [False] and workers[1]._begun() is None
+
+
 @pytest.mark.parametrize(
     ("changes", "space", "message"),
     [
         ({"prune": "asha"}, SPACE, "--prune=asha is not for --method=pbt"),
+        ({"overrides": {"train.seed": "3"}}, SPACE, "--method=pbt sets train.seed for each trial"),
+        ({"overrides": {"train.init_from": "x"}}, SPACE, "--config.train.init_from=x cannot be typed"),
         ({"count": 10}, SPACE, "--trials=10 is not a number of generations times --population=4"),
         ({}, SPACE.replace("optimizer.name", "model.mlp_dim").replace('"adamw", "lion"', "64, 128"), "model.mlp_dim"),
     ],

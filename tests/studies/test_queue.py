@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queue with real workers and a database on disk; a trial's program ends as a test planned."""
 
+import dataclasses
 import json
 import pathlib
 import signal
@@ -220,6 +221,20 @@ def test_other_keys_in_the_folder_of_an_earlier_trial_are_refused(tmp_path):
         queue.enqueue(others)
     queue.cancel(set(queue.latest()))
     assert queue.enqueue(others) == 2, "nothing was trained"
+
+
+def test_another_root_or_slice_of_a_trial_that_has_not_ended_is_refused(tmp_path):
+    """Its checkpoints would be left behind. An ended one, and that of another group, may be asked for from anywhere."""
+    queue, known = queue_of(tmp_path), orders(tmp_path)
+    queue.enqueue(known)
+    with pytest.raises(ConfigError, match=rf"was queued with --root={tmp_path}, not --root={tmp_path}/moved; type"):
+        queue.enqueue(orders(tmp_path / "moved"))
+    with pytest.raises(ConfigError, match=r"was queued with --topology=, not --topology=v4-8; type"):
+        queue.enqueue([dataclasses.replace(order, topology="v4-8") for order in known])
+    member = dataclasses.replace(known[0].member, group="another", name="name")
+    assert queue.enqueue([dataclasses.replace(known[0], member=member, workdir=f"{tmp_path}/another/name")]) == 0
+    queue.cancel(set(queue.latest()))
+    assert queue.enqueue(orders(tmp_path / "moved")) == 0
 
 
 def test_a_claim_has_one_holder_and_passes_on_when_its_holder_is_gone(tmp_path, monkeypatch):

@@ -125,7 +125,7 @@ def test_a_search_with_two_objectives_stores_both_and_goes_on_only_with_both(tmp
         loss, parameters = trial.values
         assert loss == pytest.approx(abs(trial.params["optimizer.learning_rate"] - 0.01) + 1 / 20)
         assert parameters == sizes.num_parameters(trial.user_attrs["config"])
-    with pytest.raises(ConfigError, match="the search s has also=parameters, not ; give this one another --name"):
+    with pytest.raises(ConfigError, match="the search s has --also=parameters, not ; give this one another --name"):
         searching.begin(dataclasses.replace(search, also=""))
 
 

@@ -105,7 +105,7 @@ def test_a_search_that_differs_from_the_one_of_its_name_is_refused(tmp_path):
     from studies.search.searching import begin
 
     begin(asked(tmp_path))
-    with pytest.raises(ConfigError, match="the search s has method=evolution, not tpe; give this one another --name"):
+    with pytest.raises(ConfigError, match="the search s has --method=evolution, not tpe; give this one another --name"):
         begin(asked(tmp_path, method="tpe"))
 
 
@@ -133,6 +133,17 @@ def test_a_space_that_has_changed_and_a_name_of_a_suite_are_refused(tmp_path):
         searching.begin(search)
     status, _, err = ended(sweep(tmp_path, "search", "--name=trm-mini"))
     assert status == 2 and "--name=trm-mini is a group or a suite of configs/experiments/; give the search" in err
+
+
+def test_a_typed_key_of_a_set_is_refused(tmp_path):
+    """Else a trial would be named after the set, and be trained with the typed value."""
+    (tmp_path / "sets.py").write_text(
+        'from configs.space import Choice\n\nSPACE = {"shape": Choice({"a": {"model.mlp_dim": 64}, '
+        '"b": {"model.mlp_dim": 96}})}\n'
+    )
+    space = f"--space={tmp_path}/sets.py"
+    status, _, err = ended(sweep(tmp_path, "search", space, "--config.model.mlp_dim=64"))
+    assert status == 2 and f"--config.model.mlp_dim is a key of the sets of shape in {space}; leave one" in err
 
 
 def test_a_key_that_is_typed_is_not_sampled(tmp_path):
@@ -205,6 +216,7 @@ def test_a_search_without_a_valid_point_fails_with_the_first_reason(tmp_path):
     [
         (["--space=none.py"], "--space=none.py is not a Python file"),
         (["--method=tpes"], "should be one of"),
+        (["--name=../up"], "--name=../up names a folder of --root, so it has letters, digits"),
         (["again"], "stray argument 'again'; search takes no name; --name names its study"),
         (["--seeds=3"], "--seeds is not read by search; omit it"),
         (["--config.train.stepz=3"], "train.stepz is not a configuration key"),
