@@ -139,7 +139,8 @@ def train(
         with layouts.named(after):
             run = assembly.assemble(on_mesh)
             preflight.check_state_fits(run)
-    check_sources(run.objective, config, workdir)
+    is_elsewhere = bucket is not None or store is not None
+    check_sources(run.objective, config, is_new=not (is_elsewhere or (workdir / stored_config.CONFIG).exists()))
     if batches is None:
         task_items(config)  # reports mistakes before documents are read
     else:

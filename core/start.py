@@ -2,7 +2,6 @@
 """What a training run needs before its first step: its corpus, its number of steps, its initial state."""
 
 import math
-import pathlib
 
 import jax
 
@@ -17,7 +16,7 @@ from core.assembly import Run
 from core.between_steps.stages import position_of
 from input_pipeline import corpus as corpora
 from objectives.objective import FrozenModel, Objective
-from settings import preference, ramp, ranges, stored_config
+from settings import preference, ramp, ranges
 
 MOST_PASSES, USEFUL_PASSES = 40, 4  # over one corpus: more gain nothing; up to 4, each is worth as much as new data
 
@@ -81,14 +80,15 @@ def other_models(objective: Objective) -> list[FrozenModel]:
     return [model for model in objective.frozen_models() if model.key != "train.init_from"]
 
 
-def check_sources(objective: Objective, config, workdir: pathlib.Path) -> None:
+def check_sources(objective: Objective, config, *, is_new: bool) -> None:
     """Raise ConfigError if a run whose weights are needed is missing or has no checkpoint, before documents are read.
 
-    A run that `workdir` already holds no longer needs the one that initialized it.
+    Args:
+      is_new: whether the run surely has no checkpoint, so that `train.init_from` initializes it.
     """
     for model in other_models(objective):
         frozen_models.source_of(model, config).check_has_checkpoint()
-    if config.train.init_from and not (workdir / stored_config.CONFIG).exists():
+    if config.train.init_from and is_new:
         initial(config).check_has_checkpoint()
 
 

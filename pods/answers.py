@@ -53,6 +53,7 @@ class Progress(Object):
     done: Number
     failed: Number
     left: Number
+    cancelled: NotRequired[Number]
 
 
 class Configuration(Object):

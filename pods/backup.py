@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The subcommand `backup`: copies a run, with its checkpoints, to a folder of this machine."""
+"""The subcommand `backup`: copies a run or a study, with its checkpoints, to a folder of this machine."""
 
 import json
 import pathlib

@@ -11,6 +11,7 @@ from pods.errors import PodError, usage_error
 from pods.settings import Settings
 from pods.transports import Transport
 
+COUNTS = ("done", "failed", "cancelled", "left")  # of trials, in study.json
 FINAL = (1, 2)  # exit statuses that a restart would repeat: every trial has ended and some have failed, configuration
 FILE = "study.json"
 
@@ -65,7 +66,7 @@ def lines(record: dict) -> list[str]:
     if not (progress := record.get("progress")):
         return []
     running = f"{progress['trial']} in {progress['workdir']}" if progress["trial"] else "none"
-    counts = ", ".join(f"{progress[name]} {name}" for name in ("done", "failed", "left"))
+    counts = ", ".join(f"{progress[name]} {name}" for name in COUNTS if name in progress)
     return [f"trial that runs: {running}; {counts}"]
 
 

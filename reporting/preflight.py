@@ -121,7 +121,22 @@ def report(run, compiled, num_steps: int, peak: tuple[float, str], is_new: bool)
             f"Expected: {duration(seconds)} a step, {duration(seconds * num_steps)} for {num_steps:,} steps "
             f"(an estimate, {without}at {efficiency:.0%} of {whose}, {flops / 1e12:.3g} TFLOP/s)"
         )
-    return lines + notes(run.config, microbatches) + (run.objective.notes(run.config) if is_new else [])
+    of_new = [*run.objective.notes(run.config), *([] if run.slow else ranking_notes(run.config))] if is_new else []
+    return lines + notes(run.config, microbatches) + of_new
+
+
+def ranking_notes(config) -> list[str]:
+    """Return a note if `checkpoint.keep_best` has no losses to compare: no step before the last is saved and evaluated.
+
+    A run with slow steps saves each.
+    """
+    best, train = config.checkpoint.keep_best, config.train
+    if best <= 1 or 0 < math.lcm(train.save_every, train.eval_every) < train.steps:
+        return []
+    return [
+        f"Note: checkpoint.keep_best={best} has only the last step to rank: no earlier one is saved and evaluated with "
+        f"train.save_every={train.save_every} and train.eval_every={train.eval_every}"
+    ]
 
 
 def notes(config, num_microbatches: int) -> list[str]:
@@ -140,13 +155,6 @@ def notes(config, num_microbatches: int) -> list[str]:
         lines.append(
             f"Note: {initial:.0%} of the averaged parameters, which are evaluated, will still be their initial values "
             f"after {steps} steps; optimizer.ema_decay={optimizer.ema_decay} is for longer runs"
-        )
-    ranked = math.lcm(config.train.save_every, config.train.eval_every)
-    if config.checkpoint.keep_best > 1 and not 0 < ranked < steps:
-        lines.append(
-            f"Note: checkpoint.keep_best={config.checkpoint.keep_best} has only the last step to rank: no earlier one "
-            f"is saved and evaluated with train.save_every={config.train.save_every} and "
-            f"train.eval_every={config.train.eval_every}"
         )
     if note := meta_learning.share_note(config, num_microbatches):
         lines.append(note)

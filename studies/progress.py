@@ -30,7 +30,7 @@ def write(root: str, known: Sequence[FrozenTrial], running: FrozenTrial | None, 
     content = {
         "trial": title(running) if running else "", "workdir": running.user_attrs["workdir"] if running else "",
         "time": time.time(), "done": done, "failed": sum(map(has_failed, known)),
-        "left": count - ended,
+        "left": count - ended, "cancelled": ended - done - sum(map(has_failed, known)),
     }  # fmt: skip
     with contextlib.suppress(OSError):
         write_json(root, FILE, content)

@@ -73,7 +73,7 @@ def lead(work: Callable[[bool], None]) -> pod.End:
 
 def queue_and_work(asked: Asked, start: Callable) -> None:
     """Queue what has no trial yet, and work until all trials have ended; `start` is that of launch.run."""
-    from studies import launch
+    from studies import launch, trials
     from studies.cost import guards
 
     parsed = asked.parsed
@@ -84,6 +84,8 @@ def queue_and_work(asked: Asked, start: Callable) -> None:
     queue = asked.queue(create=True)
     if refused:
         print("\n".join(refused), flush=True)
+    for line in trials.queued_elsewhere(asked.orders(), queue.latest()):
+        print(line, flush=True)
     added, all_of_them = queue.enqueue(asked.orders()), len(asked.digests)
     shared = len(asked.runnable) - all_of_them
     note = f" ({counted(shared, 'configuration')} with the trial of an equal one)" if shared else ""

@@ -81,13 +81,10 @@ class Queue:
         """Add a trial for each order whose configuration has none yet; return the number of added trials.
 
         Raises:
-          ConfigError: the folder of an order has the run of another configuration, or its own trial has begun
-            elsewhere.
+          ConfigError: the folder of an order has the run of another configuration.
         """
-        orders = list(orders)
         with self.locked():
             known = self.latest()
-            check_places(orders, known)
             new = [order for order in orders if order.member.digest not in known]
             check_folders(new, known.values())
             for order in new:
@@ -250,11 +247,12 @@ class Queue:
 KEPT_BY_RETRY = ("digest", "group", "configuration", "seed", "workdir", "topology", "recipe", "changes", "config")
 
 
-def check_places(orders: Iterable[Order], known: dict[str, FrozenTrial]) -> None:
-    """Raise ConfigError if the trial of an order has not ended, and is to run below another root or on another slice.
+def queued_elsewhere(orders: Iterable[Order], known: dict[str, FrozenTrial]) -> list[str]:
+    """Return a line for each trial that has not ended and was queued below another root or for another slice.
 
-    It may be of another group, which has the same configuration.
+    It goes on there. The trial of an equal configuration of another group has another folder below the same root.
     """
+    lines = []
     for order in orders:
         trial = known.get(order.member.digest)
         if not trial or trial.state.is_finished():
@@ -265,12 +263,10 @@ def check_places(orders: Iterable[Order], known: dict[str, FrozenTrial]) -> None
                        order.workdir.removesuffix(f"/{member.group}/{member.name}")),
             "--topology": (about["topology"], order.topology),
         }  # fmt: skip
-        for flag, (was, now) in places.items():
-            if was != now:
-                raise ConfigError(
-                    f"{title(trial)} was queued with {flag}={was}, not {flag}={now}; type that, or end it by "
-                    "`sweep.py cancel`"
-                )
+        differing = [f"{flag}={was}, not {now or 'none'}" for flag, (was, now) in places.items() if was != now]
+        if differing:
+            lines.append(f"{title(trial)} goes on as it was queued, with {' and '.join(differing)}")
+    return lines
 
 
 def check_folders(orders: Iterable[Order], known: Iterable[FrozenTrial]) -> None:

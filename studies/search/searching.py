@@ -259,8 +259,8 @@ def judge(queue: trials.Queue, count: int, statuses: list[int]) -> None:
     words = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
     ended = sum(state.is_finished() for state in states)
     print(f"{queue.name}: " + ", ".join(f"{states.count(state)} {word}" for state, word in words.items()), flush=True)
-    if USAGE in statuses:  # a worker printed what is wrong, and the same command would meet it again
-        raise Failed(f"the search cannot go on: {ended} of {count} trials have ended, see the error above")
+    if USAGE in statuses and ended < count:  # the same command would meet the same mistake
+        raise Failed(f"a worker ended by the error above; {ended} of {count} trials have ended")
     if any(statuses) or any(not state.is_finished() for state in states):
         raise Unfinished(f"{ended} of {count} trials have ended; run the same command to continue")
     if found and set(states) == {TrialState.FAIL}:

@@ -35,14 +35,18 @@ def read(path: str) -> Space:
 def _check(where: str, name: str, entry: object) -> None:
     if not isinstance(entry, Range | Choice):
         raise ConfigError(f"{where}: {name} is {entry!r}, which is no Range and no Choice")
-    for key in (keys_of_sets(entry) or {name}) - KEYS.keys():
+    for key in (keys_of_sets(entry) if has_sets(entry) else {name}) - KEYS.keys():
         raise ConfigError(f"{where}: {key} is no configuration key{did_you_mean(similar_keys(key, KEYS))}")
 
 
 def keys_of_sets(entry: Range | Choice) -> set[str]:
     """Return the keys of a choice between sets of keys; none for other entries."""
-    is_of_sets = isinstance(entry, Choice) and isinstance(entry.values, dict)
-    return {key for changes in entry.values.values() for key in changes} if is_of_sets else set()
+    return {key for changes in entry.values.values() for key in changes} if has_sets(entry) else set()
+
+
+def has_sets(entry: Range | Choice) -> bool:
+    """Return whether an entry is a choice between named sets of keys."""
+    return isinstance(entry, Choice) and isinstance(entry.values, dict)
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:
@@ -62,5 +66,5 @@ def changes(space: Space, parameters: dict[str, Value]) -> dict[str, Value]:
     """Return the keys that a point of the space changes."""
     found = {}
     for name, value in parameters.items():
-        found |= space[name].values[value] if keys_of_sets(space[name]) else {name: value}
+        found |= space[name].values[value] if has_sets(space[name]) else {name: value}
     return found

@@ -3,7 +3,6 @@
 
 import dataclasses
 import pathlib
-import re
 from collections.abc import Callable
 
 from configs.errors import ConfigError, shown
@@ -15,7 +14,6 @@ from studies.search.searching import Search
 from studies.search.spaces import keys_of_sets, read
 
 BEST = "best.json"  # in the folder of the search; scripts/search_then_train.py reads it
-NAME = re.compile(r"\w[\w.-]*")
 Start = Callable[[Search, int], list[int]]  # (search, number of workers) -> their exit statuses
 
 
@@ -43,8 +41,8 @@ def asked(parsed, overrides: dict[str, str], root: str) -> Search:
         second_objective.check(parsed.also, parsed.method, parsed.prune, parsed.topology)
     parts = [pathlib.Path(path).stem for path in (parsed.config, parsed.space)]
     name = parsed.name or "-".join([*parts, parsed.method])
-    if not NAME.fullmatch(name):
-        raise ConfigError(f"--name={shown(name)} names a folder of --root, so it has letters, digits, '.', '_' and '-'")
+    if "/" in name or name in (".", ".."):
+        raise ConfigError(f"--name={shown(name)} is no name of a folder in --root; leave out / and ..")
     if suites.is_known(name):
         raise ConfigError(f"--name={name} is a group or a suite of configs/experiments/; give the search another name")
     is_population = parsed.method == "pbt"

@@ -118,17 +118,18 @@ def test_fewer_trials_than_have_begun_begin_no_more(tmp_path):
     found = search(tmp_path)
     searching.begin(found)
     workers = [population.Population(dataclasses.replace(found, count=count)) for count in (4, 2)]
-    begun = [workers[0]._begun() is not None for _ in range(5)]
-    assert begun == [True] * 4 + [False] and workers[1]._begun() is None
+    assert all(workers[0]._begun() for _ in range(3))
+    assert workers[1]._begun() is None and workers[0]._begun() and workers[0]._begun() is None
 
 
 @pytest.mark.parametrize(
     ("changes", "space", "message"),
     [
         ({"prune": "asha"}, SPACE, "--prune=asha is not for --method=pbt"),
-        ({"overrides": {"train.seed": "3"}}, SPACE, "--method=pbt sets train.seed for each trial"),
-        ({"overrides": {"train.init_from": "x"}}, SPACE, "--config.train.init_from=x cannot be typed"),
+        ({"overrides": {"train.seed": "3"}}, SPACE, "--method=pbt gives each trial a seed of its own"),
+        ({"overrides": {"train.init_from": "x"}}, SPACE, "for the first, set it in the recipe"),
         ({"count": 10}, SPACE, "--trials=10 is not a number of generations times --population=4"),
+        ({}, SPACE.replace("optimizer.name", "train.seed").replace('"adamw", "lion"', "1, 2"), "omit train.seed"),
         ({}, SPACE.replace("optimizer.name", "model.mlp_dim").replace('"adamw", "lion"', "64, 128"), "model.mlp_dim"),
     ],
 )

@@ -223,18 +223,23 @@ def test_other_keys_in_the_folder_of_an_earlier_trial_are_refused(tmp_path):
     assert queue.enqueue(others) == 2, "nothing was trained"
 
 
-def test_another_root_or_slice_of_a_trial_that_has_not_ended_is_refused(tmp_path):
-    """Its checkpoints would be left behind. An ended one, and that of another group, may be asked for from anywhere."""
+def test_a_trial_that_goes_on_at_another_place_than_is_asked_for_is_named(tmp_path):
+    """Its checkpoints are there. The trial of an equal configuration of another group is where it is expected."""
+    from studies.trials import queued_elsewhere
+
     queue, known = queue_of(tmp_path), orders(tmp_path)
     queue.enqueue(known)
-    with pytest.raises(ConfigError, match=rf"was queued with --root={tmp_path}, not --root={tmp_path}/moved; type"):
-        queue.enqueue(orders(tmp_path / "moved"))
-    with pytest.raises(ConfigError, match=r"was queued with --topology=, not --topology=v4-8; type"):
-        queue.enqueue([dataclasses.replace(order, topology="v4-8") for order in known])
     member = dataclasses.replace(known[0].member, group="another", name="name")
-    assert queue.enqueue([dataclasses.replace(known[0], member=member, workdir=f"{tmp_path}/another/name")]) == 0
+    equal = dataclasses.replace(known[0], member=member, workdir=f"{tmp_path}/another/name")
+    assert queued_elsewhere([*known, equal], queue.latest()) == []
+    moved = [dataclasses.replace(order, topology="v4-8") for order in orders(tmp_path / "moved")]
+    lines = queued_elsewhere(moved, queue.latest())
+    assert lines[0] == (
+        f"exp08-ema/a-off goes on as it was queued, with --root={tmp_path}, not {tmp_path}/moved and "
+        "--topology=, not v4-8"
+    )
     queue.cancel(set(queue.latest()))
-    assert queue.enqueue(orders(tmp_path / "moved")) == 0
+    assert len(lines) == 2 and queued_elsewhere(moved, queue.latest()) == []
 
 
 def test_a_claim_has_one_holder_and_passes_on_when_its_holder_is_gone(tmp_path, monkeypatch):

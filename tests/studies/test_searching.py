@@ -216,7 +216,7 @@ def test_a_search_without_a_valid_point_fails_with_the_first_reason(tmp_path):
     [
         (["--space=none.py"], "--space=none.py is not a Python file"),
         (["--method=tpes"], "should be one of"),
-        (["--name=../up"], "--name=../up names a folder of --root, so it has letters, digits"),
+        (["--name=../up"], "--name=../up is no name of a folder in --root"),
         (["again"], "stray argument 'again'; search takes no name; --name names its study"),
         (["--seeds=3"], "--seeds is not read by search; omit it"),
         (["--config.train.stepz=3"], "train.stepz is not a configuration key"),

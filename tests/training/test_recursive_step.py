@@ -122,7 +122,6 @@ def assert_same_step(actual: tuple, expected: tuple) -> None:
     assert_close((state.params, state.extra["average"]), (of_one.params, of_one.extra["average"]))
 
 
-@pytest.mark.slow
 def test_a_step_on_a_mesh_is_that_of_one_device():
     assert_same_step(stepped(2, data=2, fsdp=4), stepped())
 
