@@ -185,8 +185,10 @@ def _correction(known: list[tuple[tuple, float]]) -> Callable[[Candidate], float
         return lambda candidate: 1.0
     common = sum(value for _, value in known) / len(known)
     effects: dict[tuple, float] = defaultdict(float)
+    # In the order of `known`: that of a set differs from process to process, and with it what the search finds.
+    every = dict.fromkeys(feature for features, _ in known for feature in features)
     for _ in range(5):
-        for feature in {feature for features, _ in known for feature in features}:
+        for feature in every:
             left = [
                 value - common - sum(effects[other] for other in features if other != feature)
                 for features, value in known if feature in features
