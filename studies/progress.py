@@ -7,14 +7,13 @@ import pathlib
 import time
 from collections.abc import Sequence
 
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from checkpointing.bucket import path_of
 from files.atomic import write_atomically
-from studies.trials import has_failed, title
+from studies.trials import has_failed, title, was_cancelled
 
 FILE = "study.json"  # pods/studies.py reads it
-DONE = TrialState.COMPLETE, TrialState.PRUNED
 
 
 def write(root: str, known: Sequence[FrozenTrial], running: FrozenTrial | None, count: int) -> None:
@@ -25,12 +24,12 @@ def write(root: str, known: Sequence[FrozenTrial], running: FrozenTrial | None, 
       running: the trial that begins now; None if none does.
       count: number of configurations in all.
     """
-    states = [trial.state for trial in known]
-    done, ended = sum(state in DONE for state in states), sum(state.is_finished() for state in states)
+    ended = sum(trial.state.is_finished() for trial in known)
+    failed, cancelled = sum(map(has_failed, known)), sum(map(was_cancelled, known))
     content = {
         "trial": title(running) if running else "", "workdir": running.user_attrs["workdir"] if running else "",
-        "time": time.time(), "done": done, "failed": sum(map(has_failed, known)),
-        "left": count - ended, "cancelled": ended - done - sum(map(has_failed, known)),
+        "time": time.time(), "done": ended - failed - cancelled, "failed": failed, "cancelled": cancelled,
+        "left": count - ended,
     }  # fmt: skip
     with contextlib.suppress(OSError):
         write_json(root, FILE, content)

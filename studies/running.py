@@ -84,9 +84,10 @@ def queue_and_work(asked: Asked, start: Callable) -> None:
     queue = asked.queue(create=True)
     if refused:
         print("\n".join(refused), flush=True)
-    for line in trials.queued_elsewhere(asked.orders(), queue.latest()):
+    orders = asked.orders()
+    for line in trials.queued_elsewhere(orders, queue.latest()):
         print(line, flush=True)
-    added, all_of_them = queue.enqueue(asked.orders()), len(asked.digests)
+    added, all_of_them = queue.enqueue(orders), len(asked.digests)
     shared = len(asked.runnable) - all_of_them
     note = f" ({counted(shared, 'configuration')} with the trial of an equal one)" if shared else ""
     print(f"{asked.study.name}: {counted(all_of_them, 'trial')}{note}, {added} of them new; {asked.root}", flush=True)

@@ -100,12 +100,13 @@ def check(search: Search) -> None:
             f"--trials={search.count} is not a number of generations times --population={search.population} (2 or more)"
         )
     point = samplers.drawn(spaces.distributions(space := search.searched()), np.random.default_rng(0))
-    given = search.overrides.keys() | spaces.changes(space, point).keys()
+    changes = spaces.changes(space, point)
+    given = search.overrides.keys() | changes.keys()
     if suites.SEED in given:
         raise ConfigError(f"--method=pbt gives each trial a seed of its own; omit {suites.SEED}")
     if "train.init_from" in given:
         raise ConfigError("--method=pbt sets train.init_from to a trial's parent; for the first, set it in the recipe")
-    for key in spaces.changes(space, point):
+    for key in changes:
         if key.startswith("model.") and not KEYS[key].scope & (EXECUTION | TRANSFER):
             raise ConfigError(f"--method=pbt copies weights, so {key} may not differ; leave it out of the space")
 
