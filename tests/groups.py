@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts commands as the processes of one run, on this machine."""
 
+import contextlib
 import os
 import pathlib
+import signal
 import socket
 import subprocess
+import threading
 
 from pods import local
 from tests import warm
 
-SECONDS = 240  # for a group to end
+SECONDS, ABORT_SECONDS = 240, 60  # for a group to end, and for its stacks to be written if it does not
 LISTENS = "0A"  # the state of a socket in /proc/net/tcp
 _started: list[subprocess.Popen] = []
 
@@ -64,9 +67,23 @@ def start_alone(arguments: list[str], *, cache: pathlib.Path) -> subprocess.Pope
 
 
 def finish(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
-    """Return (status, stdout, stderr) of each, once all have ended."""
-    outputs = [process.communicate(timeout=SECONDS) for process in processes]
+    """Return (status, stdout, stderr) of each, once all have ended.
+
+    After SECONDS they are aborted; then stderr ends with the stacks of their threads.
+    """
+    timer = threading.Timer(SECONDS, abort, [processes])
+    timer.start()
+    outputs = [process.communicate(timeout=SECONDS + ABORT_SECONDS) for process in processes]
+    timer.cancel()
     return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
+
+
+def abort(processes: list[subprocess.Popen]) -> None:
+    """Send SIGABRT to those that still run."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            if process.returncode is None:
+                os.kill(process.pid, signal.SIGABRT)
 
 
 def end_all() -> None:
@@ -88,6 +105,7 @@ def simulated(devices: int, cache: pathlib.Path) -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key != "JAX_PLATFORMS"} | {
         "XLA_FLAGS": " ".join([*flags, f"--xla_force_host_platform_device_count={devices}"]),
         "XDG_CACHE_HOME": str(cache),
+        "PYTHONFAULTHANDLER": "1",
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -54,6 +54,14 @@ def none_left():
     groups.end_all()
 
 
+def test_a_program_that_hangs_shows_where(place, monkeypatch):
+    """So that a failure on a machine that nobody can log in to can be understood."""
+    monkeypatch.setattr(groups, "SECONDS", 2)
+    program = "import threading\n\ndef wait_for_ever():\n    threading.Event().wait()\n\nwait_for_ever()"
+    [(status, _, err)] = groups.finish([groups.start_alone(["-c", program], cache=place / "cache")])
+    assert status == -signal.SIGABRT and "wait_for_ever" in err
+
+
 def start(place: pathlib.Path, workdir: str, count: int, changes: dict | None = None, flags=(), **how):
     values = OF_A_GROUP | {"data.path": f"{place}/texts/*.txt"} | (changes or {})
     keys = [f"--config.{key}={value}" for key, value in values.items()]

@@ -8,6 +8,7 @@ most benchmarks, and in tests of the start itself.
 """
 
 import contextlib
+import faulthandler
 import functools
 import gc
 import importlib
@@ -208,6 +209,8 @@ def become(environment: dict[str, str], pipes: list[int], others: list[int]) -> 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(environment)
+    if environment.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
 
 
 def run(arguments: list[str]) -> None:
