@@ -57,6 +57,7 @@ import jax
 from core import assembly, output_files
 from settings.keys import flat
 from migration import hugging_face, hugging_face_hub, logits, peft, trm_reference
+from input_pipeline.cache import expanded
 from parallelism.mesh import mesh_context
 from checkpointing import workdir as workdirs
 from checkpointing.checkpoints import CheckpointError, Checkpoints
@@ -72,13 +73,13 @@ def main(command: command_line.Command, verb: str) -> None:
     flags = command_line.FLAGS
     formats = [name for name in ("hf", "trm", "peft") if flags[name].value]
     if verb == "logits":
-        return write_logits(command, pathlib.Path(flags.tokens).expanduser(), pathlib.Path(flags.out).expanduser())
+        return write_logits(command, expanded(flags.tokens), expanded(flags.out))
     if len(formats) != 1:
         more = ", --peft=FOLDER" if verb == "export" else ""
         raise ConfigError(f"convert.py {verb} needs one of --hf=FOLDER{more} and --trm=FILE.safetensors")
     if verb == "import" and command.bucket:
         raise ConfigError(f"--workdir={command.address}: import into a local folder, and copy it to the bucket")
-    place = pathlib.Path(flags[formats[0]].value).expanduser()
+    place = expanded(flags[formats[0]].value)
     if formats == ["trm"]:
         check_trm(command.config)
     elif verb == "export":

@@ -21,7 +21,7 @@ command_line.flags.DEFINE_integer(
     "max_tokens", None, "longest continuation in tokens; default: as many as fit, at most 64", lower_bound=1
 )
 command_line.flags.DEFINE_float("temperature", 0.7, "0 is greedy; 1 draws from the model as it is", 0.0, 1e30)
-command_line.flags.DEFINE_integer("top_k", 0, "draw from the k likeliest tokens only; 0: all", lower_bound=0)
+command_line.flags.DEFINE_integer("top_k", 0, "draw from the k likeliest tokens only; 0: all", 0, 2**31 - 1)
 command_line.flags.DEFINE_float("top_p", 1.0, "draw from the likeliest with this total probability", 0.0, 1.0)
 command_line.flags.DEFINE_integer("seed", 0, "of the draws", lower_bound=-(2**63), upper_bound=2**63 - 1)
 command_line.flags.DEFINE_bool("stream", False, "print the text of one prompt or message while it is decoded")
@@ -51,6 +51,7 @@ from configs.errors import ConfigError
 from core import output_files, solving as searching
 from objectives import breadth
 from objectives.breadth import Breadth
+from input_pipeline.cache import expanded
 from parallelism.mesh import mesh_context
 from puzzles import pictures, puzzle_file, solving
 from reasoning import page as tree_page
@@ -121,7 +122,7 @@ def answer_lines(found, task) -> str:
 def solve_puzzle(flags, config, address) -> None:
     """Print the model's answer to a puzzle at each supervision step, and draw the steps if --html is given."""
     output_files.check("html")
-    puzzle = puzzle_file.read(pathlib.Path(flags.puzzle).expanduser())
+    puzzle = puzzle_file.read(expanded(flags.puzzle))
     solving.check_fits(puzzle, config)
     trained = TrainedRun(address, config)
     print(trained.describe(), file=sys.stderr)

@@ -21,7 +21,6 @@ if __name__ == "__main__":
 
 import importlib.util
 import json
-import pathlib
 import sys
 from collections.abc import Callable
 
@@ -31,6 +30,7 @@ from cluster import processes
 from configs.errors import ConfigError
 from core import output_files
 from core.scored_model import check_same_on_hosts, restored_model
+from input_pipeline.cache import expanded
 from parallelism.mesh import mesh_context
 from scoring import core_metric, figures, questions, tasks
 from settings import validation
@@ -75,15 +75,16 @@ def check(command: command_line.Command) -> list[Callable[..., Scores]]:
         )
     if flags.include_path and not flags.tasks:
         raise ConfigError("--include_path has definitions for --tasks; name the tasks, or omit it")
-    if flags.include_path and not pathlib.Path(flags.include_path).expanduser().is_dir():
+    if flags.include_path and not expanded(flags.include_path).is_dir():
         raise ConfigError(f"--include_path={flags.include_path} is not a folder; name one with task definitions")
     output_files.check_of_run("results", command, RESULTS)
-    tokenizer_of(command.address, config)
-    found = []
+    tokenizer, found = tokenizer_of(command.address, config), []
     if flags.questions:
-        found.append(of_questions(questions.read_files(flags.questions, "--questions", flags.limit)))
+        items = questions.read_files(flags.questions, "--questions", flags.limit)
+        tasks.check_lengths(items, tokenizer, config.model.max_length, "--questions")
+        found.append(of_questions(items))
     if flags.core:
-        found.append(of_core(core_metric.read_folder(pathlib.Path(flags.core).expanduser(), flags.limit)))
+        found.append(of_core(core_metric.read_folder(expanded(flags.core), flags.limit)))
     if flags.tasks:
         found.append(of_harness(flags.tasks, flags.include_path, flags.limit))
     return found
@@ -117,7 +118,7 @@ def of_harness(names: list[str], include_path: str, limit: int) -> Callable[...,
         raise ConfigError(f"--tasks needs lm-evaluation-harness, which is not installed here; run {INSTALL}")
     from scoring import harness
 
-    manager = harness.task_manager(names, include_path and str(pathlib.Path(include_path).expanduser()))
+    manager = harness.task_manager(names, include_path and str(expanded(include_path)))
     return lambda model: harness.score(model, names, manager, limit)
 
 

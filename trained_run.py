@@ -7,7 +7,6 @@ print(run.step, run.generate(["def "])[0])
 """
 
 import functools
-import math
 import operator
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -195,10 +194,10 @@ def _checked(
         raise ValueError(f"{type(wrong[0]).__name__} is no text; give str")
     if max_tokens is not None and (max_tokens < 1 or operator.index(max_tokens) != max_tokens):
         raise ValueError(f"max_tokens={max_tokens} must be at least 1")
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature={temperature} must be 0 or greater, and finite")
-    if top_k < 0 or not 0 <= top_p <= 1:
-        raise ValueError(f"top_k={top_k} must be 0 or greater, and top_p={top_p} from 0 to 1")
+    if not 0 <= temperature <= 1e30:
+        raise ValueError(f"temperature={temperature} must be from 0 to 1e30")
+    if not 0 <= top_k < 2**31 or not 0 <= top_p <= 1:
+        raise ValueError(f"top_k={top_k} must be from 0 to {2**31 - 1}, and top_p={top_p} from 0 to 1")
     return texts
 
 

@@ -50,7 +50,7 @@ class FolderStore(CheckpointFolder):
 
     def others(self) -> dict[str, str]:
         kinds = {
-            DAMAGED: "set aside as damaged",
+            DAMAGED: "set aside",
             UNFINISHED: "an unfinished save or deletion; the next start clears it",
         }
         return {name: what for name in sorted(self.names()) for kind, what in kinds.items() if kind in name}

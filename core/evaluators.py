@@ -253,7 +253,12 @@ def task_items(config) -> list[questions.Item]:
 
 
 def check_without_corpus(config) -> None:
-    """Raise ConfigError if the configuration asks for an evaluation that batches of the caller do not permit."""
+    """Raise ConfigError if the configuration asks for what batches of the caller do not permit."""
+    for key, epochs in (
+        ("train.epochs", config.train.epochs), ("evaluation.every_epochs", config.evaluation.every_epochs),
+    ):  # fmt: skip
+        if epochs:
+            raise ConfigError(f"{key}={epochs}: batches of the caller have no epochs; set it to 0, and count in steps")
     if config.evaluation.tasks:
         raise ConfigError(
             f"evaluation.tasks={config.evaluation.tasks}: a run on batches of the caller has no tokenizer; leave it out"
@@ -265,6 +270,8 @@ def check_without_corpus(config) -> None:
 def of_corpus(config, corpus: Corpus) -> list[Evaluator]:
     """Return the evaluators of a run; ConfigError or JsonError if one cannot evaluate what it was given."""
     items = task_items(config)
+    if items:
+        tasks.check_lengths(items, corpus.tokenizer, config.model.max_length, "evaluation.tasks")
     of_tasks = [Tasks(config.evaluation.tasks_every, items)] if items else []
     more = [made for module in _modules() if (made := module.make(config, corpus))]
     return [

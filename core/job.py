@@ -350,9 +350,9 @@ class Job:
         if trouble.applied:
             regret.set_aside(self.checkpoints, trouble)
         record = self._restore_record()
-        if record and not trouble.applied and trouble.first_step <= record["step"] + 1:  # no finite update since
+        if record and not trouble.was_finite and trouble.first_step <= record["step"] + 1:  # no finite update since
             if record["step"] == self.suspect:  # other batches did not help, so the checkpoint is bad
-                self.checkpoints.set_aside(self.suspect, "is not used: no step after it had a finite gradient")
+                regret.set_suspect_aside(self.checkpoints, trouble, self.suspect)
                 record = self._restore_record()
             else:
                 self.suspect = record["step"]

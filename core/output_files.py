@@ -8,6 +8,7 @@ from checkpointing.bucket import path_of
 from configs.errors import ConfigError
 from core.command_line import FLAGS, Command
 from files.atomic import write_atomically
+from input_pipeline.cache import expanded
 
 
 def check(flag: str, default: pathlib.Path | None = None) -> None:
@@ -49,4 +50,4 @@ def write_of_run(flag: str, text: str, command: Command, name: str) -> str:
 
 
 def _file_of(flag: str, default: pathlib.Path | None) -> pathlib.Path | None:
-    return pathlib.Path(FLAGS[flag].value).expanduser() if FLAGS[flag].value else default
+    return expanded(FLAGS[flag].value) if FLAGS[flag].value else default

@@ -14,8 +14,10 @@ def parse_yaml(content: bytes, source: str) -> object:
     """
     try:
         text = content.decode()
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise JsonError(f"{source}: has a YAML alias, which is not read; write its value")
-        return yaml.safe_load(text)
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        has_alias = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
+        value = None if has_alias else yaml.safe_load(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: a date or a number that is none
         raise JsonError(f"{source}: is not YAML ({' '.join(str(error).split())[:200]})") from None
+    if has_alias:
+        raise JsonError(f"{source}: has a YAML alias, which is not read; write its value")
+    return value

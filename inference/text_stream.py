@@ -4,7 +4,6 @@
 from collections.abc import Callable, Sequence
 
 REPLACEMENT = "\ufffd"  # what a tokenizer returns for bytes that are no character, or not yet
-MOST_HELD = 3  # bytes of an incomplete character, each of which may become a REPLACEMENT
 CONTEXT = 16  # tokens before a new one that are decoded with it at least, as far as there are any
 
 
@@ -76,5 +75,9 @@ class TextStream:
 
 
 def num_certain(text: str) -> int:
-    """Return the number of characters that further tokens cannot change: the end may be a part of a character."""
-    return len(text) - min(len(text) - len(text.rstrip(REPLACEMENT)), MOST_HELD)
+    """Return the number of characters before an end that may be a part of a character.
+
+    Some tokenizers (byte fallback, as Llama's) return a REPLACEMENT for each byte of several characters in a row until
+    the last of them is complete. So all REPLACEMENTs at the end are uncertain.
+    """
+    return len(text.rstrip(REPLACEMENT))

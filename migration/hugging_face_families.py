@@ -216,19 +216,29 @@ def nearest(model: dict) -> str:
 
 def _candidates(model: dict) -> Iterator[tuple[dict, dict]]:
     """Yield each family's config.json for a model, and the keys of the model that it would change."""
-    model = model | {"query_scalar": model["query_scalar"] or model["head_dim"]}
+    model = _explicit(model)
     for kind, family in FAMILIES.items():
         values = _values(kind, family, model)
         with contextlib.suppress(ConfigError):
-            found = model_section(values)
-            found["query_scalar"] = found["query_scalar"] or found["head_dim"]
+            found = _explicit(model_section(values))
             yield values, {key: value for key, value in found.items() if model[key] != value}
+
+
+def _explicit(model: dict) -> dict:
+    """Return a model with the values that 0 means: queries scaled by head_dim, one rope_theta for all layers."""
+    of_all = model["rope_theta"] if model["sliding_window"] and model["rope_scaling"] == "none" else 0.0
+    return model | {
+        "query_scalar": model["query_scalar"] or model["head_dim"],
+        "local_rope_theta": model["local_rope_theta"] or of_all,
+    }
 
 
 def _values(kind: str, family: Family, model: dict) -> dict:
     values = {"architectures": [family.architecture], "model_type": kind, "torch_dtype": "float32"}
     values |= {theirs: model[ours] for theirs, ours in KEYS.items()}
     values |= {theirs: model[ours] or None for theirs, ours in family.keys.items()}
+    if values.get("rope_local_base_freq", 0) is None:  # theirs has none that is scaled as in other layers
+        del values["rope_local_base_freq"]
     if "query_pre_attn_scalar" in values:  # transformers refuses a value that is not an integer
         values["query_pre_attn_scalar"] = round(model["query_scalar"])
     values |= {family.activation: {ours: theirs for theirs, ours in ACTIVATIONS.items()}[model["activation"]]}

@@ -17,13 +17,20 @@ def reshard(tree, layouts):
     Arrays are resharded one after the other, and the old shards are freed before the next array. So a device needs
     extra memory for the new shards of one array, twice if devices change their order, and for the temporary arrays of
     the compiler, which for stacked layers are one or two layers. Values do not change. Every process must call it with
-    the same trees.
+    the same trees. An array may stand in several places, with the same layout in each; it is moved once.
 
     Args:
       tree: arrays with NamedShardings; donated.
       layouts: tree like it, of anything with a `sharding` on a mesh of the same devices, in any order.
     """
-    return jax.tree.map(lambda array, layout: _moved(array, layout.sharding), tree, layouts)
+    moved: dict[int, jax.Array] = {}  # by id of the old array
+
+    def move(array, layout):
+        if id(array) not in moved:
+            moved[id(array)] = _moved(array, layout.sharding)
+        return moved[id(array)]
+
+    return jax.tree.map(move, tree, layouts)
 
 
 def to_mesh(tree, mesh: Mesh):

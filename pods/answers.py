@@ -47,7 +47,7 @@ class Answer(Object):
 class Progress(Object):
     """The file study.json of a study, see studies/progress.py."""
 
-    trial: Annotated[str, pydantic.Field(pattern=r"^[0-9A-Za-z._/-]{0,300}$")]
+    trial: Annotated[str, pydantic.Field(pattern=r"^[^\x00-\x1f\x7f]{0,300}$")]
     workdir: Annotated[str, pydantic.Field(pattern=r"^[^\x00-\x1f\x7f]{0,1000}$")]
     time: UnixSeconds
     done: Number

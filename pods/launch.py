@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from pods import hosts, life, recipes, records, studies, watch
 from pods.calls import note
-from pods.errors import PodError
+from pods.errors import PodError, usage_error
 from pods.settings import Settings
 from pods.switches import EVOLUTION
 from pods.transports import Transport, expect_success
@@ -31,6 +31,9 @@ def launch(settings: Settings, transport: Transport, rest: list[str]) -> int:
     settings = recipes.of_pod(settings, transport)
     if not rest:
         return _train(settings, transport, "launch", recipes.chosen_data_keys(settings), [])
+    if settings.overrides:
+        key = f"--config.{settings.overrides[0]}"
+        raise usage_error(f"{key} is not read by a command after `--`; write it after the command's other words")
     words = [hosts.python(settings) if rest[0] in ("python", "python3") else rest[0], *rest[1:]]
     words, study = studies.with_root(settings, transport.num_workers, words)
     return start(settings, transport, _record(settings, "launch", words, study=study))

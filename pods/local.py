@@ -220,7 +220,8 @@ class Local:
             (code / ".venv").symlink_to(sys.prefix)
         _git("-C", str(code), "fetch", "--quiet", "origin", commit)
         _git("-C", str(code), "checkout", "--quiet", "--force", "--detach", commit)
-        for name in _git("ls-files", "-z", "-m", "-o", "--exclude-standard").split("\0"):
+        new = _git("ls-files", "-z", "--others", "--exclude-standard")
+        for name in (_git("diff", "-z", "--name-only", "--no-renames", "HEAD") + new).split("\0"):
             source, target = ROOT / name, code / name
             if name and source.is_file():
                 target.parent.mkdir(parents=True, exist_ok=True)

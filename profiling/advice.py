@@ -183,7 +183,7 @@ def much_accumulation(measured: Measured) -> Advice | None:
     """More microbatches than memory asks for."""
     count, memory = measured.config.train.gradient_accumulation, measured.profile["memory_gib"]
     capacity = measured.capacity_gib
-    if count < 2 or (capacity and memory["total"] > FREE_MEMORY * capacity):
+    if count < 2 or not memory["total"] or (capacity and memory["total"] > FREE_MEMORY * capacity):
         return None
     exposed, mean = measured.profile["exposed_collective_seconds"] or 0.0, measured.profile["host_step_seconds"]
     evidence = f"{count} microbatches, with {memory['total']:.2f} GiB of a device in use"
@@ -195,7 +195,7 @@ def much_accumulation(measured: Measured) -> Advice | None:
 def memory_spike(measured: Measured) -> Advice | None:
     """More memory was in use than the step needs."""
     peak, total = measured.profile["device_peak_gib"], measured.profile["memory_gib"]["total"]
-    if not peak or peak["most"] < SPIKE * total:
+    if not (peak and total) or peak["most"] < SPIKE * total:
         return None
     evidence = f"{peak['most']:.2f} GiB were in use at the most, and the step needs {total:.2f}"
     return Advice("memory spike", evidence, {"evaluation.batches": max(1, measured.config.evaluation.batches // 2)})

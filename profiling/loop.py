@@ -19,7 +19,7 @@ from reporting.throughput import device_peak_gib, host_memory_gib
 COMPILED = "/jax/core/compile/backend_compile_duration"
 UNKNOWN = dict.fromkeys(  # what only a trace of train.py has
     ("idle_share", "device_imbalance", "host_imbalance", "by_file", "exposed_collective_seconds", "not_donated_gib")
-) | {"callback_share": 0.0, "memory_gib": {"total": 0.0}}
+) | {"callback_share": 0.0, "memory_gib": {"total": 0.0}}  # 0: not known
 
 
 class LoopProfile(Profile):

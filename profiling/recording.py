@@ -45,10 +45,7 @@ class Profile(Callback):
         """Say that a window cannot be traced, if the run resumes after its start or ends before it."""
         self._num_steps, self._log_every = job.config.train.steps, job.config.train.log_every
         if self.window and self.window.start > self._num_steps:
-            job.log.event(
-                f"the steps {self.window.start} to {self.window.stop} are not traced, as the run ends at step "
-                f"{self._num_steps}", "no_profile",
-            )  # fmt: skip
+            self._ends_before(job, self.window)
             self.window = None
         if self.window and record and record["step"] >= self.window.start and not self._folder:
             job.log.event(
@@ -90,8 +87,18 @@ class Profile(Callback):
         if found is None:
             return None
         window = Window(*found)
+        if window.start > self._num_steps:
+            self._ends_before(job, window)
+            return None
         job.log.event(f"step {step}: the steps {window.start} to {window.stop} will be traced", "profile_requested")
         return window
+
+    def _ends_before(self, job, window: Window) -> None:
+        """Say that the run ends before the first step of a window."""
+        job.log.event(
+            f"the steps {window.start} to {window.stop} are not traced, as the run ends at step {self._num_steps}",
+            "no_profile",
+        )
 
     def _begin(self, job, batch) -> None:
         job.log.flush()  # the step before is no part of the trace

@@ -6,7 +6,7 @@ import statistics
 from input_pipeline.cache import cache_folder
 from profiling import energy
 from rehearsal import memory
-from rehearsal.compilation import state_bytes
+from rehearsal.compilation import frozen_bytes, state_bytes
 from rehearsal.compiler import CompileError, Compiler
 from rehearsal.estimate import estimate
 from rehearsal.sections import SPENT, seconds_text
@@ -26,7 +26,8 @@ def memory_gib(run, compiled, module) -> dict[str, float]:
     """Return the GiB of a device by class, as a rehearsal has them, and their total, by the compiler's count."""
     no_time = dict.fromkeys((i.name for i in module.computations[module.entry]), 0.0)
     total = preflight.compiled_bytes(compiled)
-    parts = memory.breakdown(memory.usage(module, no_time).by_class(), state_bytes(run), total) | {"total": total}
+    at_peak = memory.usage(module, no_time).by_class()
+    parts = memory.breakdown(at_peak, state_bytes(run), frozen_bytes(run), total) | {"total": total}
     return {name.replace(" ", "_"): size / GIB for name, size in parts.items()}
 
 

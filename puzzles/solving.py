@@ -48,7 +48,8 @@ def check_fits(puzzle: Puzzle, config) -> None:
     what = f"a {puzzle.kind} of {height} x {width}"
     if source not in (puzzle.kind, "puzzles"):
         raise ConfigError(f"the puzzle is {what}, but the model was trained on data.source={source}; use such a puzzle")
-    if puzzle.tokens.size != model.max_length:
+    is_other_shape = source == "maze" and height != width  # those of data.source=maze are square
+    if puzzle.tokens.size != model.max_length or is_other_shape:
         raise ConfigError(
             f"the puzzle is {what}, but the model has model.max_length={model.max_length} cells; "
             "use a puzzle of the size that it was trained on"

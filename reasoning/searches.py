@@ -30,7 +30,8 @@ def greedy(root: Thought, limits: Limits) -> Search:
 def best_of_n(root: Thought, limits: Limits) -> Search:
     """Draw whole answers, as many as the budget allows; return them by their value."""
     found = yield from _whole_answers(root, limits)
-    yield Judge(found)
+    if found:
+        yield Judge(found)
     return sorted(found, **BY_VALUE)
 
 

@@ -71,7 +71,7 @@ class Head(Value):
         """Return the values where the model would write its verdict: that state knows most about the lines."""
         texts = [self.tokenizer.encode(self.task.verdict_question(problem, thought.lines)) for thought in thoughts]
         rows, length = (-(-size // 32) * 32 for size in (len(texts), max(map(len, texts))))  # each shape is compiled
-        tokens_BT = pad_rows([*texts, *[[]] * (rows - len(texts))], length)
+        tokens_BT = pad_rows([*texts, *[[]] * (rows - len(texts))], min(length, self.engine.length))
         states_BD = np.asarray(self.engine.states(tokens_BT), np.float32)[: len(texts)]
         return (1 / (1 + np.exp(-states_BD @ self.head_D))).tolist()
 

@@ -76,7 +76,7 @@ def compile_step(config, topology) -> tuple[dict, str]:
         "mesh": dict(run.mesh.shape),
         "state": state_bytes(run),
         "on_host": _bytes(run.abstract_state, on_host=True),
-        "frozen": _bytes(run.abstract_frozen),
+        "frozen": frozen_bytes(run),
         "decoded": run.objective.decoded(),
         "num_parameters": run.models.num_parameters,
         "num_microbatches": run.num_microbatches,
@@ -190,6 +190,11 @@ def state_bytes(run) -> dict[str, int]:
         "batch": run.abstract_batch,
     }  # fmt: skip
     return {name: _bytes(part) for name, part in parts.items()}
+
+
+def frozen_bytes(run) -> int:
+    """Return the bytes of one device's frozen parameters."""
+    return _bytes(run.abstract_frozen)
 
 
 def _bytes(tree, *, on_host: bool = False) -> int:

@@ -85,8 +85,8 @@ TIME_KEYS = (
 
 
 def _of_memory(compiled: Compiled, at_peak: dict[str, float], used: memory.Usage | None = None) -> dict:
-    state, total = compiled.facts["state"], compiled.total_bytes
-    parts = {name: size / GIB for name, size in memory.breakdown(at_peak, state, total).items()}
+    state, frozen, total = compiled.facts["state"], compiled.facts["frozen"], compiled.total_bytes
+    parts = {name: size / GIB for name, size in memory.breakdown(at_peak, state, frozen, total).items()}
     others = total / GIB - sum(parts[name] for name in ("parameters", "optimizer", "batch"))
     sizes = {"activations_and_temporaries": others, "total": total / GIB, "capacity": capacity_gib(compiled.topology)}
     named = used.largest() if used else []

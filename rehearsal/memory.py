@@ -17,7 +17,8 @@ from rehearsal.schedule import label
 
 SMALL = 2**20  # smaller buffers (in bytes) get no name
 ARGUMENTS = {
-    "state.params": "parameters", "state.extra": "optimizer", "state.optimizer": "optimizer", "batch": "batch",
+    "state.params": "parameters", "frozen": "parameters", "state.extra": "optimizer", "state.optimizer": "optimizer",
+    "batch": "batch",
 }  # fmt: skip
 CLASSES = ("parameters", "optimizer", "batch", "gradients", "saved activations", "temporaries")
 SHARING = ("get-tuple-element", "tuple", "bitcast", "optimization-barrier", "opt-barrier", "while", "reshape")
@@ -70,10 +71,16 @@ def usage(module: Module, entry_seconds: dict[str, float]) -> Usage:
     return Usage(peak, over_time)
 
 
-def breakdown(usage_at_peak: dict[str, float], state: dict[str, float], total: float) -> dict[str, float]:
-    """Return bytes of each class. They add up to `total`; unattributed bytes count as temporaries."""
+def breakdown(
+    usage_at_peak: dict[str, float], state: dict[str, float], frozen: float, total: float
+) -> dict[str, float]:
+    """Return bytes of each class. They add up to `total`; unattributed bytes count as temporaries.
+
+    Args:
+      state, frozen: bytes of the parts of the state, and of frozen parameters.
+    """
     parts = {
-        "parameters": state["parameters"],
+        "parameters": state["parameters"] + frozen,
         "optimizer": state["optimizer"] + state["extra"],
         "batch": state["batch"] + state["carry"],
         "gradients": usage_at_peak.get("gradients", 0.0),

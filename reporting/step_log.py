@@ -22,10 +22,12 @@ class Diverged(ArithmeticError):
     """Too many updates in a row were skipped, or a state is not finite; skip `first_step` to `last_step`.
 
     `applied`: whether these steps changed the parameters, so that no checkpoint of them may be restored.
+    `was_finite`: whether they were spikes or regretted, which says nothing against the checkpoint before them.
     """
 
-    def __init__(self, what: str, first_step: int, last_step: int, *, applied: bool = False):
+    def __init__(self, what: str, first_step: int, last_step: int, *, applied: bool = False, was_finite: bool = False):
         self.first_step, self.last_step, self.applied = first_step, last_step, applied
+        self.was_finite = was_finite or applied
         super().__init__(what)
 
 
@@ -178,7 +180,10 @@ class StepLog:
         what = ", ".join(f"{name} {value:.4g}" for name, value in bad.items())
         self.event(f"step {step}: update skipped ({what})", "update_not_taken", step, in_a_row=in_a_row, **bad)
         if in_a_row >= self.run.config.train.bad_steps:
-            raise Diverged(f"the updates of {in_a_row} steps in a row were skipped ({what})", step - in_a_row + 1, step)
+            raise Diverged(
+                f"the updates of {in_a_row} steps in a row were skipped ({what})", step - in_a_row + 1, step,
+                was_finite=self.last_finite,
+            )  # fmt: skip
 
     def _log(self, step: int, figures: dict) -> None:
         rates = self.speed.interval(self.run.mesh.size, self.run.flops_per_example, self.peak_flops)

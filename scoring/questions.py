@@ -16,6 +16,7 @@ import pydantic
 
 from configs.errors import ConfigError
 from files.json_reader import JsonError, Object, parse_json
+from input_pipeline.cache import expanded
 
 MOST_BYTES = 1 << 30  # of a file of questions
 Text = Annotated[str, pydantic.Field(min_length=1)]
@@ -68,7 +69,7 @@ def read_files(paths: Sequence[str], key: str, limit: int = 0) -> list[Item]:
     """
     items, named = [], {}
     for text in paths:
-        path = pathlib.Path(text).expanduser()
+        path = expanded(text)
         if path.stem in named:
             raise ConfigError(f"{key}: {named[path.stem]} and {path} would both be the task {path.stem}; rename one")
         named[path.stem] = path

@@ -10,11 +10,13 @@
 import math
 from collections.abc import Sequence
 
+from configs.errors import ConfigError
+from input_pipeline.tokenization import AnyTokenizer
 from scoring import figures
 from scoring.figures import Figure
 from scoring.likelihood import LanguageModel, log_likelihoods
 from scoring.questions import Item
-from scoring.texts import continue_greedily, row_of_pair, rows_of_text
+from scoring.texts import continue_greedily, row_of_pair, rows_of_text, split
 
 STOP = ("\n",)  # of an answer, unless the item says otherwise
 MAX_TOKENS = 64  # of an answer, unless the item says otherwise
@@ -53,6 +55,18 @@ def rows_of_item(model: LanguageModel, item: Item) -> list:
         case "text":
             return rows_of_text(model, item.content["text"])
     return []
+
+
+def check_lengths(items: Sequence[Item], tokenizer: AnyTokenizer, max_length: int, key: str) -> None:
+    """Raise ConfigError if a choice has more than `max_length` tokens; `key` names the files in the message."""
+    for item in items:
+        for choice in item.content["choices"] if item.kind == "choices" else ():
+            question = item.content["question"]
+            if (length := len(split(tokenizer, question, separated(question, choice))[1])) > max_length:
+                raise ConfigError(
+                    f"{key}: line {item.line} of {item.task} has a choice of {length} tokens, more than "
+                    f"model.max_length={max_length}; shorten it"
+                )
 
 
 def separated(question: str, choice: str) -> str:

@@ -7,6 +7,7 @@ from inference.batching import Batch, Request
 from inference.choice import Sampling
 from inference.engine import Engine
 from inference.text_stream import TextStream
+from input_pipeline.tokenization import AnyTokenizer
 from scoring.likelihood import LanguageModel, Row
 
 ROWS = 16  # prompts that are continued at once, at least
@@ -19,10 +20,15 @@ def row_of_pair(model: LanguageModel, context: str, continuation: str) -> Row:
     that place, the context is still the one that was encoded alone, as in the harness. White space at the end of the
     context belongs to the continuation, since tokens begin with it.
     """
-    stripped = context.rstrip()
-    whole = model.tokenizer.encode(context + continuation)
-    before = model.tokenizer.encode(stripped)[: len(whole) - 1]  # the last token may lie in both
-    return Row([*model.prefix, *before] or [model.start], whole[len(before) :])
+    before, after = split(model.tokenizer, context, continuation)
+    return Row([*model.prefix, *before] or [model.start], after)
+
+
+def split(tokenizer: AnyTokenizer, context: str, continuation: str) -> tuple[list[int], list[int]]:
+    """Return the tokens of a context and of its continuation, as `row_of_pair` separates them."""
+    whole = tokenizer.encode(context + continuation)
+    before = tokenizer.encode(context.rstrip())[: len(whole) - 1]  # the last token may lie in both
+    return before, whole[len(before) :]
 
 
 def rows_of_text(model: LanguageModel, text: str) -> list[Row]:

@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable
 
 from optuna.trial import FrozenTrial
-from sqlalchemy import exc
 
 from cluster import processes
 from configs.errors import ConfigError
@@ -14,6 +13,7 @@ from studies import pod
 from studies.launch import Failed, OutOfBudget, Unfinished
 from studies.search.searching import Search
 from studies.search.training import searcher_of
+from studies.storage import OutOfReach, reaching
 from studies.worker import DONE, INTERRUPTED, USAGE, Task, Worker
 
 
@@ -62,14 +62,12 @@ def lead(run: Callable[[], None]) -> pod.End:
       run: works until all trials have ended; its exceptions are those of `launch.run`.
     """
     try:
-        run()
+        with reaching():
+            run()
         end = pod.End(DONE, "")
-    except (Failed, OutOfBudget, Unfinished) as error:
+    except (Failed, OutOfBudget, OutOfReach, Unfinished) as error:
         end = pod.End(error.exit_status, str(error))
     except ConfigError as error:
         end = pod.End(USAGE, str(error))
-    except exc.OperationalError as error:
-        reason = " ".join(str(error.orig).split())
-        end = pod.End(pod.UNFINISHED, f"the database is out of reach: {reason}; run the same command to continue")
     processes.shared(pod.TRIAL, lambda: {"end": dataclasses.asdict(end)})
     return end

@@ -51,9 +51,10 @@ def on_hosts_or_here(parsed, root: str, work: Callable[[bool], None]) -> int:
         check_flags_of_pod(parsed, group)
         pod.join(group, parsed.join_seconds, ending.with_the_others, root)
         return (pod.follow() if processes.index() else lead(work)).tell()
-    importlib.import_module("studies.storage")  # says so if a package is missing
+    storage = importlib.import_module("studies.storage")  # says so if a package is missing
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    work(False)
+    with storage.reaching():
+        work(False)
     return 0
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opens the database of studies: SQLite in a file, or PostgreSQL by its address."""
 
+import contextlib
 import pathlib
 import time
 from collections.abc import Callable
@@ -48,6 +49,25 @@ def open_storage(url: str, *, create: bool) -> optuna.storages.RDBStorage:
     except (exc.SQLAlchemyError, RuntimeError) as error:  # Optuna's RuntimeError: tables of another version
         reason = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
         raise ConfigError(f"--storage={said} cannot be used: {reason}; {EXAMPLES}") from None
+
+
+class OutOfReach(RuntimeError):
+    """The database does not answer, or is locked for too long; the same command continues."""
+
+    exit_status = 75
+
+
+@contextlib.contextmanager
+def reaching():
+    """Raise OutOfReach for the errors of SQLAlchemy and Optuna that mean it."""
+    try:
+        yield
+    except (exc.OperationalError, optuna.exceptions.StorageInternalError) as error:
+        cause = error if isinstance(error, exc.OperationalError) else error.__cause__
+        if not isinstance(cause, exc.OperationalError):
+            raise
+        reason = " ".join(str(cause.orig).split())
+        raise OutOfReach(f"the database is out of reach: {reason}; run the same command to continue") from error
 
 
 def study_names(url: str) -> list[str]:

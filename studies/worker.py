@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 
 from optuna.trial import FrozenTrial
-from sqlalchemy import exc
 
 from checkpointing.bucket import path_of
 from cluster import identity
@@ -29,7 +28,7 @@ from studies import outcome, program, progress, trials
 from studies.claims import BEAT_SECONDS, STALE_SECONDS
 from studies.cost import budget, retention
 from studies.cost.limits import Limits
-from studies.storage import open_storage
+from studies.storage import OutOfReach, open_storage, reaching
 
 DONE, USAGE, INTERRUPTED = 0, 2, 75  # exit statuses of train.py
 LOOK_SECONDS = 0.2  # between two looks at the process of a trial
@@ -164,7 +163,8 @@ class Worker:
                     process.terminate()  # once: it then saves, and a second signal would end it at once
                     terminated = True
                 if time.monotonic() - beaten > self.beat_seconds:
-                    ended_for = ended_for or self._beat(trial, beaten)
+                    reason = self._beat(trial, beaten)  # also while it saves, to keep the claim
+                    ended_for = ended_for or reason
                     beaten = time.monotonic()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(LOOK_SECONDS)
@@ -188,10 +188,11 @@ class Worker:
         """Return the `reason_to_end`; if the database cannot be reached, try again."""
         while True:
             try:
-                return self.reason_to_end(trial)
-            except exc.OperationalError as error:
+                with reaching():
+                    return self.reason_to_end(trial)
+            except OutOfReach as error:
                 if time.monotonic() - beaten > STALE_SECONDS / 2:
-                    raise trials.LostClaim(f"the database is out of reach: {error.orig}") from error
+                    raise trials.LostClaim(str(error)) from error
                 time.sleep(1.0)
 
     def _complete(self, trial: FrozenTrial) -> None:
@@ -301,7 +302,8 @@ def main(make: Callable[[dict], Worker] = lambda content: Worker(task_of(content
     worker = make(content)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, worker.stop)
-    worker.run()
+    with reaching():
+        worker.run()
 
 
 if __name__ == "__main__":

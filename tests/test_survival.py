@@ -11,6 +11,7 @@ import shutil
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -27,6 +28,7 @@ from reporting.clock import OF_STEPS
 from reporting.step_log import NonFinite, StepLog
 from tests.support import write_sums
 from tests.test_train import command, finish, in_process, lines_of
+from training.transforms import guard
 
 
 @pytest.fixture(scope="module")
@@ -355,3 +357,24 @@ def test_a_state_that_no_step_can_go_on_from_is_not_saved_or_not_used(texts, tmp
     assert [event["step"] for event in events(tmp_path, "roll_back")] == ([8, 4] if aside else [4])
     for state in saved_states(config, (tmp_path, 8), (tmp_path, 12)):
         assert all(np.abs(leaf).max() < 100 for leaf in jax.tree.leaves(state.params))
+
+
+def test_the_only_checkpoint_is_not_set_aside_for_other_weights(single_device, texts, tmp_path, monkeypatch):
+    """It may be an import. The run ends, and says that no batch helped."""
+    spoiling(monkeypatch, 8)
+    config = on_texts(texts, train__steps=12, train__save_every=8, train__bad_steps=1)
+    with pytest.raises(NonFinite, match=r"no step after checkpoint 8 had a finite gradient, .* no other checkpoint"):
+        run(config, tmp_path)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"8"}
+
+
+def test_a_streak_of_spikes_says_nothing_against_the_checkpoint_before_it(single_device, texts, tmp_path, monkeypatch):
+    """All losses are finite; the guard takes each for a spike after the fourth step."""
+    usual = guard.judge
+    monkeypatch.setattr(
+        guard, "judge", lambda memory, loss, *more: usual(memory, jnp.where(memory["seen"] < 4, loss, jnp.inf), *more)
+    )
+    config = on_texts(texts, train__steps=12, train__save_every=2, train__bad_steps=1, train__roll_backs=3)
+    with pytest.raises(NonFinite, match="after 3 roll backs"):
+        run(config, tmp_path)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"2", "4"}

@@ -83,11 +83,12 @@ def shard_map_gradient(
 def part_square(axes: dict, specs: dict, sizes: Mapping, *, reduce_once: bool) -> tuple[Callable, int]:
     """Return (`part_square` of training/transforms/noise.py inside a shard_map, number of parts).
 
-    A part is the work of the devices whose gradients are reduced before the square is taken: those of one `fsdp` and
-    `model` group, with `reduce_once` those of one `model` group. Router biases are excluded, as from the norm of the
-    batch's gradient. `sizes` are those of the mesh axes; other arguments are as of `shard_map_gradient`.
+    A part is the work of the devices whose gradients are reduced before the square is taken: those of one `fsdp`,
+    `expert` and `model` group, with `reduce_once` those of one `expert` and `model` group, which share their experts.
+    Router biases are excluded, as from the norm of the batch's gradient. `sizes` are those of the mesh axes; other
+    arguments are as of `shard_map_gradient`.
     """
-    together = (STREAM_AXIS,) if reduce_once else ("fsdp", STREAM_AXIS)
+    together = ("expert", STREAM_AXIS) if reduce_once else ("fsdp", "expert", STREAM_AXIS)
 
     def sharding_axes(names: tuple, spec: PartitionSpec) -> set:
         dims = zip(names, (*spec, *[None] * len(names)), strict=False)

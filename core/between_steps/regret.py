@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A roll back that a callback asked for: the checkpoints that have the steps which it regrets are not used again."""
+"""Which checkpoints a roll back sets aside: those with steps that a callback regrets, and one that only diverges."""
 
 from checkpointing.checkpoints import Checkpoints
 from reporting.step_log import Diverged, NonFinite
@@ -18,6 +18,19 @@ def set_aside(checkpoints: Checkpoints, regret: Diverged) -> None:
         checkpoints.set_aside(step, f"is not used: {regret}", event="regretted")
     if left := set(newer) & set(checkpoints.steps()):
         raise NonFinite(f"{regret}; checkpoint {min(left)} has these steps and cannot be set aside; delete it")
+
+
+def set_suspect_aside(checkpoints: Checkpoints, trouble: Diverged, step: int) -> None:
+    """Set a checkpoint aside after which no gradient was finite, on other batches too; NonFinite if it is the only one.
+
+    Without it the run would begin at step 0 again, and not with the weights of an import.
+    """
+    if checkpoints.steps() == [step]:
+        raise NonFinite(
+            f"{trouble}; no step after checkpoint {step} had a finite gradient, on other batches neither, and there is "
+            "no other checkpoint; check the weights that the run began with, or train in a new --workdir"
+        )
+    checkpoints.set_aside(step, "is not used: no step after it had a finite gradient")
 
 
 def example_after(regret: Diverged, first: int, restored: int, begun: int) -> int:

@@ -90,9 +90,13 @@ class Template:
         return [tuple(piece) for piece in self._ask("prompt", messages)]
 
     def after_answer(self) -> str:
-        """Return the text that follows an answer, such as the token that ends a turn. Raises ValueError as `pieces`."""
+        """Return the text that follows an answer, such as the token that ends a turn. Raises ValueError as `prompt`."""
         turns = [{"role": role, "content": "@"} for role in ("user", ASSISTANT)]
-        return next((text for text, learned in self.pieces(turns) if learned), "").rpartition("@")[2]
+        try:
+            text = next((text for text, learned in self.pieces(turns) if learned), "")
+        except ValueError:  # it stores a turn in another way than it is generated: without its thoughts, for example
+            ((text, _),) = self.prompt(turns)
+        return text.rpartition("@")[2]
 
     def documents(self, kind: str, lines: Iterable[Line]) -> Iterator[Made]:
         """Yield the result of each line; later lines are rendered while earlier results are used.

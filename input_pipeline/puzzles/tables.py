@@ -36,7 +36,7 @@ class Table(NamedTuple):
 def read(path: Path, *, cells: int, least_rating: float, count: int | None, seed: int) -> Table:
     """Return the rows of a file with a rating of at least `least_rating`: all, or `count` of them at random.
 
-    Every row is checked, so that an invalid row is reported whether it is drawn or not.
+    The lengths and the rating of every row are checked, drawn or not; `codes` checks the characters of drawn rows.
 
     Raises:
         DataError: a row is malformed, or there are fewer than `count`.

@@ -7,6 +7,7 @@ For gated data that library reads HF_TOKEN from the environment. This file never
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -33,6 +34,8 @@ class Table(Column):
 def load(name: str, *, subset: str, split: str, field: str, most_bytes: int) -> Table:
     """Return a column of a dataset in a folder (`save_to_disk`, or data files), or by its name on the hub.
 
+    A dataset that was saved alone is the split "train", and also the split that it was taken from.
+
     Args:
         split: a split, or a part of it: of train[:1000] on the hub, only files with these rows are downloaded.
         field: name of the column.
@@ -56,10 +59,8 @@ def load(name: str, *, subset: str, split: str, field: str, most_bytes: int) -> 
     folder = expanded(name)
     where = f"data path {name!r}, split {split!r}" + (f", subset {subset!r}" if subset else "")
     try:
-        if (folder / "dataset_dict.json").exists():
-            table = datasets.load_from_disk(folder / split)
-        elif (folder / "state.json").exists():
-            table = datasets.load_from_disk(folder)
+        if any((folder / name).exists() for name in ("dataset_dict.json", "state.json")):
+            table = _saved(folder, subset, split)
         elif not folder.exists() and (first := FIRST.fullmatch(split)):
             which = dict(name=name, subset=subset, split=first["split"], count=int(first["count"]), field=field)
             table = datasets.Dataset.from_generator(_streamed, gen_kwargs=which)
@@ -70,6 +71,19 @@ def load(name: str, *, subset: str, split: str, field: str, most_bytes: int) -> 
         raise DataError(f"{where}: {reason(of_stream or error)}") from error
     check_column(where, field, table.column_names)
     return Table(name, field, most_bytes, table.select_columns([field]).with_format("arrow"))
+
+
+def _saved(folder: Path, subset: str, split: str):
+    """Return the rows of a split, or a part of it, of what `save_to_disk` wrote; ValueError if there are none such."""
+    import datasets
+
+    if subset:
+        raise ValueError("what save_to_disk wrote has no subsets; leave out data.subset")
+    found = datasets.load_from_disk(folder)
+    splits = {"train": found, str(found.split): found} if isinstance(found, datasets.Dataset) else found
+    sizes = {name: len(rows) for name, rows in splits.items()}
+    parts = datasets.ReadInstruction.from_spec(split).to_absolute(sizes)
+    return datasets.concatenate_datasets([splits[part.splitname].select(range(part.from_, part.to)) for part in parts])
 
 
 def _streamed(name: str, subset: str, split: str, count: int, field: str) -> Iterator[dict]:

@@ -123,7 +123,7 @@ def arguments(typed: list[str]) -> list[str]:
         return found
     given = KEYS.dotted(guides.read_file(file, FILE))
     sys.stderr.writelines(notes(given))
-    if FOLDER in given and not guides.take(found, "--workdir")[0]:
+    if given.get(FOLDER) and not guides.take(found, "--workdir")[0]:
         found.append(f"--workdir={given[FOLDER]}")
     slice_name = topologies.of_size(topologies.get("v4-8"), cores(given, file))
     is_chosen = guides.take(found, "--topology")[0] or os.environ.get("TPU_MESH_CONFIG")

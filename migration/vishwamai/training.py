@@ -27,7 +27,7 @@ class VishwamAIPipeline:
     def __init__(self, config: Mapping):
         """Raises ConfigError: a key is unknown or not supported, or a value is inconsistent."""
         self.given, self.config = keys.KEYS.dotted(config), keys.recipe(config)
-        self.workdir = pathlib.Path(str(self.given.get(keys.FOLDER, FOLDER))).expanduser()
+        self.workdir = pathlib.Path(str(self.given.get(keys.FOLDER) or FOLDER)).expanduser()
 
     def generate(
         self, prompts: Sequence[str], *, use_tot: bool | None = None, use_error_correction: bool | None = None,

@@ -140,7 +140,8 @@ def reason_to_end(queue: trials.Queue, digests: set[str], limits: Limits) -> str
     latest, running = queue.latest(), queue.running()
     left = [trial for digest, trial in latest.items() if digest in digests and not trial.state.is_finished()]
     now = account(queue, limits)
-    if not left or any(trial.number in running for trial in left) or any(map(now.allows, left)):
+    frees_hours = now.num_running and now.spent < now.limit  # a trial that ends, of any group of the study
+    if not left or frees_hours or any(trial.number in running for trial in left) or any(map(now.allows, left)):
         return ""
     needs = [still_needed(trial, now.expectation) for trial in left]
     known = [hours for hours in needs if hours is not None]

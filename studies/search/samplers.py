@@ -129,11 +129,11 @@ def _value(distribution: BaseDistribution, place: float):
     low, high = distribution.low, distribution.high
     if distribution.log:
         value = float(np.exp(np.log(low) + place * (np.log(high) - np.log(low))))
-        value = min(max(value, low), high)
     elif distribution.step:
         value = low + distribution.step * min(int(place * _count(distribution)), _count(distribution) - 1)
     else:
         value = low + place * (high - low)
+    value = min(max(value, low), high)  # rounding may have left the range
     return round(value) if isinstance(distribution, optuna.distributions.IntDistribution) else float(value)
 
 
@@ -169,8 +169,20 @@ def _median(steps: int) -> optuna.pruners.BasePruner:
     return optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=steps // RUNGS[0])
 
 
+class _SuccessiveHalving(optuna.pruners.SuccessiveHalvingPruner):
+    """ASHA with two rungs; Optuna's goes on to the end, where 9 * (steps // 9) would be a third one."""
+
+    def __init__(self, first: int):
+        super().__init__(first, reduction_factor=RUNGS[1])
+        self.end = first * RUNGS[0]
+
+    def prune(self, study, trial):
+        """Return whether others were better at the rung that the trial has just reached."""
+        return trial.last_step < self.end and super().prune(study, trial)
+
+
 def _asha(steps: int) -> optuna.pruners.BasePruner:
-    return optuna.pruners.SuccessiveHalvingPruner(max(1, steps // RUNGS[0]), reduction_factor=RUNGS[1])
+    return _SuccessiveHalving(max(1, steps // RUNGS[0]))
 
 
 # Which trials end early, given the steps of a whole one. ASHA: arXiv:1810.05934.

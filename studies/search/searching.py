@@ -261,7 +261,7 @@ def judge(queue: trials.Queue, count: int, statuses: list[int]) -> None:
     print(f"{queue.name}: " + ", ".join(f"{states.count(state)} {word}" for state, word in words.items()), flush=True)
     if USAGE in statuses and ended < count:  # the same command would meet the same mistake
         raise Failed(f"a worker ended by the error above; {ended} of {count} trials have ended")
-    if any(statuses) or any(not state.is_finished() for state in states):
+    if (any(statuses) and ended < count) or any(not state.is_finished() for state in states):
         raise Unfinished(f"{ended} of {count} trials have ended; run the same command to continue")
     if found and set(states) == {TrialState.FAIL}:
         raise Failed(f"no trial of {ended} succeeded, first {trials.title(found[0])}: {found[0].user_attrs['reason']}")

@@ -9,9 +9,8 @@ from configs.errors import ConfigError, shown
 from reporting.display import aligned
 from settings import loading
 from studies import launch, progress, suites
-from studies.search import population, searches, searching, second_objective
+from studies.search import population, searches, searching, second_objective, spaces
 from studies.search.searching import Search
-from studies.search.spaces import keys_of_sets, read
 
 BEST = "best.json"  # in the folder of the search; scripts/search_then_train.py reads it
 Start = Callable[[Search, int], list[int]]  # (search, number of workers) -> their exit statuses
@@ -29,11 +28,11 @@ def in_processes(search: Search, workers: int) -> list[int]:
 
 def asked(parsed, overrides: dict[str, str], root: str) -> Search:
     """Return the search of a command line; ConfigError if it cannot be run."""
-    space = read(parsed.space)  # reports mistakes before anything is stored
+    space = spaces.read(parsed.space)  # reports mistakes before anything is stored
     for key in sorted(space.keys() & overrides.keys()):
         print(f"{key} is {overrides[key]} in every trial, since it is typed; --space={parsed.space} is not read for it")
     for name, entry in space.items():
-        if both := keys_of_sets(entry) & overrides.keys():
+        if both := spaces.keys_of_sets(entry) & overrides.keys():
             raise ConfigError(
                 f"--config.{min(both)} is a key of the sets of {name} in --space={parsed.space}; leave one of them out"
             )
@@ -79,5 +78,6 @@ def train(search: Search, workers: int, start: Start) -> None:
     searching.judge(queue, search.count, statuses)
     if found.done:
         first = found.done[0]
-        content = {"trial": first.number, "value": first.values[0], "changes": first.user_attrs["changes"]}
+        keys = spaces.changes(search.searched(), first.params)  # not those of every trial, as its number of steps
+        content = {"trial": first.number, "value": first.values[0], "changes": keys}
         progress.write_json(f"{search.root}/{search.study}", BEST, content)

@@ -53,7 +53,7 @@ def test_a_checkpoint_under_another_steps_name_is_none(workdir):
     with Checkpoints(workdir, TWO) as checkpoints:
         checkpoints.report = lambda text, **figures: lines.append((text, figures))
         assert checkpoints.newest() == 2
-        assert checkpoints.store.others() == {"9.damaged": "set aside as damaged"}
+        assert checkpoints.store.others() == {"9.damaged": "set aside"}
     text = "checkpoint 9 is damaged: manifest.json is that of checkpoint 3; set aside as 9.damaged"
     assert lines == [(text, {"event": "damaged", "step": 9})]
 

@@ -149,6 +149,14 @@ def test_a_checkpoint_that_is_deleted_while_it_is_restored_is_told(workdir, gone
     assert str(error.value).startswith(f"{folder} was deleted while it was read (") and "\n" not in str(error.value)
 
 
+def test_weights_that_lack_a_parameter_of_the_model_are_refused_by_its_name(workdir):
+    """orbax returns the shape of an array that it lacks, in place of the array."""
+    wanted = {name: jax.ShapeDtypeStruct((6,), np.float32) for name in ("weight", "projection")}
+    missing = r"lacks params\.projection, unlike the state of this run"
+    with Checkpoints(workdir) as checkpoints, pytest.raises(CheckpointError, match=missing):
+        checkpoints.restore_params(1, wanted, "params")
+
+
 def test_a_checkpoint_that_goes_between_two_questions_is_told(workdir):
     with Checkpoints(workdir) as checkpoints:
         shutil.rmtree(workdir / "checkpoints" / "1")

@@ -9,8 +9,10 @@ import sentencepiece
 import tokenizers
 
 from configs import base
-from inference.prompts import text_prompt, text_start
+from inference.prompts import answer_ends, text_prompt, text_start
+from input_pipeline.chat.encoding import format_of_tokenizer
 from input_pipeline.tokenization import ByteTokenizer, SentencePieceTokenizer, open_tokenizer
+from tests.input_pipeline.chat.conftest import CHATML, made_tokenizer
 
 BOS, EOS, WORD = 0, 1, 2
 
@@ -66,3 +68,18 @@ def test_a_prompt_has_at_least_one_token(published):
     assert start == [] and text_prompt(tokenizer, "", start).tokens == [EOS]
     whole = text_prompt(tokenizer, "a", start)
     assert whole.num_tokens == 1 + (whole.redrawn is not None)
+
+
+LLAMA_2 = """{% for message in messages %}{% if message.role == 'user' %}{{ '[INST] ' + message.content + ' [/INST]' }}\
+{% else %}{{ ' ' + message.content + ' ' + eos_token }}{% endif %}{% endfor %}"""
+THINKS = """{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}{{ message.content }}\
+{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"""
+
+
+@pytest.mark.parametrize("template", [CHATML, LLAMA_2, THINKS])
+def test_an_answer_ends_with_the_mark_of_its_template_alone(template, tmp_path):
+    """Not with white space before the mark, and also where a stored turn lacks the thoughts of a generated one."""
+    tokenizer = open_tokenizer(made_tokenizer(template, tmp_path))
+    (mark,) = tokenizer.encode("<|im_end|>")
+    form = format_of_tokenizer(tokenizer, str(tmp_path / "tokenizer.json"))
+    assert set(answer_ends(tokenizer, form)) == {tokenizer.end_of_document, mark}

@@ -6,8 +6,10 @@ import io
 
 import pytest
 import sentencepiece
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers
 
 from inference.prompts import text_prompt, token_prompt
 from inference.text_stream import REPLACEMENT, TextStream
@@ -60,6 +62,27 @@ def test_pieces_that_depend_on_what_is_before_add_up(dummy_prefix, text):
     tokenizer = trained(dummy_prefix)
     tokens = tokenizer.encode(text)
     assert "".join(streamed(tokenizer.decode, tokens)) == tokenizer.decode(tokens)
+
+
+@functools.cache
+def with_byte_fallback() -> tokenizers.Tokenizer:
+    """Return a tokenizer.json's like Llama 2's: its decoder knows a character of bytes when all of a run are valid."""
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b", "\n", "\u2581"]
+    made = tokenizers.Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, [], byte_fallback=True))
+    made.normalizer = normalizers.Replace(" ", "\u2581")
+    made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return made
+
+
+@given(st.text("ab \n\u00e9\u20ac\U0001f600\U0001f1e9", max_size=40))
+@FEW
+def test_characters_of_bytes_in_a_row_add_up(text):
+    tokenizer = with_byte_fallback()
+    tokens = tokenizer.encode(text).ids
+    parts = streamed(tokenizer.decode, tokens)
+    assert "".join(parts) == tokenizer.decode(tokens) == text
+    for end in range(1, len(tokens) + 1):
+        assert text.startswith("".join(parts[:end]))
 
 
 @pytest.fixture

@@ -110,6 +110,15 @@ def test_what_scores_are_divided_by_goes_out_as_a_whole_number_or_not_at_all(cas
     assert written != "null" or families.nearest(model).endswith("which has model.query_scalar=12")
 
 
+def test_one_theta_for_all_layers_is_written_for_those_with_a_window_too():
+    """Our 0 means the rope_theta of the other layers; theirs is never scaled."""
+    model = dict(base.get_config().model) | families.model_section(hugging_face.read_config(FOLDER / "gemma3"))
+    model |= {"local_rope_theta": 0.0, "rope_theta": 1e5, "rope_scaling": "none", "rope_factor": 1.0}
+    assert families.config_json(model)["rope_local_base_freq"] == 1e5
+    model |= {"rope_scaling": "linear", "rope_factor": 8.0}
+    assert families.config_json(model) is None
+
+
 @pytest.mark.parametrize(
     ("case", "ours", "theirs", "says"),
     [

@@ -122,6 +122,8 @@ def test_arguments_become_those_of_train(tmp_path, monkeypatch):
     (tmp_path / "mine.yaml").write_text("checkpoint_dir: here\ntpu: {tpu_cores: 32}")
     file = f"--config={tmp_path}/mine.yaml"
     assert keys.arguments([file]) == [file, "--workdir=here", "--topology=v4-64"]
+    (tmp_path / "nowhere.yaml").write_text("checkpoint_dir:\ntpu: {tpu_cores: 32}")
+    assert keys.arguments([f"--config={tmp_path}/nowhere.yaml"])[1:] == ["--topology=v4-64"]
     monkeypatch.setenv("TPU_MESH_CONFIG", "4,4,2")
     assert keys.arguments([file]) == [file, "--workdir=here"]
     assert keys.arguments([]) == [f"--config={keys.FILE}"]

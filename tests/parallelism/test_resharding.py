@@ -36,6 +36,15 @@ def test_arrays_are_whole_on_the_other_mesh_and_gone_from_the_old(start, spec, e
         np.testing.assert_array_equal(shard.data, WHOLE[shard.index])
 
 
+def test_an_array_in_two_places_is_moved_once_and_shared_again():
+    """The frozen base of adapters is also their reference model."""
+    array = jax.device_put(WHOLE, NamedSharding(make_mesh(FSDP), P("fsdp")))
+    layout = laid(WHOLE.shape, WHOLE.dtype, NamedSharding(make_mesh(COPIES), P()))
+    moved = reshard({"base": array, "reference": array}, {"base": layout, "reference": layout})
+    assert moved["base"] is moved["reference"] and array.is_deleted()
+    np.testing.assert_array_equal(moved["base"], WHOLE)
+
+
 @pytest.mark.parametrize("devices", [slice(None), slice(None, None, -1)], ids=["same order", "turned round"])
 @pytest.mark.parametrize("memory", ["device", "pinned_host"])
 def test_large_stacks_of_layers_are_moved_a_layer_at_a_time(monkeypatch, devices, memory):

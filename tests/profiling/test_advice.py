@@ -115,3 +115,9 @@ def test_advice_on_small_heads_needs_no_trace():
     """Without a trace there is no table of files, so the gain is not known."""
     found = advise(FAULTS["small heads"]._replace(profile=HEALTHY | {"by_file": None}))
     assert [(advice.rule, advice.gain) for advice in found] == [("small heads", None)]
+
+
+def test_a_loop_whose_memory_is_not_known_gets_no_advice_about_memory():
+    """A caller's own loop has no trace, which alone says what a step needs."""
+    unknown = {"memory_gib": {"total": 0.0}, "device_peak_gib": {"most": 61.2, "least": 61.2}, "by_file": None}
+    assert advise(measured(unknown, {"train.gradient_accumulation": "4"})) == []

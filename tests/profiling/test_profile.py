@@ -245,3 +245,17 @@ def test_a_rehearsal_that_the_compiler_refused_does_not_end_the_profiled_run(tmp
     refusal = {"kind": "CompileError", "message": "XlaRuntimeError: INTERNAL"}
     sealed.write(folder / FACTS, {"error": refusal, "program_sha256": digest(folder / PROGRAM)})
     assert report.rehearsed(loaded.config, loaded.topology) == {"rehearsed": None}
+
+
+def test_a_request_that_comes_too_late_for_its_steps_says_so(tmp_path):
+    said = []
+    config = base.get_config()
+    config.train.update(steps=10, log_every=1)
+    log = types.SimpleNamespace(event=lambda text, kind: said.append((kind, text)))
+    job = types.SimpleNamespace(log=log, config=config, workdir=tmp_path)
+    callback = Profile()
+    callback.on_start(job, None)
+    (tmp_path / windows.REQUEST).write_text("3")
+    callback.on_step(job, None, 9)
+    assert said == [("no_profile", "the steps 11 to 13 are not traced, as the run ends at step 10")]
+    assert callback.window is None

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A puzzle solved step by step is what evaluation finds, and no answer is called right that is not."""
 
+import types
+
 import jax
 import numpy as np
 import pytest
@@ -161,3 +163,13 @@ def test_a_puzzle_of_another_kind_is_refused_in_a_line(tmp_path, puzzle, changes
     with pytest.raises(ConfigError, match=what):
         solving.check_fits(puzzle, config)
     solving.check_fits(PUZZLE, small_config(tmp_path))
+
+
+def test_a_maze_of_as_many_cells_in_another_shape_is_refused():
+    """Cells of one row would be read as those of two."""
+    config = types.SimpleNamespace(
+        data=types.SimpleNamespace(source="maze"), model=types.SimpleNamespace(max_length=36, vocab_size=6)
+    )
+    solving.check_fits(Puzzle("maze", np.ones((6, 6), np.int32)), config)
+    with pytest.raises(ConfigError, match=r"the puzzle is a maze of 4 x 9, but .*use a puzzle of the size"):
+        solving.check_fits(Puzzle("maze", np.ones((4, 9), np.int32)), config)

@@ -76,6 +76,7 @@ def test_a_search_survives_a_model_that_completes_no_line(name):
     work = next(search)
     with pytest.raises(StopIteration) as end:
         while True:
+            assert isinstance(work, Propose) or work.thoughts, "a value of no thoughts is asked for"
             work = search.send(None if isinstance(work, Judge) else [[] for _ in work.parents])
     assert end.value.value == [] and root.children == []
 

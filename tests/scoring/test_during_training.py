@@ -66,6 +66,12 @@ def test_a_stop_during_the_scoring_saves_the_step_and_the_resumed_run_scores_it(
     assert list(lines_of(tmp_path / "run", "tasks")) == [2, 3] and kinds.count("eval") == 2, "none is repeated"
 
 
+def test_batches_of_the_caller_have_no_epochs(config, tmp_path):
+    config.evaluation.tasks, config.train.epochs = "", 2.0
+    with pytest.raises(ConfigError, match=r"train\.epochs=2\.0: batches of the caller have no epochs; set it to 0"):
+        train.train(config, tmp_path / "run", iter(()))
+
+
 def test_batches_of_the_caller_have_no_tokenizer_for_tasks(config, tmp_path):
     with pytest.raises(ConfigError, match="a run on batches of the caller has no tokenizer; leave it out"):
         train.train(config, tmp_path / "run", iter(()))

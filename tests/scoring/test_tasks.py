@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from configs.errors import ConfigError
 from input_pipeline.tokenization import ByteTokenizer
 from scoring import tasks
 from scoring.likelihood import Likelihood
@@ -51,6 +52,14 @@ def test_perplexities_are_over_all_texts_of_a_task(scored):
     assert found["t"]["byte_perplexity"].value == found["t"]["token_perplexity"].value == pytest.approx(math.e)
     assert found["t"]["word_perplexity"].value == pytest.approx(math.exp(11 / 3))
     assert found["other"]["byte_perplexity"].value == pytest.approx(math.e)
+
+
+def test_a_choice_that_no_row_can_hold_is_refused_with_its_line():
+    """Before training begins, not at the first evaluation."""
+    items = [Item("t", 1, "choices", CHOICES), Item("t", 2, "choices", CHOICES | {"choices": ["a" * 64, "b"]})]
+    tasks.check_lengths(items, ByteTokenizer(), 65, "--questions")  # a space belongs to the choice
+    with pytest.raises(ConfigError, match=r"^--questions: line 2 of t has a choice of 65 tokens, more than model"):
+        tasks.check_lengths(items, ByteTokenizer(), 64, "--questions")
 
 
 def test_a_space_stands_between_question_and_choice_unless_there_is_white_space():

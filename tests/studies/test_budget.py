@@ -81,6 +81,19 @@ def test_workers_that_claim_at_the_same_time_do_not_exceed_the_budget_together(t
     assert budget.reason_to_end(queue, digests, limits) == "", "others run, and may take less than was expected"
 
 
+def test_a_group_waits_while_a_trial_of_another_group_may_leave_hours(tmp_path):
+    """Nothing is known of the other trial: it runs alone to be measured, and the next group waits for that."""
+    from studies.cost import budget
+
+    queue, (first, second) = queued(tmp_path)
+    limits = Limits(budget=2.0)
+    other = budget.claim_next(queue, {first}, limits)
+    assert budget.claim_next(queue, {second}, limits) is None
+    assert budget.reason_to_end(queue, {second}, limits) == ""
+    queue.set_attribute(other, "ran_seconds", 2.0 / CHIPS * 3600)
+    assert "no trial fits" in budget.reason_to_end(queue, {second}, limits), "nothing is left to wait for"
+
+
 def test_a_trial_that_does_not_fit_makes_way_for_a_later_one_that_does(tmp_path):
     from studies.cost import budget
 

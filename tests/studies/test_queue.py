@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queue with real workers and a database on disk; a trial's program ends as a test planned."""
 
+import contextlib
 import dataclasses
 import json
 import pathlib
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -300,3 +302,17 @@ def test_a_search_trial_whose_worker_dies_while_it_is_adopted_is_never_run(tmp_p
     study = optuna.load_study(study_name=queue.name, storage=queue.storage)
     adopted = queue.adopt(study.ask(), order)
     assert written[-1] == "digest" and [trial.number for trial in queue.everything()] == [adopted.number]
+
+
+def test_a_database_that_another_program_keeps_locked_is_out_of_reach(tmp_path, monkeypatch):
+    """SQLAlchemy and Optuna say it in different words; the same command continues."""
+    from studies import storage
+
+    monkeypatch.setattr(storage, "WAIT_SECONDS", 0.1)
+    queue = queue_of(tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / "studies.db")) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        for use in (queue.latest, lambda: queue.claims.take("x")):
+            with pytest.raises(storage.OutOfReach, match="locked; run the same command") as error, storage.reaching():
+                use()
+            assert error.value.exit_status == 75

@@ -139,3 +139,32 @@ def test_two_objectives_are_both_minimized(method):
         return np.mean(found)
 
     assert volume(method) > volume("random")
+
+
+def test_the_last_step_of_a_range_is_not_exceeded_by_rounding():
+    """0.1 * 3 is 0.30000000000000004, which Optuna refuses as a value of the range."""
+    stepped, plain = FloatDistribution(0.0, 0.3, step=0.1), FloatDistribution(0.03, 0.3)
+    rng = np.random.default_rng(0)
+    values = [samplers.drawn({"x": stepped}, rng)["x"] for _ in range(50)]
+    values += [samplers.nearest(stepped, 0.36), samplers.nearest(plain, 0.36)]
+    assert max(values) == 0.3
+    for distribution, value in ((stepped, max(values)), (plain, values[-1])):
+        optuna.trial.create_trial(value=0.0, params={"x": value}, distributions={"x": distribution})
+
+
+@pytest.mark.parametrize("steps", [17, 40, 900])
+def test_asha_looks_after_a_ninth_and_a_third_of_the_steps_alone(steps):
+    study, pruner = optuna.create_study(), samplers.PRUNERS["asha"](steps)
+    first = steps // 9
+    pruned_at = set()
+    for number in range(30):
+        trial = study.ask()
+        for step in range(first, steps, first):
+            trial.report(-(number % 7) - step, step)
+            if pruner.prune(study, study.get_trials(deepcopy=False)[-1]):
+                pruned_at.add(step)
+                study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+                break
+        else:
+            study.tell(trial, 0.0)
+    assert pruned_at == {first, 3 * first}

@@ -241,3 +241,19 @@ def test_a_search_that_prunes_evaluates_its_trials_where_the_pruner_looks(tmp_pa
     assert evaluated_often(often) is often
     never = dataclasses.replace(search, prune="none")
     assert evaluated_often(never) is never
+
+
+def test_the_best_has_the_searched_keys_alone_and_a_dead_worker_no_trial_needed_changes_nothing(tmp_path):
+    """A final run must not be as short as the trials."""
+    from studies.search import training
+    from studies.search.searching import Searcher
+
+    search = asked(tmp_path, count=1)
+
+    def start(search, workers: int) -> list[int]:
+        Searcher(search).run()
+        return [0, -9]
+
+    training.train(search, 2, start)
+    best = json.loads((tmp_path / "runs" / "s" / "best.json").read_text())
+    assert best["changes"].keys() == {"optimizer.learning_rate", "model.num_heads"}

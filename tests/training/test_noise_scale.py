@@ -76,7 +76,7 @@ def test_on_a_quadratic_with_known_noise_the_estimate_is_within_a_tenth(scale, o
 def parts_of(config, together: int) -> list[np.ndarray]:
     """Return the rows of each part: every M-th row of what `together` neighbouring shards have."""
     count = config.train.gradient_accumulation
-    shards = config.mesh.data * config.mesh.fsdp // together
+    shards = config.mesh.data * config.mesh.fsdp * config.mesh.expert // together
     return [rows[m::count] for rows in np.split(np.arange(BATCH), shards) for m in range(count)]
 
 
@@ -87,8 +87,16 @@ def parts_of(config, together: int) -> list[np.ndarray]:
         ({"data": 2, "fsdp": 2}, 0, 2, EXPERTS),
         ({"fsdp": 2, "model": 2}, 2**30, 1, ()),
         ({"data": 2, "fsdp": 2, "context": 2}, 2**30, 1, EXPERTS),
+        ({"data": 2, "expert": 2}, 0, 2, EXPERTS),
+        ({"fsdp": 2, "expert": 2}, 2**30, 2, EXPERTS),
     ],
-    ids=["copies with experts", "devices of a model", "the compiler with experts"],
+    ids=[
+        "copies with experts",
+        "devices of a model",
+        "the compiler with experts",
+        "devices that share experts",
+        "devices that share experts and gather all weights",
+    ],
 )
 def test_squares_are_those_of_the_parts_gradients(monkeypatch, mesh, whole_bytes, together, of_model):
     """Each part's gradient is computed again alone. That of a router's bias is not a derivative, and is left out."""

@@ -45,6 +45,13 @@ def test_every_form_of_a_dataset_gives_its_documents(datasets, read, tmp_path):
     assert read(tmp_path / "one") == TEXTS and read(tmp_path / "files") == TEXTS
     assert read(tmp_path / "parts") == TEXTS[:50]
     assert read(f"{tmp_path / 'parts'}:validation") == TEXTS[50:]
+    assert read(f"{tmp_path / 'parts'}:train[10:20]") == TEXTS[10:20]
+    assert read(f"{tmp_path / 'one'}:train[:50%]") == TEXTS[:35]
+    for place, message in (("one:validation", "Unknown split"), ("parts:test", "Unknown split")):
+        with pytest.raises(DataError, match=message):
+            read(f"{tmp_path}/{place}")
+    with pytest.raises(DataError, match=r"what save_to_disk wrote has no subsets; leave out data\.subset"):
+        read(tmp_path / "one", subset="en")
 
 
 @pytest.mark.slow
