@@ -65,7 +65,7 @@ class Job:
     shape: Shape | None = None  # of the present stage, with the full batch
     run: assembly.Run | None = None  # of this shape
     train_step: Callable | None = None  # `compiled_steps`, wrapped by the callbacks
-    suspect: int | None = None  # step of a restored checkpoint after which no update was finite
+    suspicion: regret.Suspicion = dataclasses.field(default_factory=regret.Suspicion)  # of a restored checkpoint
     begun: list[Stage] = dataclasses.field(default_factory=list)  # stages since the start or the last roll back
     sections: list = dataclasses.field(default_factory=list)  # of the ledger, not written yet
     evaluations: dict = dataclasses.field(default_factory=dict)  # {name: the last figures} of the evaluators
@@ -350,12 +350,8 @@ class Job:
         if trouble.applied:
             regret.set_aside(self.checkpoints, trouble)
         record = self._restore_record()
-        if record and not trouble.was_finite and trouble.first_step <= record["step"] + 1:  # no finite update since
-            if record["step"] == self.suspect:  # other batches did not help, so the checkpoint is bad
-                regret.set_suspect_aside(self.checkpoints, trouble, self.suspect)
-                record = self._restore_record()
-            else:
-                self.suspect = record["step"]
+        if record and self.suspicion.finds_bad(self.checkpoints, trouble, record["step"]):
+            record = self._restore_record()
         step, examples, _ = position_of(record)
         first = regret.example_after(trouble, first, examples, self.begun[0].step)
         self.corpus = dataclasses.replace(self.corpus, train=self.corpus.train.skip(first, last))

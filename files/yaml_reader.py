@@ -5,6 +5,8 @@ import yaml
 
 from files.json_reader import JsonError
 
+OF_VALUES = ValueError, LookupError, AttributeError, RecursionError  # of a tag with another value, and of deep nesting
+
 
 def parse_yaml(content: bytes, source: str) -> object:
     """Return mappings, lists and plain values; `source` begins error messages.
@@ -16,7 +18,7 @@ def parse_yaml(content: bytes, source: str) -> object:
         text = content.decode()
         has_alias = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
         value = None if has_alias else yaml.safe_load(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: a date or a number that is none
+    except (yaml.YAMLError, *OF_VALUES) as error:
         raise JsonError(f"{source}: is not YAML ({' '.join(str(error).split())[:200]})") from None
     if has_alias:
         raise JsonError(f"{source}: has a YAML alias, which is not read; write its value")

@@ -97,10 +97,12 @@ def chat_prompt(tokenizer: AnyTokenizer, form: PlainFormat | Template, messages:
 def answer_ends(tokenizer: AnyTokenizer, form: PlainFormat | Template) -> list[int]:
     """Return the tokens that end an assistant's turn.
 
-    White space before the template's mark is none of them, since answers have it too: Llama 2 writes " </s>".
+    A token of white space before the template's mark is none of them, since answers have it too: Llama 2 writes
+    " </s>".
     """
-    after = form.after_answer()
-    return [tokenizer.end_of_document, *tokenizer.encode(after.lstrip() or after)[:1]]
+    after = tokenizer.encode(form.after_answer())
+    marks = [token for token in after if tokenizer.decode([token]).strip()]
+    return [tokenizer.end_of_document, *(marks or after)[:1]]
 
 
 def can_chat(config, tokenizer: AnyTokenizer) -> bool:

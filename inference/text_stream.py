@@ -4,6 +4,7 @@
 from collections.abc import Callable, Sequence
 
 REPLACEMENT = "\ufffd"  # what a tokenizer returns for bytes that are no character, or not yet
+MOST_HELD = 1024  # REPLACEMENTs at the end; a model that writes more does not write characters
 CONTEXT = 16  # tokens before a new one that are decoded with it at least, as far as there are any
 
 
@@ -78,6 +79,6 @@ def num_certain(text: str) -> int:
     """Return the number of characters before an end that may be a part of a character.
 
     Some tokenizers (byte fallback, as Llama's) return a REPLACEMENT for each byte of several characters in a row until
-    the last of them is complete. So all REPLACEMENTs at the end are uncertain.
+    the last of them is complete. So all REPLACEMENTs at the end are uncertain, up to MOST_HELD.
     """
-    return len(text.rstrip(REPLACEMENT))
+    return len(text) - min(len(text) - len(text.rstrip(REPLACEMENT)), MOST_HELD)

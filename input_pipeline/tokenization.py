@@ -4,7 +4,8 @@
 The trained tokenizer is a byte-pair encoding with byte fallback that does not change text: it does not normalise, adds
 no leading space, and keeps white space in separate pieces. Decoding restores any text exactly. A tokenizer.json may
 normalise; decoding then returns the normalised text. SentencePiece writes a space as U+2581, so a U+2581 in the text
-itself is encoded as its three bytes.
+itself is encoded as its three bytes. A given model that begins texts with a space adds one after it, too; one without
+byte pieces does not know it.
 """
 
 import re
@@ -16,7 +17,6 @@ from typing import Any, NotRequired
 
 import numpy as np
 import sentencepiece
-from sentencepiece import sentencepiece_model_pb2
 
 from files.atomic import writing
 from files.json_reader import Object, parse_json
@@ -123,8 +123,7 @@ class SentencePieceTokenizer(Pieces):
         self.vocab_size = self._model.vocab_size()
         self.end_of_document = self._model.eos_id()
         self.digest = digest(model)
-        mark = [self._model.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()]
-        self._mark = mark if self._model.is_byte(mark[0]) else mark[:1]  # without byte pieces it is one unknown piece
+        self._mark = [self._model.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()]
         if self.end_of_document < 0:
             raise DataError(f"data.tokenizer={name}: has no end-of-sentence piece to end documents; train it with one")
 
@@ -133,18 +132,8 @@ class SentencePieceTokenizer(Pieces):
         return [self._model.bos_id() if self._model.bos_id() >= 0 else self.end_of_document]
 
     def encode(self, text: str) -> list[int]:
-        head, *rest = text.split(SPACE_MARK)
-        tokens = self._model.encode(head)
-        for part in rest:
-            tokens += self._mark + self._within.encode(part)
-        return tokens
-
-    @cached_property
-    def _within(self) -> sentencepiece.SentencePieceProcessor:
-        """The model for a part of a text after its beginning, where it adds no space."""
-        model = sentencepiece_model_pb2.ModelProto.FromString(self.files["tokenizer.model"])
-        model.normalizer_spec.add_dummy_prefix = False
-        return sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
+        head, *rest = self._model.encode(text.split(SPACE_MARK))
+        return head + [token for part in rest for token in self._mark + part]
 
     @cached_property
     def texts(self) -> list[str | None]:

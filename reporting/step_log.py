@@ -22,12 +22,11 @@ class Diverged(ArithmeticError):
     """Too many updates in a row were skipped, or a state is not finite; skip `first_step` to `last_step`.
 
     `applied`: whether these steps changed the parameters, so that no checkpoint of them may be restored.
-    `was_finite`: whether they were spikes or regretted, which says nothing against the checkpoint before them.
+    `was_finite`: whether each of them had a finite loss and gradient, and was skipped as a spike.
     """
 
     def __init__(self, what: str, first_step: int, last_step: int, *, applied: bool = False, was_finite: bool = False):
-        self.first_step, self.last_step, self.applied = first_step, last_step, applied
-        self.was_finite = was_finite or applied
+        self.first_step, self.last_step, self.applied, self.was_finite = first_step, last_step, applied, was_finite
         super().__init__(what)
 
 
@@ -76,6 +75,7 @@ class StepLog:
         record = record or {"total_tokens": 0, "step": 0}
         self.total_tokens, self.last_step, self.pending = record["total_tokens"], record["step"], []
         self.speed, self.last_finite, self.last_figures = Speed(self.goodput.clock), True, {}
+        self.streak_finite = True  # whether all steps of the last streak of skipped ones were finite
         self.last_check = -math.inf  # time.perf_counter() at the start of the last check
         self.display.after(self.last_step)
 
@@ -176,13 +176,14 @@ class StepLog:
             self._log(step, figures | {"global_batch": rows, "tokens": tokens, "total_tokens": self.total_tokens})
 
     def _report_skipped(self, step: int, figures: dict, in_a_row: int) -> None:
+        self.streak_finite = self.last_finite and (in_a_row == 1 or self.streak_finite)
         bad = {name: figures[name] for name in ("loss", "gradient_norm")}
         what = ", ".join(f"{name} {value:.4g}" for name, value in bad.items())
         self.event(f"step {step}: update skipped ({what})", "update_not_taken", step, in_a_row=in_a_row, **bad)
         if in_a_row >= self.run.config.train.bad_steps:
             raise Diverged(
                 f"the updates of {in_a_row} steps in a row were skipped ({what})", step - in_a_row + 1, step,
-                was_finite=self.last_finite,
+                was_finite=self.streak_finite,
             )  # fmt: skip
 
     def _log(self, step: int, figures: dict) -> None:

@@ -42,15 +42,12 @@ class Asked:
 
     @functools.cached_property
     def owners(self) -> dict[str, suites.Member]:
-        """The first member of the whole study that has each digest; the groups that are not counted come last."""
-        first, groups = self.study.counted, self.study.groups
-        if self.groups == first:
-            return suites.owners(self.members)
-        groups = [*first, *(group for group in groups if group not in first)]
-        return suites.owners(suites.members(self.study, groups, **self.how))
+        """The first member that has each digest: of the counted groups if all of them are asked for, else of all."""
+        is_whole = self.groups == self.study.counted
+        return suites.owners(self.members if is_whole else suites.members(self.study, self.study.groups, **self.how))
 
     def orders(self) -> list:
-        """Return an order for each different configuration; the first member of the whole study names its folder."""
+        """Return an order for each different configuration, whose owner names its folder."""
         from studies.trials import Order
 
         wanted = self.digests

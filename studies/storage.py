@@ -33,6 +33,7 @@ def open_storage(url: str, *, create: bool) -> optuna.storages.RDBStorage:
 
     Raises:
       ConfigError: the URL is malformed or of another kind of database, or the database cannot be reached or used.
+      OutOfReach: a file is locked, or without `create` a server that has the study does not answer.
     """
     address = _address(url)
     options = {"connect_args": {"timeout": WAIT_SECONDS}}
@@ -46,15 +47,27 @@ def open_storage(url: str, *, create: bool) -> optuna.storages.RDBStorage:
         return made(lambda: optuna.storages.RDBStorage(address.render_as_string(hide_password=False), options))
     except ImportError:
         raise ConfigError(f"--storage={said} needs the package psycopg: run `make setup EXTRAS=studies`") from None
+    except exc.OperationalError as error:
+        if not create or "locked" in str(error.orig):
+            raise OutOfReach(error) from None
+        raise _unusable(said, error) from None
     except (exc.SQLAlchemyError, RuntimeError) as error:  # Optuna's RuntimeError: tables of another version
-        reason = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
-        raise ConfigError(f"--storage={said} cannot be used: {reason}; {EXAMPLES}") from None
+        raise _unusable(said, error) from None
+
+
+def _unusable(said: str, error: Exception) -> ConfigError:
+    reason = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
+    return ConfigError(f"--storage={said} cannot be used: {reason}; {EXAMPLES}")
 
 
 class OutOfReach(RuntimeError):
     """The database does not answer, or is locked for too long; the same command continues."""
 
     exit_status = 75
+
+    def __init__(self, error: exc.OperationalError):
+        reason = " ".join(str(error.orig).split())
+        super().__init__(f"the database is out of reach: {reason}; run the same command to continue")
 
 
 @contextlib.contextmanager
@@ -66,8 +79,7 @@ def reaching():
         cause = error if isinstance(error, exc.OperationalError) else error.__cause__
         if not isinstance(cause, exc.OperationalError):
             raise
-        reason = " ".join(str(cause.orig).split())
-        raise OutOfReach(f"the database is out of reach: {reason}; run the same command to continue") from error
+        raise OutOfReach(cause) from error
 
 
 def study_names(url: str) -> list[str]:

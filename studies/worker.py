@@ -98,7 +98,7 @@ class Worker:
         """Return whether all trials have ended, or the budget ends the queue."""
         if all(trial.state.is_finished() for trial in self.own_trials()):
             return True
-        return bool(budget.reason_to_end(self.queue, set(self.task.digests), self.task.limits))
+        return bool(budget.reason_to_end(self.queue, set(self.task.digests), self.task.limits, waits=True))
 
     def own_trials(self) -> list[FrozenTrial]:
         """Return the last trial of each configuration of the task."""
@@ -299,10 +299,10 @@ def main(make: Callable[[dict], Worker] = lambda content: Worker(task_of(content
         signal.signal(number, signal.SIG_DFL)  # until there is a worker to stop
     content = json.load(sys.stdin)
     end_with(content.pop("parent"))
-    worker = make(content)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, worker.stop)
     with reaching():
+        worker = make(content)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, worker.stop)
         worker.run()
 
 

@@ -73,8 +73,10 @@ def finish(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
     """
     timer = threading.Timer(SECONDS, abort, [processes])
     timer.start()
-    outputs = [process.communicate(timeout=SECONDS + ABORT_SECONDS) for process in processes]
-    timer.cancel()
+    try:
+        outputs = [process.communicate(timeout=SECONDS + ABORT_SECONDS) for process in processes]
+    finally:
+        timer.cancel()
     return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
 
 

@@ -368,13 +368,16 @@ def test_the_only_checkpoint_is_not_set_aside_for_other_weights(single_device, t
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"8"}
 
 
-def test_a_streak_of_spikes_says_nothing_against_the_checkpoint_before_it(single_device, texts, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("roll_backs", "aside"), [(2, set()), (3, {"4.damaged"})])
+def test_a_checkpoint_is_bad_after_three_streaks_of_spikes_not_after_two(
+    single_device, texts, tmp_path, monkeypatch, roll_backs, aside
+):
     """All losses are finite; the guard takes each for a spike after the fourth step."""
     usual = guard.judge
     monkeypatch.setattr(
         guard, "judge", lambda memory, loss, *more: usual(memory, jnp.where(memory["seen"] < 4, loss, jnp.inf), *more)
     )
-    config = on_texts(texts, train__steps=12, train__save_every=2, train__bad_steps=1, train__roll_backs=3)
-    with pytest.raises(NonFinite, match="after 3 roll backs"):
+    config = on_texts(texts, train__steps=12, train__save_every=2, train__bad_steps=1, train__roll_backs=roll_backs)
+    with pytest.raises(NonFinite, match=f"after {roll_backs} roll backs"):
         run(config, tmp_path)
-    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"2", "4"}
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"2", "4"} | aside

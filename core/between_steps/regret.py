@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which checkpoints a roll back sets aside: those with steps that a callback regrets, and one that only diverges."""
 
+import dataclasses
+
 from checkpointing.checkpoints import Checkpoints
 from reporting.step_log import Diverged, NonFinite
+
+DIVERGENCES, SPIKES = 2, 3  # in a row, after which a checkpoint is bad
 
 
 def set_aside(checkpoints: Checkpoints, regret: Diverged) -> None:
@@ -20,17 +24,33 @@ def set_aside(checkpoints: Checkpoints, regret: Diverged) -> None:
         raise NonFinite(f"{regret}; checkpoint {min(left)} has these steps and cannot be set aside; delete it")
 
 
-def set_suspect_aside(checkpoints: Checkpoints, trouble: Diverged, step: int) -> None:
-    """Set a checkpoint aside after which no gradient was finite, on other batches too; NonFinite if it is the only one.
+@dataclasses.dataclass
+class Suspicion:
+    """Evidence against a checkpoint: how often in a row no update after it was accepted, each time on other batches."""
 
-    Without it the run would begin at step 0 again, and not with the weights of an import.
-    """
-    if checkpoints.steps() == [step]:
-        raise NonFinite(
-            f"{trouble}; no step after checkpoint {step} had a finite gradient, on other batches neither, and there is "
-            "no other checkpoint; check the weights that the run began with, or train in a new --workdir"
-        )
-    checkpoints.set_aside(step, "is not used: no step after it had a finite gradient")
+    step: int | None = None
+    count: int = 0
+
+    def finds_bad(self, checkpoints: Checkpoints, trouble: Diverged, step: int) -> bool:
+        """Count a roll back to checkpoint `step`, and set it aside if it is bad; return whether it was.
+
+        Spikes are weaker evidence than what is not finite. Raises NonFinite for the only checkpoint: without it the run
+        would begin at step 0 again, and not with the weights of an import.
+        """
+        if trouble.applied or trouble.first_step > step + 1:  # there was an accepted update
+            return False
+        self.count = self.count + 1 if self.step == step else 1
+        self.step = step
+        is_only = checkpoints.steps() == [step]
+        if self.count < (SPIKES if trouble.was_finite else DIVERGENCES) or (trouble.was_finite and is_only):
+            return False
+        if is_only:
+            raise NonFinite(
+                f"{trouble}; no step after checkpoint {step} had a finite gradient, on other batches neither, and "
+                "there is no other checkpoint; check the weights that the run began with, or train in a new --workdir"
+            )
+        checkpoints.set_aside(step, "is not used: no update after it was accepted, on other batches neither")
+        return True
 
 
 def example_after(regret: Diverged, first: int, restored: int, begun: int) -> int:

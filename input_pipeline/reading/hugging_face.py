@@ -60,7 +60,7 @@ def load(name: str, *, subset: str, split: str, field: str, most_bytes: int) -> 
     where = f"data path {name!r}, split {split!r}" + (f", subset {subset!r}" if subset else "")
     try:
         if any((folder / name).exists() for name in ("dataset_dict.json", "state.json")):
-            table = _saved(folder, subset, split)
+            table = _saved(folder, split)
         elif not folder.exists() and (first := FIRST.fullmatch(split)):
             which = dict(name=name, subset=subset, split=first["split"], count=int(first["count"]), field=field)
             table = datasets.Dataset.from_generator(_streamed, gen_kwargs=which)
@@ -73,14 +73,18 @@ def load(name: str, *, subset: str, split: str, field: str, most_bytes: int) -> 
     return Table(name, field, most_bytes, table.select_columns([field]).with_format("arrow"))
 
 
-def _saved(folder: Path, subset: str, split: str):
+def _saved(folder: Path, split: str):
     """Return the rows of a split, or a part of it, of what `save_to_disk` wrote; ValueError if there are none such."""
     import datasets
 
-    if subset:
-        raise ValueError("what save_to_disk wrote has no subsets; leave out data.subset")
-    found = datasets.load_from_disk(folder)
-    splits = {"train": found, str(found.split): found} if isinstance(found, datasets.Dataset) else found
+    if (folder / split).is_dir():
+        return datasets.load_from_disk(folder / split)
+    if (folder / "state.json").exists():
+        alone = datasets.load_from_disk(folder)
+        splits = {"train": alone} | ({str(alone.split): alone} if alone.split else {})
+    else:
+        asked = re.findall(r"\w+(?:\.\w+)*", split)
+        splits = {name: datasets.load_from_disk(folder / name) for name in asked if (folder / name).is_dir()}
     sizes = {name: len(rows) for name, rows in splits.items()}
     parts = datasets.ReadInstruction.from_spec(split).to_absolute(sizes)
     return datasets.concatenate_datasets([splits[part.splitname].select(range(part.from_, part.to)) for part in parts])

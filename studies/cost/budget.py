@@ -133,17 +133,23 @@ def is_spent(queue: trials.Queue, limits: Limits) -> bool:
     return spent(queue) >= limits.budget
 
 
-def reason_to_end(queue: trials.Queue, digests: set[str], limits: Limits) -> str:
-    """Return the line that says that the budget ends the queue; "" if a waiting trial fits, or others still run."""
+def reason_to_end(queue: trials.Queue, digests: set[str], limits: Limits, *, waits: bool = False) -> str:
+    """Return the line that says that the budget ends the queue; "" if a waiting trial fits, or one of these runs.
+
+    Args:
+      waits: whether to return "" also while a trial of another group runs after which one of these may fit.
+    """
     if limits.budget is None:
         return ""
     latest, running = queue.latest(), queue.running()
     left = [trial for digest, trial in latest.items() if digest in digests and not trial.state.is_finished()]
     now = account(queue, limits)
-    frees_hours = now.num_running and now.spent < now.limit  # a trial that ends, of any group of the study
-    if not left or frees_hours or any(trial.number in running for trial in left) or any(map(now.allows, left)):
-        return ""
     needs = [still_needed(trial, now.expectation) for trial in left]
+    may_fit = now.spent < now.limit and any(hours is None or now.spent + hours <= now.limit for hours in needs)
+    if not left or any(trial.number in running for trial in left) or any(map(now.allows, left)):
+        return ""
+    if waits and now.num_running and may_fit:
+        return ""
     known = [hours for hours in needs if hours is not None]
     wanted = now.spent + sum(known)
     about = f"; all that are left take about {wanted:,.2f} in all" if len(known) == len(needs) else ""

@@ -70,6 +70,7 @@ def train(search: Search, workers: int, start: Start) -> None:
       Failed: all trials have failed.
     """
     queue = searching.begin(search)
+    searched = {key for name, entry in search.searched().items() for key in spaces.keys_of_sets(entry) or {name}}
     statuses = start(search, min(workers, search.count))
     found = searches.find(search.storage, search.study, search.study)
     print("\n".join(searches.best(found)))
@@ -78,6 +79,7 @@ def train(search: Search, workers: int, start: Start) -> None:
     searching.judge(queue, search.count, statuses)
     if found.done:
         first = found.done[0]
-        keys = spaces.changes(search.searched(), first.params)  # not those of every trial, as its number of steps
-        content = {"trial": first.number, "value": first.values[0], "changes": keys}
+        # Not the keys of every trial, such as its number of steps.
+        changes = {key: text for key, text in first.user_attrs["changes"].items() if key in searched}
+        content = {"trial": first.number, "value": first.values[0], "changes": changes}
         progress.write_json(f"{search.root}/{search.study}", BEST, content)

@@ -19,6 +19,8 @@ def test_mappings_lists_and_plain_values_are_read():
         (b"a: !!python/object/apply:os.getcwd []", "x.yaml: is not YAML"),
         (b"a: 2025-02-30", "x.yaml: is not YAML .day is out of range for month"),
         (b"a: !!int x", "x.yaml: is not YAML"),
+        (b"a: !!bool x", "x.yaml: is not YAML"),
+        (b"a: !!timestamp x", "x.yaml: is not YAML"),
         (b"[" * 2000, "x.yaml: is not YAML"),
         (b"a: &x [1]\nb: [*x, *x]", "x.yaml: has a YAML alias"),
     ],

@@ -76,6 +76,9 @@ THINKS = """{% for message in messages %}{{ '<|im_start|>' + message.role + '\n'
 {{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"""
 
 
+PLAIN = CHATML.replace("'<|im_end|>'", "' answer'")
+
+
 @pytest.mark.parametrize("template", [CHATML, LLAMA_2, THINKS])
 def test_an_answer_ends_with_the_mark_of_its_template_alone(template, tmp_path):
     """Not with white space before the mark, and also where a stored turn lacks the thoughts of a generated one."""
@@ -83,3 +86,10 @@ def test_an_answer_ends_with_the_mark_of_its_template_alone(template, tmp_path):
     (mark,) = tokenizer.encode("<|im_end|>")
     form = format_of_tokenizer(tokenizer, str(tmp_path / "tokenizer.json"))
     assert set(answer_ends(tokenizer, form)) == {tokenizer.end_of_document, mark}
+
+
+def test_a_mark_of_plain_text_is_the_token_that_the_model_writes(tmp_path):
+    """With the space before it, which is a part of the token."""
+    tokenizer = open_tokenizer(made_tokenizer(PLAIN, tmp_path))
+    form = format_of_tokenizer(tokenizer, str(tmp_path / "tokenizer.json"))
+    assert answer_ends(tokenizer, form)[1:] == tokenizer.encode(" answer")[:1]

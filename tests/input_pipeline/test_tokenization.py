@@ -50,19 +50,6 @@ def test_any_text_comes_back(trained, text):
         assert all(0 <= token < tokenizer.vocab_size for token in tokens)
 
 
-@pytest.mark.parametrize("byte_fallback", [True, False])
-def test_a_mark_of_spaces_in_a_text_adds_no_space_after_it(byte_fallback):
-    """By a model that begins texts with a space, as Llama 2's does; without byte pieces the mark is unknown."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["a cat b"] * 20), model_writer=model, vocab_size=300 if byte_fallback else 12,
-        model_type="bpe", byte_fallback=byte_fallback, hard_vocab_limit=False, minloglevel=2, add_dummy_prefix=True,
-    )  # fmt: skip
-    tokenizer = SentencePieceTokenizer(model.getvalue(), "test")
-    tokens = tokenizer.encode("a\u2581b cat")
-    assert tokenizer.decode(tokens) == ("a\u2581b cat" if byte_fallback else "a \u2047 b cat")
-
-
 @given(texts=st.lists(st.text() | st.sampled_from(HARD), max_size=5))
 def test_a_batch_is_each_text_alone(trained, texts):
     for tokenizer in (ByteTokenizer(), trained):

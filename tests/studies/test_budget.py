@@ -89,9 +89,12 @@ def test_a_group_waits_while_a_trial_of_another_group_may_leave_hours(tmp_path):
     limits = Limits(budget=2.0)
     other = budget.claim_next(queue, {first}, limits)
     assert budget.claim_next(queue, {second}, limits) is None
-    assert budget.reason_to_end(queue, {second}, limits) == ""
+    assert budget.reason_to_end(queue, {second}, limits, waits=True) == ""
+    too_long = dataclasses.replace(limits, rehearsed={second: 9.0})
+    assert "no trial fits" in budget.reason_to_end(queue, {second}, too_long, waits=True), "it will never fit"
+    assert "no trial fits" in budget.reason_to_end(queue, {second}, limits), "the workers have waited long enough"
     queue.set_attribute(other, "ran_seconds", 2.0 / CHIPS * 3600)
-    assert "no trial fits" in budget.reason_to_end(queue, {second}, limits), "nothing is left to wait for"
+    assert "no trial fits" in budget.reason_to_end(queue, {second}, limits, waits=True), "nothing is left to wait for"
 
 
 def test_a_trial_that_does_not_fit_makes_way_for_a_later_one_that_does(tmp_path):

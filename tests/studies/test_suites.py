@@ -4,7 +4,6 @@
 import functools
 import importlib
 import math
-import types
 from collections import Counter
 
 import jax
@@ -17,7 +16,7 @@ from core.start import prepare_corpus
 from settings import cycles
 from settings.keys import from_flat
 from settings.validation import validate
-from studies import asked, suites
+from studies import suites
 from studies.cost import planning
 from training import optimizers, schedules
 from training.step_transform import StepChange
@@ -261,11 +260,3 @@ def test_seeds_and_a_typed_seed_contradict_each_other():
     study, names = suites.find("exp08-ema", "mini")
     with pytest.raises(ConfigError, match=r"--config\.train\.seed and --seeds=2 both set the seed; omit one"):
         suites.members(study, names, seeds=2, overrides={"train.seed": "7"})
-
-
-def test_the_trial_of_the_base_has_one_folder_whether_the_study_runs_whole_or_by_groups():
-    """A group that is not counted has the base first; it comes after the others."""
-    parsed = types.SimpleNamespace(base="", seeds=0, topology="", root="")
-    whole, part = (asked.Asked(name, parsed, {}) for name in ("trm", "baseline"))
-    (digest,) = part.digests
-    assert part.owners[digest].title == whole.owners[digest].title != "baseline/baseline"

@@ -50,8 +50,6 @@ def test_every_form_of_a_dataset_gives_its_documents(datasets, read, tmp_path):
     for place, message in (("one:validation", "Unknown split"), ("parts:test", "Unknown split")):
         with pytest.raises(DataError, match=message):
             read(f"{tmp_path}/{place}")
-    with pytest.raises(DataError, match=r"what save_to_disk wrote has no subsets; leave out data\.subset"):
-        read(tmp_path / "one", subset="en")
 
 
 @pytest.mark.slow
