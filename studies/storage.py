@@ -25,15 +25,16 @@ Made = TypeVar("Made")
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
-def open_storage(url: str, *, create: bool) -> optuna.storages.RDBStorage:
+def open_storage(url: str, *, create: bool, is_known: bool = False) -> optuna.storages.RDBStorage:
     """Return the storage at a URL; make its tables if there are none.
 
     Args:
       create: whether to make a file that does not exist.
+      is_known: whether this command has opened it before, so that its address is right.
 
     Raises:
       ConfigError: the URL is malformed or of another kind of database, or the database cannot be reached or used.
-      OutOfReach: a file is locked, or without `create` a server that has the study does not answer.
+      OutOfReach: a file is locked, or a database that is known cannot be reached.
     """
     address = _address(url)
     options = {"connect_args": {"timeout": WAIT_SECONDS}}
@@ -48,7 +49,7 @@ def open_storage(url: str, *, create: bool) -> optuna.storages.RDBStorage:
     except ImportError:
         raise ConfigError(f"--storage={said} needs the package psycopg: run `make setup EXTRAS=studies`") from None
     except exc.OperationalError as error:
-        if not create or "locked" in str(error.orig):
+        if is_known or "locked" in str(error.orig):
             raise OutOfReach(error) from None
         raise _unusable(said, error) from None
     except (exc.SQLAlchemyError, RuntimeError) as error:  # Optuna's RuntimeError: tables of another version

@@ -70,7 +70,7 @@ class Worker:
 
     def __init__(self, task: Task):
         self.task, self._asked_to_stop, self._began = task, False, None
-        self.queue = trials.Queue(open_storage(task.storage, create=False), task.study, create=False)
+        self.queue = trials.Queue(open_storage(task.storage, create=False, is_known=True), task.study, create=False)
 
     def run(self) -> None:
         """Claim and run trials; return when all have ended, wherever they ran, or after `stop`."""

@@ -316,3 +316,16 @@ def test_a_database_that_another_program_keeps_locked_is_out_of_reach(tmp_path, 
             with pytest.raises(storage.OutOfReach, match="locked; run the same command") as error, storage.reaching():
                 use()
             assert error.value.exit_status == 75
+        with pytest.raises(storage.OutOfReach, match="locked"):
+            queue_of(tmp_path)
+
+
+def test_a_worker_whose_database_has_gone_away_is_told_apart_from_a_mistyped_address():
+    """The command that started the worker has used it."""
+    from studies import storage
+
+    gone = "postgresql://nobody@127.0.0.1:1/x"
+    with pytest.raises(storage.OutOfReach, match="run the same command to continue"):
+        storage.open_storage(gone, create=False, is_known=True)
+    with pytest.raises(ConfigError, match=r"cannot be used: .*; use sqlite:///studies"):
+        storage.open_storage(gone, create=False)
