@@ -368,6 +368,7 @@ def test_the_only_checkpoint_is_not_set_aside_for_other_weights(single_device, t
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"8"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("roll_backs", "aside"), [(2, set()), (3, {"4.damaged"})])
 def test_a_checkpoint_is_bad_after_three_streaks_of_spikes_not_after_two(
     single_device, texts, tmp_path, monkeypatch, roll_backs, aside
