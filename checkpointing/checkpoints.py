@@ -224,10 +224,7 @@ class Checkpoints:
         return self.restore_params(step, abstract_params, self.eval_params_part(step))
 
     def restore_params(self, step: int, abstract_params: dict, part: str) -> dict:
-        """Restore the parameters in `part` of the state, "params" or "average".
-
-        Raises CheckpointError if the checkpoint lacks one of them, as those that another objective adds to a model.
-        """
+        """Restore the parameters in `part` of the state, "params" or "average"; CheckpointError if one is missing."""
         missing = state_names.names_of({part: abstract_params}) - self.store.arrays(step).keys()
         self._check_names(step, [f"lacks {name}" for name in sorted(missing)])
         return self.store.restore(step, {part: abstract_params})[part]
