@@ -86,7 +86,7 @@ def speed(folder: pathlib.Path) -> dict[str, float]:
     from studies.storage import open_storage
 
     study, _ = suites.find("trm-mini")
-    seeds = -(-TRIALS // 15)
+    seeds = -(-TRIALS // len(suites.owners(suites.members(study, study.groups, seeds=1))))
     owners = suites.owners(suites.members(study, study.groups, seeds=seeds))
     storage = open_storage(f"sqlite:///{folder}/many.db", create=True)
     queue = trials.Queue(storage, study.name, "maximize", create=True)
