@@ -48,17 +48,11 @@ def open_storage(url: str, *, create: bool, is_known: bool = False) -> optuna.st
         return made(lambda: optuna.storages.RDBStorage(address.render_as_string(hide_password=False), options))
     except ImportError:
         raise ConfigError(f"--storage={said} needs the package psycopg: run `make setup EXTRAS=studies`") from None
-    except exc.OperationalError as error:
-        if is_known or "locked" in str(error.orig):
-            raise OutOfReach(error) from None
-        raise _unusable(said, error) from None
     except (exc.SQLAlchemyError, RuntimeError) as error:  # Optuna's RuntimeError: tables of another version
-        raise _unusable(said, error) from None
-
-
-def _unusable(said: str, error: Exception) -> ConfigError:
-    reason = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
-    return ConfigError(f"--storage={said} cannot be used: {reason}; {EXAMPLES}")
+        if isinstance(error, exc.OperationalError) and (is_known or "locked" in str(error.orig)):
+            raise OutOfReach(error) from None
+        reason = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
+        raise ConfigError(f"--storage={said} cannot be used: {reason}; {EXAMPLES}") from None
 
 
 class OutOfReach(RuntimeError):

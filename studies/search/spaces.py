@@ -35,13 +35,18 @@ def read(path: str) -> Space:
 def _check(where: str, name: str, entry: object) -> None:
     if not isinstance(entry, Range | Choice):
         raise ConfigError(f"{where}: {name} is {entry!r}, which is no Range and no Choice")
-    for key in (keys_of_sets(entry) if has_sets(entry) else {name}) - KEYS.keys():
+    for key in keys_of(name, entry) - KEYS.keys():
         raise ConfigError(f"{where}: {key} is no configuration key{did_you_mean(similar_keys(key, KEYS))}")
 
 
 def keys_of_sets(entry: Range | Choice) -> set[str]:
     """Return the keys of a choice between sets of keys; none for other entries."""
     return {key for changes in entry.values.values() for key in changes} if has_sets(entry) else set()
+
+
+def keys_of(name: str, entry: Range | Choice) -> set[str]:
+    """Return the configuration keys that an entry changes: those of its sets, or the one that it is named after."""
+    return keys_of_sets(entry) if has_sets(entry) else {name}
 
 
 def has_sets(entry: Range | Choice) -> bool:
