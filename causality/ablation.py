@@ -29,12 +29,14 @@ def ablate(
         another prompt, drawn with `key` (arXiv:2309.16042, section 2).
 
     Raises:
-      ValueError: the kind is unknown, or a mean or another prompt is asked of one prompt.
+      ValueError: the kind is unknown, a mean or another prompt is asked of one prompt, or a draw without a key.
     """
     if kind not in KINDS:
         raise ValueError(f"ablate: kind={kind!r} is unknown; the kinds are {', '.join(KINDS)}")
     if kind != "zero" and len(tokens_PT) < 2:
         raise ValueError(f"ablate: kind={kind!r} needs at least two prompts; give more, or use kind='zero'")
+    if kind == "resample" and key is None:
+        raise ValueError("ablate: kind='resample' draws other prompts at random; give key=jax.random.key(0)")
     tokens_PT, of_prompts_PK = np.asarray(tokens_PT, np.int32), np.asarray(of_prompts_PK, np.int32)
     sources = sources_of(graph, params, tokens_PT)
     if kind == "zero":

@@ -66,7 +66,7 @@ def adjusted_effect(values: dict[str, np.ndarray], treatment: str, outcome: str,
         treated = here & (values[treatment] == 1)
         untreated = here & (values[treatment] == 0)
         if not treated.any() or not untreated.any():
-            where = ", ".join(f"{name}={value:g}" for name, value in zip(sorted(adjust), row[1:], strict=True))
+            where = ", ".join(f"{name}={value}" for name, value in zip(sorted(adjust), row[1:], strict=True))
             where, advice = (f"where {where}, ", "merge strata") if where else ("", "both 0 and 1 must occur")
             raise ValueError(f"adjusted_effect: {where}{treatment} has one value only; {advice}")
         difference = values[outcome][treated].mean() - values[outcome][untreated].mean()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The PC algorithm: a causal graph from observations, up to what observations can tell.
 
-Source: Spirtes, Glymour and Scheines, Causation, Prediction, and Search, 2000, section 5.4.2; the edges of a level are
-removed together, so that the order of the variables does not matter (Colombo and Maathuis, JMLR 15, 2014, "PC-stable").
+Source: Spirtes, Glymour and Scheines, Causation, Prediction, and Search, 2000, section 5.4.2. The edges of a level are
+removed together, so that which edges are left does not depend on the order of the variables (Colombo and Maathuis,
+JMLR 15, 2014, "PC-stable"). Directions may depend on it, where tests contradict each other.
 A graph is bool [D, D]: entry (i, j) without (j, i) is i -> j, and both are an edge without direction. Letters: D
 variables.
 """

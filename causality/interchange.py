@@ -31,7 +31,11 @@ def labels_after(
       layer, position: where the residual stream after a block is interchanged.
       labels: token ids.
       rotation_DR: float32, orthonormal columns; only the part of the stream in their span is interchanged. None: all.
+
+    Raises:
+      ValueError: the model has no such layer, or the prompts no such position.
     """
+    _check_place(nnx.merge(graph, params), np.shape(base_PT)[1], layer, position)
     logits_PV = _interchanged_jit(graph, params, base_PT, source_PT, layer, position, rotation_DR)
     return np.asarray(labels)[np.asarray(logits_PV)[:, np.asarray(labels)].argmax(-1)]
 
@@ -54,10 +58,14 @@ def align(
       wanted_P: int32, the token that the causal model wants after the interchange.
       size: R, the dimensions of the subspace.
       steps, batch: of Adam, and the pairs in each, drawn at random.
+
+    Raises:
+      ValueError: as in `labels_after`.
     """
+    model = nnx.merge(graph, params)
+    _check_place(model, np.shape(base_PT)[1], layer, position)
     begin, order = jax.random.split(key)
-    dim = nnx.merge(graph, params).embed_dim
-    free_DR = jax.random.normal(begin, (dim, size))
+    free_DR = jax.random.normal(begin, (model.embed_dim, size))
     rows = jax.random.randint(order, (steps, batch), 0, len(base_PT))
     pairs = jnp.asarray(base_PT), jnp.asarray(source_PT), jnp.asarray(wanted_P)
     return _aligned(graph, params, free_DR, rows, pairs, layer, position, learning_rate)
@@ -79,6 +87,14 @@ def _aligned(graph, params, free_DR, rows, pairs, layer, position, learning_rate
 
     (free_DR, _), _ = jax.lax.scan(step, (free_DR, optimizer.init(free_DR)), rows)
     return jnp.linalg.qr(free_DR)[0]
+
+
+def _check_place(model, length: int, layer: int, position: int) -> None:
+    """Raise ValueError unless a model has the layer, and prompts of this length the position."""
+    if not 0 <= layer < model.num_layers:
+        raise ValueError(f"layer={layer} is not one of the model's {model.num_layers}, which begin at 0")
+    if not 0 <= position < length:
+        raise ValueError(f"position={position} is not one of the {length} of the prompts, which begin at 0")
 
 
 def _interchanged(graph, params, base_PT, source_PT, layer, position, rotation_DR) -> jax.Array:

@@ -24,9 +24,10 @@ import numpy as np
 from inference import rows
 from inference.choice import Choice, Drawn, Sampling, choice_of
 from inference.engine import NO_TOKEN, Engine
-from layers.axes import mesh_axes, num_shards, platform
+from layers.axes import bytes_of_device, mesh_axes, num_shards, platform
 
 CHUNKS = (16, 64, 128, 192, 256, 512)  # tokens of a prompt that one call computes, with padding
+SHARE_OF_COPY = 0.25  # of the memory of a GPU: what a second copy of the weights may take
 DECODE_EVERY = 4  # steps, while prompts are computed
 CHUNK_ROWS = 8  # prompts that one call computes at most
 
@@ -66,7 +67,7 @@ class Continuation:
 
     Attributes:
       tokens: drawn so far.
-      log_probs: of each by the model itself, before temperature, truncation, penalty and bias.
+      log_probs: of each by the model itself, before truncation, penalty, bias and the temperature of the draws.
       tops: for each place {token: log-probability} of the NUM_TOP likeliest, if the request asks for them.
       reason: why it ended: "end" for one of the ends, "length", or "cancelled"; "" while it goes on.
       row: of the cache; None while it waits, and once it has ended.
@@ -107,7 +108,7 @@ class Batch:
         num_rows = -(-num_rows // shards) * shards
         self._head_size = engine.head_size()
         self.length, self.num_rows, self.vocab_size = engine.length, num_rows, min(vocab_size, self._head_size)
-        self.engine = with_padding(engine.separate_layers() if platform() == "cpu" else engine)
+        self.engine = with_padding(engine.separate_layers() if _separates(engine.params) else engine)
         self.waiting: collections.deque[Continuation] = collections.deque()
         self.num_prompt_tokens = self.num_shared_tokens = 0
         self._running: list[Continuation | None] = [None] * num_rows
@@ -320,6 +321,13 @@ class Batch:
         if one.row is not None:
             self._running[one.row] = None
             one.row = None
+
+
+def _separates(params: dict) -> bool:
+    """Return whether a batch gives each layer weights of its own: on CPUs, and on GPUs that have room for the copy."""
+    if platform() == "gpu":
+        return bytes_of_device(params) <= SHARE_OF_COPY * jax.local_devices()[0].memory_stats()["bytes_limit"]
+    return platform() == "cpu"
 
 
 def with_padding(engine: Engine) -> Engine:

@@ -30,6 +30,7 @@ class Sampling:
       repetition_penalty: divides positive logits of tokens that the row has, multiplies negative ones
         (arXiv:1909.05858, section 4.1); 1: none.
       logit_bias: added to logits, by token id.
+      reported_temperature: divides the logits in the log-probability of a drawn token that is reported.
       seed: of the draws. They depend on it, on the number of tokens drawn before, and on the probabilities alone.
     """
 
@@ -39,6 +40,7 @@ class Sampling:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    reported_temperature: float = 1.0
     seed: int = 0
 
 
@@ -50,6 +52,7 @@ class Choice(NamedTuple):
     top_p_B: np.ndarray
     min_p_B: np.ndarray
     repetition_penalty_B: np.ndarray
+    reported_temperature_B: np.ndarray
     seed_B: np.ndarray
     num_drawn_B: np.ndarray
 
@@ -66,10 +69,11 @@ class Drawn(NamedTuple):
 def choice_of(rows: Sequence[tuple[Sampling, int]]) -> Choice:
     """Return the arrays for rows of (how it is drawn, number of tokens drawn)."""
     columns = [
-        (how.temperature, how.top_k, how.top_p, how.min_p, how.repetition_penalty, how.seed % 2**32, count)
+        (how.temperature, how.top_k, how.top_p, how.min_p, how.repetition_penalty, how.reported_temperature,
+         how.seed % 2**32, count)
         for how, count in rows
-    ]
-    types = (np.float32, np.int32, np.float32, np.float32, np.float32, np.uint32, np.int32)
+    ]  # fmt: skip
+    types = (np.float32, np.int32, np.float32, np.float32, np.float32, np.float32, np.uint32, np.int32)
     return Choice(*(np.array(column, dtype) for column, dtype in zip(zip(*columns, strict=True), types, strict=True)))
 
 
@@ -116,7 +120,7 @@ def _truncated(logits_BV: jax.Array, how: Choice) -> jax.Array:
 
 
 def log_probabilities(logits_BV: jax.Array, tokens_B: jax.Array) -> jax.Array:
-    """Return float32 [B]: the log-probability of a token a row, by the model itself, without temperature or bias."""
+    """Return float32 [B]: the log-probability of a token a row by softmax of the logits."""
     chosen_B1 = jnp.take_along_axis(logits_BV, tokens_B[:, None], axis=-1)
     return chosen_B1[:, 0] - jax.nn.logsumexp(logits_BV, axis=-1)
 
@@ -137,6 +141,7 @@ def likeliest(logits_BV: jax.Array, needed: jax.Array) -> tuple[jax.Array, jax.A
 def draw(logits_BV, how: Choice, seen_BV, bias_BV, wants_top) -> tuple[Drawn, jax.Array]:
     """Return what was drawn, replicated, and the tokens that each row has then."""
     token_B = choose(adjust(logits_BV, how, seen_BV, bias_BV), how)
-    drawn = Drawn(token_B, log_probabilities(logits_BV, token_B), *likeliest(logits_BV, wants_top))
+    reported_BV = logits_BV / how.reported_temperature_B[:, None]
+    drawn = Drawn(token_B, log_probabilities(reported_BV, token_B), *likeliest(logits_BV, wants_top))
     seen_BV = seen_BV.at[jnp.arange(len(token_B)), token_B].set(True)
     return Drawn(*(constrain(leaf, *[None] * leaf.ndim) for leaf in drawn)), seen_BV

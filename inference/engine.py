@@ -67,7 +67,7 @@ class Engine:
         """Return an engine with a copy of the weights in which each layer has arrays of its own.
 
         XLA's CPU backend copies the weights of a layer out of the stack in each call, which takes as long as to
-        multiply one token with them.
+        multiply one token with them. Its GPU backend tunes and compiles the products of each slice of a stack.
         """
         if any(map(_is_tuple, jax.tree.leaves(self.params, is_leaf=_is_tuple))):
             return self

@@ -68,6 +68,12 @@ def platform() -> str:
     return jax.sharding.get_abstract_mesh().abstract_device.platform
 
 
+def bytes_of_device(tree) -> int:
+    """Return the bytes of one device's part of the arrays of a tree, which may be abstract."""
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+
 def inside_shard_map() -> bool:
     """Return whether this is traced inside a `jax.shard_map` over all axes of the mesh."""
     return jax.sharding.get_abstract_mesh().are_all_axes_manual

@@ -40,17 +40,19 @@ def cross_entropy(
 
 
 def log_probabilities(
-    x: jax.Array, head_DV: jax.Array, targets: jax.Array, num_chunks: int = 1, logit_cap: float = 0.0
-) -> jax.Array:
+    x: jax.Array, head_DV: jax.Array, targets: jax.Array, num_chunks: int = 1, logit_cap: float = 0.0,
+    temperature: float = 1.0,
+) -> jax.Array:  # fmt: skip
     """Return log p(target) of each token in nats, float32 [B, T]; the backward pass recomputes a chunk's logits.
 
-    Arguments are as in `cross_entropy`. A target less than 0 is masked: its result is 0.
+    Arguments are as in `cross_entropy`; `temperature` divides the logits, after their cap. A target less than 0 is
+    masked: its result is 0.
     """
 
     @jax.checkpoint
     def body(_, chunk):
         x_BTD, targets_BT = chunk
-        logits_BTV = soft_cap(einsum_f32("BTD,DV->BTV", x_BTD, head_DV.astype(x.dtype)), logit_cap)
+        logits_BTV = soft_cap(einsum_f32("BTD,DV->BTV", x_BTD, head_DV.astype(x.dtype)), logit_cap) / temperature
         target_BT = jnp.take_along_axis(logits_BTV, jnp.maximum(targets_BT, 0)[..., None], axis=-1)[..., 0]
         return None, jnp.where(targets_BT >= 0, target_BT - jax.nn.logsumexp(logits_BTV, axis=-1), 0)
 

@@ -59,8 +59,9 @@ def flops_per_token(config, num_cells: int) -> float:
     There are 2 per weight of a product for each call of the network. Calls in a cycle with a gradient add 4.
     """
     length = prefix_length(config) + num_cells
-    mlp = 3 * config.embed_dim * config.mlp_dim
-    attention = 4 * config.embed_dim**2 + 2 * length * config.embed_dim
+    mlp = (3 * config.embed_dim + config.convolution) * config.mlp_dim
+    size = head_dim(config)
+    attention = 2 * size * (config.embed_dim * (config.num_heads + config.num_kv_heads) + length * config.num_heads)
     mixer = attention if config.mixer == "attention" else 3 * config.embed_dim * mixer_dim(length)
     calls = (config.low_cycles + 1) * (config.high_cycles + 2 * num_gradient_cycles(config))
     of_position = 2.0 * config.num_layers * (mixer + mlp) * calls

@@ -7,8 +7,9 @@ group unless `advantage` is "mean" (Dr. GRPO, arXiv:2503.20783). The loss of a t
 
     -min(r A, clip(r, 1 - clip, 1 + clip_high) A) + kl (exp(q - p) - (q - p) - 1)
 
-with r = p(token) / p(token when it was drawn), and the log-probabilities p of the model and q of the reference. The
-ratio r corrects for earlier updates on the same answers, if there are several (`steps_of_batch`). A larger `clip_high`
+with r the ratio of the token's probability to that when it was drawn, and the log-probabilities p of the model and q of
+the reference. All are at the temperature of the draws, since the model at this temperature is the policy. The ratio r
+corrects for earlier updates on the same answers, if there are several (`steps_of_batch`). A larger `clip_high`
 leaves room to unlikely tokens (DAPO, arXiv:2503.14476). `average` is "token", the mean over all tokens, or "sequence",
 the mean over answers of the mean over their tokens.
 """
@@ -33,7 +34,7 @@ def make(config) -> "GRPO":
     grpo = config.grpo
     return GRPO(
         **vars(language_modeling.make(config)), clip=grpo.clip, clip_high=grpo.clip_high or grpo.clip, kl=grpo.kl,
-        average=grpo.average, steps_of_batch=grpo.updates, sampler=rollouts.Sampler(
+        average=grpo.average, steps_of_batch=grpo.updates, temperature=grpo.temperature, sampler=rollouts.Sampler(
             source=config.data.source, path=config.data.path, tokenizer=config.data.tokenizer,
             group_size=grpo.group_size, temperature=grpo.temperature, divides=grpo.advantage == "deviation",
             reward=grpo.reward,
@@ -50,6 +51,7 @@ class GRPO(LanguageModeling):
     kl: float = 0.0
     average: str = "token"
     steps_of_batch: int = 1
+    temperature: float = 1.0
     sampler: rollouts.Sampler | None = None
     progress = ("reward",)
 
@@ -128,4 +130,5 @@ class GRPO(LanguageModeling):
     def _log_probabilities(self, model, batch: dict, key) -> jax.Array:
         """Return log p of each target, float32 [B, T]; 0 where there is none."""
         stream_BTD, _ = model(batch["tokens"], batch["positions"], batch["segments"], key=key)
-        return log_probabilities(*model.head_inputs(stream_BTD), batch["targets"], self.num_chunks, model.logit_cap)
+        how = self.num_chunks, model.logit_cap, self.temperature
+        return log_probabilities(*model.head_inputs(stream_BTD), batch["targets"], *how)

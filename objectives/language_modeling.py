@@ -113,12 +113,15 @@ class LanguageModeling(Objective):
         (_, sums), _ = jax.lax.scan(body, start, parts)
         return {"loss": sums}
 
+    def _chunks_of_part(self, length: int, parts: int) -> int:
+        """Return the chunks of one of so many parts of the sequences, so that no more logits exist than in training."""
+        return next((n for n in range(1, length) if length % n == 0 and n * parts >= self.num_chunks), length)
+
     def _heldout(self, model, batch, cache: dict | None) -> tuple[tuple, dict | None]:
         """Return ((sum of losses, their weight), the cache with this part of the sequences in it)."""
         stream_BTD, cache = model(batch["tokens"], batch["positions"], batch["segments"], cache)
         weights_BT = weights(batch)
-        length = weights_BT.shape[1]
-        chunks = next(n for n in range(1, length + 1) if length % n == 0 and n * self.heldout_parts >= self.num_chunks)
+        chunks = self._chunks_of_part(weights_BT.shape[1], self.heldout_parts)
         _, loss_sum = cross_entropy(
             *model.head_inputs(stream_BTD), batch["targets"], weights_BT, chunks, logit_cap=model.logit_cap
         )

@@ -21,6 +21,8 @@ from objectives import language_modeling
 from objectives.language_modeling import LanguageModeling, weights
 from objectives.meta_learning import inner_loop_of
 
+NUM_HALVES = 2  # of a window: support and query
+
 
 def make(config) -> "MetaLanguageModeling":
     """Return the objective of a configuration."""
@@ -95,9 +97,8 @@ class MetaLanguageModeling(LanguageModeling):
         """Return the mean of -log p(target) over the unmasked tokens of arrays [B, T], 0 if there are none."""
         model = build(params)
         stream_BTD, *_ = model.forward_with_aux(examples["tokens"], examples["positions"], examples["segments"])
-        log_p_BT = log_probabilities(
-            *model.head_inputs(stream_BTD), examples["targets"], self.num_chunks, model.logit_cap
-        )
+        chunks = self._chunks_of_part(examples["tokens"].shape[1], NUM_HALVES)
+        log_p_BT = log_probabilities(*model.head_inputs(stream_BTD), examples["targets"], chunks, model.logit_cap)
         weights_BT = weights(examples)
         return -jnp.sum(weights_BT * log_p_BT) / jnp.maximum(weights_BT.sum(), 1)
 

@@ -17,6 +17,7 @@ from objectives import grpo
 from objectives.grpo import GRPO
 from objectives.language_modeling import weights
 from objectives.objective import numbers_of
+from reasoning import rollouts
 
 HEAD = "value_head"  # attribute of the model
 
@@ -44,6 +45,12 @@ class ValueHead(GRPO):
     def flops_per_token(self, of_model, *, frozen: bool) -> float:
         """Return the model FLOPs of one token: a forward pass, whose gradient ends at the head."""
         return of_model() / 3
+
+    def sample_batch(self, engine, batch, key):
+        """Return answers as GRPO does; raises ConfigError for a reward that is no probability."""
+        sampled = super().sample_batch(engine, batch, key)
+        rollouts.check_probabilities(record["reward"] for record in sampled.records)
+        return sampled
 
     def loss(self, model, carry, batch, key):
         """Return the loss; scalars also have `accuracy`, the share of tokens whose v is on the side of the reward."""

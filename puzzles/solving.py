@@ -75,7 +75,7 @@ def solve(
       tokens: int of any shape, one for each cell of the model.
       is_wanted: asked after each step; no further step is made if it returns false.
     """
-    batch = _batch(tokens)
+    objective, batch = objective.plain, _batch(tokens)
     carry = objective.init_carry(nnx.merge(graph, params), 1, jax.random.key(0))
     answers = []
     for _ in range(num_steps):

@@ -6,13 +6,14 @@ Letters: B rows, T tokens.
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
+from configs.errors import ConfigError
 from inference.batching import Batch, Request
 from inference.choice import Sampling
 from inference.engine import Engine
@@ -76,8 +77,9 @@ class Sampler:
         asked, seeds = [prompt for _, prompt, _ in prompts], np.asarray(jax.random.bits(key, (rows,)))
         tokenizer = open_tokenizer(self.tokenizer)
         form = answers_of(self.source, self.path, tokenizer, self.tokenizer)
+        policy = Sampling(self.temperature, reported_temperature=self.temperature)
         requests = [
-            Request(prompt, most - len(prompt), Sampling(self.temperature, seed=int(seed)))
+            Request(prompt, most - len(prompt), dataclasses.replace(policy, seed=int(seed)))
             for prompt, seed in zip(asked, seeds, strict=True)
         ]
         short = dataclasses.replace(engine, length=min(engine.length, tokens_of_row(length)))  # of the cache
@@ -112,6 +114,12 @@ class Sampler:
         if self.divides:
             centered = centered / (groups.std(axis=1, keepdims=True) + EPSILON)
         return centered.reshape(-1).astype(np.float32)
+
+
+def check_probabilities(rewards: Iterable[float]) -> None:
+    """Raise ConfigError unless all rewards are from 0 to 1."""
+    if wrong := [one for one in rewards if not 0 <= one <= 1]:
+        raise ConfigError(f"train.objective=value_head predicts rewards from 0 to 1; grpo.reward gave {wrong[0]:g}")
 
 
 def _drawn(batch: Batch, requests: Sequence[Request], form: Lines | Turns) -> list[tuple[list[int], list[float]]]:

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import gzip
 import json
-import math
 import pathlib
 import re
 import shutil
@@ -31,6 +30,7 @@ from core.models import with_sharding
 from inference import batching, rows
 from inference.choice import Sampling, choice_of
 from inference.engine import Engine
+from layers.axes import bytes_of_device
 from models import decoder_lm
 from parallelism.mesh import mesh_context
 from rehearsal import sealed
@@ -200,7 +200,7 @@ def frozen_bytes(run) -> int:
 def _bytes(tree, *, on_host: bool = False) -> int:
     """Return the bytes of one device's arrays in its own memory, or in its host's memory."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if (leaf.sharding.memory_kind == offload.HOST) is on_host]
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+    return bytes_of_device(leaves)
 
 
 def needed_bytes(message: str) -> float:

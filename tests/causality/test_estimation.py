@@ -83,8 +83,11 @@ def test_adjustment_has_the_right_sign_where_the_plain_difference_has_not():
     assert adjustment.naive_effect(values, "x", "y") < -0.05
     assert abs(adjustment.adjusted_effect(values, "x", "y", ["z"]) - 0.12) < 0.02
     assert adjustment.adjusted_effect(values, "x", "y", []) == pytest.approx(adjustment.naive_effect(values, "x", "y"))
-    with pytest.raises(ValueError, match="where z=1, x has one value only"):
+    with pytest.raises(ValueError, match=r"where z=1\.0, x has one value only"):
         adjustment.adjusted_effect(values | {"x": np.minimum(values["x"], 1 - values["z"])}, "x", "y", ["z"])
+    words = {"x": np.array([0, 1, 1, 1]), "y": np.arange(4.0), "z": np.array(["a", "a", "b", "b"])}
+    with pytest.raises(ValueError, match="where z=b, x has one value only"):
+        adjustment.adjusted_effect(words, "x", "y", ["z"])
 
 
 def test_a_linear_effect_adjusts_for_confounders_and_not_for_mediators():

@@ -146,6 +146,12 @@ def test_interchanging_the_stream_of_the_name_gives_the_name_of_the_source():
         assert interchange.accuracy(given, [expected]) == 1.0
 
 
+@pytest.mark.parametrize(("layer", "position", "said"), [(-1, 0, "layer=-1 is not one of"), (0, 99, "position=99")])
+def test_a_place_that_does_not_exist_is_not_interchanged(layer, position, said):
+    with pytest.raises(ValueError, match=said):
+        interchange.labels_after(*model(), CLEAN[None], CORRUPT[None], layer, position, (1, 2))
+
+
 def test_a_rotation_is_found_that_interchanges_only_the_name():
     """Its subspace has 8 of 32 dimensions, and gives the source's name for pairs that it was not found on."""
     layer, _, graph, params, found, position = planted()
@@ -163,7 +169,10 @@ def test_a_rotation_is_found_that_interchanges_only_the_name():
     assert interchange.accuracy(given, source[60:, position]) == 1.0
 
 
-@pytest.mark.parametrize("kind, prompts, match", [("none", 2, "the kinds are zero"), ("mean", 1, "at least two")])
+@pytest.mark.parametrize(
+    "kind, prompts, match",
+    [("none", 2, "the kinds are zero"), ("mean", 1, "at least two"), ("resample", 2, "give key=")],
+)
 def test_ablation_says_what_is_wrong(kind, prompts, match):
     with pytest.raises(ValueError, match=match):
         ablation.ablate(*model(), np.tile(CLEAN, (prompts, 1)), np.zeros((prompts, 2)), kind)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests that enter and leave a batch have the tokens that they have alone, and share what they have in common."""
 
+import dataclasses
 import functools
+import types
 
 import jax
 import numpy as np
@@ -60,6 +62,17 @@ def test_ten_requests_in_three_rows_have_the_tokens_and_probabilities_of_each_al
         tokens, log_probs = alone(prompt, number, one)
         assert answer.tokens == tokens and answer.reason == "length"
         np.testing.assert_allclose(answer.log_probs, log_probs, atol=1e-5)
+
+
+@pytest.mark.parametrize(("spare", "separated"), [(0, True), (1, False)])
+def test_a_gpu_gets_a_copy_of_the_weights_if_it_takes_a_quarter_of_the_memory_at_most(monkeypatch, spare, separated):
+    on_device = dataclasses.replace(engine(), params=jax.device_put(engine().params))
+    capacity = 4 * sum(leaf.nbytes for leaf in jax.tree.leaves(on_device.params)) - spare
+    device = types.SimpleNamespace(memory_stats=lambda: {"bytes_limit": capacity})
+    monkeypatch.setattr(batching, "platform", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    layers = batch_of(1, on_device).engine.params["stack"]["blocks"]["mlp"]["down"]
+    assert isinstance(layers, tuple) is separated
 
 
 @pytest.mark.slow

@@ -372,10 +372,13 @@ def test_bfloat16_is_near_float32_in_the_first_step():
     assert halves[1].dtype == jnp.bfloat16 and relative_error(halves[1], exact[1]) < 3e-2
 
 
-@pytest.mark.parametrize(("mixer", "high", "low", "last"), [("attention", 3, 2, 1), ("mlp", 1, 1, 1), ("mlp", 3, 1, 2)])
-def test_flops_are_those_of_its_products(mixer, high, low, last):
+@pytest.mark.parametrize(
+    ("mixer", "high", "low", "last", "kv_heads"),
+    [("attention", 3, 2, 1, 2), ("attention", 1, 1, 1, 1), ("mlp", 1, 1, 1, 2), ("mlp", 3, 1, 2, 2)],
+)
+def test_flops_are_those_of_its_products(mixer, high, low, last, kv_heads):
     """Within 10 %: embeddings, here a product, and the halt head are left out of them."""
-    config = small_model(mixer=mixer, high_cycles=high, low_cycles=low, gradient_cycles=last)
+    config = small_model(mixer=mixer, high_cycles=high, low_cycles=low, gradient_cycles=last, num_kv_heads=kv_heads)
     graph, params = abstract(config, scan=False)
     objective = Recursive(ROWS, config.max_length)
 

@@ -44,9 +44,9 @@ def mask(batch) -> np.ndarray:
     return (batch["segments"] > 0) & (batch["targets"] >= 0)
 
 
-def log_p(params, batch) -> np.ndarray:
+def log_p(params, batch, temperature: float = 1.0) -> np.ndarray:
     """Return the log-probability of each target, in float64."""
-    logits = np.asarray(forward(models()[0], params, batch), np.float64)
+    logits = np.asarray(forward(models()[0], params, batch), np.float64) / temperature
     all_log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     return np.take_along_axis(all_log_p, np.maximum(batch["targets"], 0)[..., None], axis=-1)[..., 0]
 
@@ -59,17 +59,21 @@ def loss(params, reference, **how):
     return total / weight, scalars
 
 
-@pytest.mark.parametrize("average", ["token", "sequence"])
-@pytest.mark.parametrize("kl", [0.0, KL])
-def test_the_loss_is_that_of_the_paper(average, kl):
+@pytest.mark.parametrize(
+    ("average", "kl", "temperature"),
+    [("token", 0.0, 1.0), ("sequence", 0.0, 1.0), ("token", KL, 0.8), ("sequence", KL, 1.0)],
+)
+def test_the_loss_is_that_of_the_paper(average, kl, temperature):
+    """The old log-probabilities are those of the draws, whatever their temperature."""
     _, params, nearby, reference = models()
     batch()  # outside of the jit
-    found, scalars = jax.jit(functools.partial(loss, average=average, kl=kl))(params, reference if kl else None)
-    counts, p = mask(batch()), log_p(params, batch())
+    how = dict(average=average, kl=kl, temperature=temperature)
+    found, scalars = jax.jit(functools.partial(loss, **how))(params, reference if kl else None)
+    counts, p = mask(batch()), log_p(params, batch(), temperature)
     ratio, advantage = np.exp(p - log_p(nearby, batch())), ADVANTAGES[:, None]
     clipped = np.clip(ratio, 1 - CLIP, 1 + CLIP_HIGH)
     assert 0.02 < (ratio != clipped)[counts].mean() < 0.98, "some tokens must be clipped, and some not"
-    behind = log_p(reference, batch()) - p
+    behind = log_p(reference, batch(), temperature) - p
     of_token = -np.minimum(ratio * advantage, clipped * advantage) + kl * (np.exp(behind) - behind - 1)
     means = [of_token[row][counts[row]].mean() for row in range(4)]
     assert_close(found, of_token[counts].mean() if average == "token" else np.mean(means))

@@ -65,6 +65,16 @@ def test_the_loss_is_that_of_plain_rows_and_of_queries_after_a_step_on_the_suppo
     assert_close(scalars, {"loss": (plain, 17.0), "after_adaptation": (queries, 7.0)})
 
 
+def test_halves_that_the_chunks_of_a_sequence_do_not_divide_have_chunks_of_their_own():
+    """A sequence of 10 in 2 chunks has halves of 5."""
+    graph, params = make_model(model_config(num_layers=1))
+    batch = packed_batch([[10], [10]], 10, 37)
+    whole, parts = (MetaLanguageModeling(2, 10, num_chunks=n, vocab_size=37, inner=INNER) for n in (1, 2))
+    results = [jax.jit(lambda params, o=one: o.loss(nnx.merge(graph, params), {}, batch, None)[0])(params)
+               for one in (whole, parts)]  # fmt: skip
+    assert_close(*results)
+
+
 def test_evaluation_reports_queries_before_and_after_adaptation():
     graph, params = make_model(model_config(num_layers=1))
     objective = MetaLanguageModeling(2, 12, vocab_size=37, share=1.0, inner=dataclasses.replace(INNER, eval_steps=3))

@@ -3,10 +3,13 @@
 
 import jax
 import numpy as np
+import pytest
 from flax import nnx
 
+from configs.errors import ConfigError
 from objectives.objective import bits_of
 from objectives.value_head import ValueHead
+from reasoning import rollouts
 from tests.support import assert_close, make_model, model_config, packed_batch, random_weights
 
 REWARDS = np.array([1, 0, 0.25, 1], np.float32)
@@ -35,6 +38,12 @@ def test_the_loss_is_the_cross_entropy_of_the_reward_at_each_token_of_an_answer(
     assert weight == mask_BT.sum() > 20
     assert_close(total, wanted)
     assert_close(scalars["accuracy"][0], (((v_BT > 0.5) == (r_B1 > 0.5)) * mask_BT).sum())
+
+
+@pytest.mark.parametrize("reward", [-1.0, 1.5, np.nan])
+def test_a_reward_that_is_no_probability_ends_the_run_in_a_line(reward):
+    with pytest.raises(ConfigError, match=f"rewards from 0 to 1; grpo.reward gave {reward:g}"):
+        rollouts.check_probabilities([0.0, 1.0, reward])
 
 
 def test_the_head_alone_is_trained():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A puzzle solved step by step is what evaluation finds, and no answer is called right that is not."""
 
+import dataclasses
 import types
 
 import jax
@@ -47,10 +48,13 @@ def params(run):
     return random_weights(run.abstract_state.params, spread=0.1)  # larger ones amplify rounding
 
 
-def test_steps_taken_one_at_a_time_end_where_evaluation_ends(run, params):
+@pytest.mark.parametrize("changes", [{}, {"parallel": 2}, {"path_noise": 0.3}])
+def test_steps_taken_one_at_a_time_end_where_evaluation_ends(run, params, changes):
+    """Whatever the training adds: several latents of a slot, or noise."""
     given = np.random.default_rng(0).integers(1, 6, (8, 16)).astype(np.int32)
+    objective = dataclasses.replace(run.objective, **changes)
     with mesh_context(run.mesh):
-        last = [solving.solve(run.objective, run.graph, params, row, STEPS)[-1] for row in given]
+        last = [solving.solve(objective, run.graph, params, row, STEPS)[-1] for row in given]
         labels = np.stack([answer.cells for answer in last])
         batch = {"inputs": given, "labels": labels, "puzzle_identifiers": np.zeros(8, np.int32)}
         figures = jax.device_get(run.eval_step(params, batch))

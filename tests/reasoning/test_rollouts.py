@@ -59,16 +59,17 @@ def runs(tmp_path_factory):
     folder, devices = tmp_path_factory.mktemp("runs"), jax.devices()[:1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "devices", lambda: devices)
-        whole = train.train(small(grpo__reward="random"), folder / "whole")
+        config = small(grpo__reward="random", grpo__temperature="0.8")
+        whole = train.train(config.copy_and_resolve_references(), folder / "whole")
         shutil.copytree(folder / "whole", folder / "resumed")
         shutil.rmtree(folder / "resumed" / "checkpoints" / "4")
-        resumed = train.train(small(grpo__reward="random"), folder / "resumed")
+        resumed = train.train(config, folder / "resumed")
     assert resumed.step == 4 and resumed.metrics == whole.metrics, "bit for bit"
     return folder
 
 
 def test_a_run_trains_on_what_the_live_model_draws(runs):
-    """The generator's log-probabilities are the trainer's to 1e-5, so that nothing is clipped."""
+    """The generator's log-probabilities, at its temperature, are the trainer's to 1e-5: nothing is clipped."""
     trained = trained_lines(runs / "whole")
     assert [line["step"] for line in trained] == [1, 2, 3, 4]
     for line in trained:

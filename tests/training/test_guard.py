@@ -42,6 +42,16 @@ def test_the_running_mean_and_variance_are_those_of_what_was_seen():
     np.testing.assert_allclose(memory["variance"], values.var(axis=1), rtol=1e-3)
 
 
+def test_steps_without_a_gradient_are_taken_and_are_not_usual():
+    """Such as those of groups of answers with equal rewards."""
+    usual = [(2.0 + 0.1 * (step % 3), 1.0 + 0.1 * (step % 2)) for step in range(150)]
+    good, memory = after([*usual, (2.0, 0.0), (2.0, 0.0)], deviations=6.0)
+    assert all(good)
+    _, without = after(usual, deviations=6.0)
+    for name in ("mean", "variance", "seen"):
+        np.testing.assert_array_equal(memory[name], without[name])
+
+
 @pytest.mark.parametrize("spike", [(9.0, 1.0), (3.0, 50.0)])
 def test_a_spike_of_loss_or_gradient_is_not_taken_once_it_is_known_what_is_usual(spike):
     rng = np.random.default_rng(0)

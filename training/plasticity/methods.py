@@ -213,8 +213,8 @@ class L2Init(Method):
 class ShrinkPerturb(Method):
     """Every `every` steps, theta <- (1 - shrink) theta + perturb * theta_new (arXiv:1910.08475, section 4).
 
-    theta_new is drawn from the initial distribution. Parameters that begin with one value, such as norms and biases,
-    and constants of the model, are left alone. It has no memory.
+    theta_new is drawn from a normal distribution with the initial deviation. Parameters that begin with one value, such
+    as norms and biases, and constants of the model, are left alone. It has no memory.
     """
 
     def update(self, context, change, memory):

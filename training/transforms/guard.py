@@ -59,20 +59,23 @@ def judge(memory: dict, loss: jax.Array, gradient_norm: jax.Array, deviations: f
     """Return whether to accept an update, bool, and the new memory.
 
     An update is bad if the loss or gradient is not finite. With `deviations` above 0 it is also bad if one of them is
-    that many standard deviations above its running mean, as in ZClip (arXiv:2504.02507, section 3).
+    that many standard deviations above its running mean, as in ZClip (arXiv:2504.02507, section 3). A gradient of 0,
+    such as that of answers with equal rewards, is good and does not enter the statistics.
     """
-    values = jnp.stack([loss, jnp.log(gradient_norm + 1e-30)]).astype(jnp.float32)
+    has_gradient = gradient_norm != 0
+    values = jnp.stack([loss, jnp.log(jnp.where(has_gradient, gradient_norm, 1.0))]).astype(jnp.float32)
     good = jnp.isfinite(loss) & jnp.isfinite(gradient_norm)
     if deviations:
         limits = memory["mean"] + deviations * jnp.sqrt(memory["variance"])
-        good &= (memory["seen"] < LEARNING_STEPS) | jnp.all(values <= limits)
+        good &= (memory["seen"] < LEARNING_STEPS) | jnp.all(values <= limits) | ~has_gradient
     counted = jnp.maximum(memory["seen"] - FIRST_STEPS, 0)
     weight = jnp.maximum(1 - DECAY, 1 / (counted + 1.0))  # the plain mean at first
-    away = jnp.where(good, values - memory["mean"], 0.0)
+    counts = good & has_gradient
+    away = jnp.where(counts, values - memory["mean"], 0.0)
     return good, {
         "skipped": memory["skipped"] + ~good,
         "in_a_row": jnp.where(good, 0, memory["in_a_row"] + 1),
-        "seen": memory["seen"] + good,
+        "seen": memory["seen"] + counts,
         "mean": memory["mean"] + weight * away,
-        "variance": jnp.where(good, (1 - weight) * (memory["variance"] + weight * away**2), memory["variance"]),
+        "variance": jnp.where(counts, (1 - weight) * (memory["variance"] + weight * away**2), memory["variance"]),
     }
