@@ -106,6 +106,9 @@ def import_hugging_face(command: command_line.Command, _: pathlib.Path) -> None:
 
 def export_hugging_face(command: command_line.Command, folder: pathlib.Path) -> None:
     """Write a folder in Hugging Face's format."""
+    source = command.config.train.init_from
+    if source and not pathlib.Path(source).expanduser().exists():
+        print(f"Note: there is no train.init_from={source} here; if it is an import, its number types are not known")
     step = hugging_face.export(logits.float32_run(command.config), command.workdir, folder, logits.check_same)
     tokenizer = any((folder / name).is_file() for name in hugging_face.TOKENIZERS)
     print(f"step {step} of {command.address} is in {folder}" + ("" if tokenizer else ", without a tokenizer"))

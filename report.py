@@ -71,7 +71,7 @@ def local_folder(place: str) -> pathlib.Path:
     if bucket := open_bucket(place, cache_path("")):
         startup.choose_libraries()
         try:
-            bucket.fetch()
+            bucket.fetch(keep_newer=True)
         except ConfigError as error:
             raise ConfigError(str(error).removeprefix("--workdir=")) from None
         return bucket.folder

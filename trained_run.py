@@ -39,9 +39,11 @@ def open_run(workdir: str | pathlib.Path) -> "TrainedRun":
     """Return the run in a folder, with its newest valid checkpoint on the first device.
 
     Raises:
-      ConfigError: there is no run in the folder, or its configuration is damaged.
+      ConfigError: there is no run in the folder, it is not local, or its configuration is damaged.
       CheckpointError: it has no valid checkpoint.
     """
+    if "://" in str(workdir):
+        raise ConfigError(f"{workdir}: only a local folder can be opened; copy the run, or use `generate.py --workdir`")
     folder = pathlib.Path(workdir).expanduser()
     loaded = stored_config.load_to_read(folder, {})
     validation.validate(loaded.config, 1, loaded)

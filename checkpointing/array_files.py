@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads and writes single arrays of a checkpoint in parts; they are plain zarr, as Orbax writes it.
 
-With these functions, a model of any size is imported or exported in little memory.
+With these functions, a model of any size is imported in little memory.
 """
 
 import pathlib

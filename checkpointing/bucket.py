@@ -4,6 +4,7 @@
 import dataclasses
 import functools
 import hashlib
+import logging
 import pathlib
 from collections.abc import Callable
 
@@ -29,10 +30,13 @@ class Bucket:
     url: str
     folder: pathlib.Path
 
-    def fetch(self) -> None:
+    def fetch(self, *, keep_newer: bool = False) -> None:
         """Copy the run's small files from the bucket, as another host left them; ConfigError if it cannot be read.
 
         A file that grows stays as it is if it only has more than the bucket: its last lines were not sent.
+
+        Args:
+          keep_newer: whether files that were written here after those of the bucket stay; the run may go on here.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         store = path_of(self.url)
@@ -46,10 +50,13 @@ class Bucket:
                 there, here = store / name, self.folder / name
                 if not there.exists():
                     continue
-                if not (name in GROWING and here.exists() and _continues(here, there)):
+                is_newer = here.exists() and (
+                    _continues(here, there) if name in GROWING else keep_newer and _is_newer(here, there)
+                )
+                if not is_newer:
                     here.parent.mkdir(exist_ok=True)
                     write_atomically(here, there.read_bytes())
-        except OSError as error:
+        except (OSError, *failures_of_buckets()) as error:
             raise ConfigError(f"--workdir={self.url}: {error}") from None
 
     def fetch_compiled(self) -> None:
@@ -60,7 +67,7 @@ class Bucket:
             for path in missing:
                 here.mkdir(parents=True, exist_ok=True)
                 write_atomically(here / path.name, path.read_bytes())
-        except OSError as error:
+        except (OSError, *failures_of_buckets()) as error:
             raise ConfigError(f"--workdir={self.url}: {error}") from None
 
     def send(self, log: pathlib.Path, *, first: bool) -> None:
@@ -86,6 +93,11 @@ class Bucket:
                 if not there.exists() or there.stat().length != path.stat().st_size:
                     found.append(path)
         return found
+
+
+def _is_newer(here: pathlib.Path, there) -> bool:
+    """Return whether a file was written after its copy in the bucket."""
+    return here.stat().st_mtime > there.stat().mtime
 
 
 def _continues(here: pathlib.Path, there) -> bool:
@@ -120,9 +132,22 @@ def open_bucket(workdir: str, cache: pathlib.Path) -> Bucket | None:
 
 
 def copy_name(url: str) -> str:
-    """Return a unique name for the local copy of a workdir or of a part of it."""
+    """Return a unique relative path for the local copy of a workdir or of a part of it; it ends as the address does.
+
+    So what names a run after its folder and the one above does the same for a run in a bucket.
+    """
     url = url.rstrip("/")
-    return f"{url.rsplit('/', 1)[1]}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
+    return "/".join([hashlib.sha256(url.encode()).hexdigest()[:12], *url.rpartition("://")[2].split("/")[-2:]])
+
+
+def failures_of_buckets() -> tuple:
+    """Return the exceptions of gcsfs besides OSError, and silence its log; imported late, since it is slow."""
+    from aiohttp import ClientError
+    from gcsfs.retry import ChecksumError, HttpError
+    from google.auth.exceptions import GoogleAuthError
+
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+    return ClientError, ChecksumError, HttpError, GoogleAuthError
 
 
 def path_of(name: str):

@@ -6,11 +6,10 @@ A local checkpoint gets its step as its name when it is complete. In a bucket, w
 """
 
 import contextlib
-import logging
 import re
 import secrets
 
-from checkpointing.bucket import path_of
+from checkpointing.bucket import failures_of_buckets, path_of
 
 FAILURES = (OSError, ValueError, RuntimeError)  # errors of writing, from Python and TensorStore
 STEP = re.compile("0|[1-9][0-9]{0,9}")  # the name of a checkpoint's folder
@@ -31,7 +30,7 @@ class CheckpointFolder:
         path = path_of(workdir)
         self.is_local = "://" not in str(workdir)
         self.place = (path.absolute() if self.is_local else path) / "checkpoints"
-        self.failures = FAILURES if self.is_local else FAILURES + _failures_of_buckets()
+        self.failures = FAILURES if self.is_local else FAILURES + failures_of_buckets()
 
     def names(self) -> set[str]:
         """Return the names of all entries of the folder."""
@@ -76,13 +75,3 @@ class CheckpointFolder:
     def _mark(self, step: int):
         """Return the mark of an unfinished checkpoint: its folder's name, or in a bucket a separate file."""
         return self.place / f"{step}{UNFINISHED}"
-
-
-def _failures_of_buckets() -> tuple:
-    """Return the exceptions of gcsfs besides OSError, and silence its log; imported late, since it is slow."""
-    from aiohttp import ClientError
-    from gcsfs.retry import ChecksumError, HttpError
-    from google.auth.exceptions import GoogleAuthError
-
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
-    return ClientError, ChecksumError, HttpError, GoogleAuthError

@@ -65,11 +65,11 @@ class Interruption:
         return processes.boundary() if processes.count() > 1 else self.requested
 
 
-def in_thread(train_step: Callable, interruption: Interruption, saved: Callable[[], int]) -> Callable:
+def in_thread(train_step: Callable, interruption: Interruption, stop_error: Callable[[], Exception]) -> Callable:
     """Return a train_step that runs in its own thread, so that the main thread can handle signals meanwhile.
 
-    It is for steps that take minutes. If a stop is requested, it raises Interrupted with the last saved step, from
-    `saved`, and does not wait for the current step.
+    It is for steps that take minutes. If a stop is requested, it raises `stop_error()`, and does not wait for the
+    current step.
     """
     executor = concurrent.futures.ThreadPoolExecutor(1)
 
@@ -77,7 +77,7 @@ def in_thread(train_step: Callable, interruption: Interruption, saved: Callable[
         future = executor.submit(lambda: jax.block_until_ready(train_step(state, batch)))
         while not future.done():
             if interruption.requested:
-                raise Interrupted(saved())
+                raise stop_error()
             time.sleep(POLL_SECONDS)
         return future.result()
 

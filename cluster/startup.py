@@ -97,10 +97,11 @@ def simulate(num_devices: int, num_processes: int = 1) -> int:
             f"use a multiple of {num_processes}"
         )
     flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    number = flag[1] if flag else os.environ.get("JAX_NUM_CPU_DEVICES") or "1"
+    name = flag[0].rpartition("=")[0] if flag else "JAX_NUM_CPU_DEVICES"
+    number = flag[1] if flag else os.environ.get(name) or "1"
     if not re.fullmatch("0{0,9}[1-9][0-9]{0,9}", number):
-        asked = shown(number)
-        raise ConfigError(f"JAX_NUM_CPU_DEVICES={asked} is not a whole number greater than 0; unset it, or correct it")
+        given = f"{'XLA_FLAGS=' if flag else ''}{name}={shown(number)}"
+        raise ConfigError(f"{given} is not a whole number greater than 0; unset it, or correct it")
     local = num_devices // num_processes or int(number)
     if local > MOST_SIMULATED:
         raise ConfigError(f"one process cannot simulate {local:,} devices, only {MOST_SIMULATED:,}; use a smaller mesh")

@@ -119,4 +119,4 @@ class StepsInAThread(Callback):
 
     def wrap(self, train_step, job):
         """Return the step in a thread."""
-        return in_thread(train_step, job.signals, lambda: job.checkpoints.begun or 0)
+        return in_thread(train_step, job.signals, lambda: job.lost.stop_error(job.checkpoints.begun or 0))

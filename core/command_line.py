@@ -256,7 +256,7 @@ def _load(overrides: dict[str, str], use: str) -> Loaded:
         workdir, bucket = _workdir()
         if bucket:
             startup.choose_libraries()
-            bucket.fetch()
+            bucket.fetch(keep_newer=use == READ)
         typed = FLAGS.config if FLAGS["config"].present and not _same(FLAGS.config, workdir) else ""
         if use == READ:
             named = (typed, loading.run_recipe(typed)[0]) if typed else None

@@ -27,6 +27,8 @@ def as_ours(batch: Mapping) -> dict[str, np.ndarray]:
     arrays = {name: np.asarray(array) for name, array in batch.items()}
     if "input_ids" in arrays:
         tokens = arrays["input_ids"]
+        if tokens.ndim != 2:
+            raise ConfigError(f"a batch has input_ids of shape {list(tokens.shape)}; it needs [rows, length]")
         mask = arrays.get("attention_mask", np.ones_like(tokens))
         labels = np.where(mask > 0, np.maximum(arrays.get("labels", tokens), -1), -1)  # -1 has no loss
         targets = np.pad(labels[:, 1:], ((0, 0), (0, 1)), constant_values=-1)

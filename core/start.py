@@ -114,7 +114,7 @@ def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tup
     """Convert tokens or epochs to `train.steps` and `train.eval_every` in place; return (steps done, last step).
 
     Tokens are rounded up to complete steps, and epochs down. During a ramp, each step counts with its own batch size.
-    A line is printed if a run reads the default corpus too often.
+    A line is printed if a run reads the default corpus too often. Raises ConfigError if the epochs have no step.
     """
     train, evaluation = config.train, config.evaluation
     start, done, increases = position_of(record)
@@ -125,6 +125,11 @@ def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tup
     elif train.epochs:
         left = train.epochs * pass_examples - done
         train.steps = start + math.floor(ramp.num_steps(config, left, start, increases))
+        if not train.steps:
+            raise ConfigError(
+                f"train.epochs={train.epochs:g} of {pass_examples:,} rows is less than one step of "
+                f"train.global_batch={train.global_batch}; train longer, or with a smaller batch"
+            )
     if evaluation.every_epochs:
         train.eval_every = max(1, math.floor(evaluation.every_epochs * pass_examples / train.global_batch))
     train.tokens, train.epochs, evaluation.every_epochs = 0, 0.0, 0.0

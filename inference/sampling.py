@@ -115,8 +115,9 @@ def _fitting(run, longest: int, max_tokens: int | None) -> int:
     limit = run.config.model.max_length
     if longest + (max_tokens or 1) > limit:
         more = f"--max_tokens={max_tokens}" if max_tokens else "one more"
+        room = limit - min(max_tokens or 1, limit - 1)
         raise ConfigError(
             f"a prompt of {longest} tokens and {more} exceed model.max_length={limit}; "
-            + (f"use --max_tokens={limit - longest}" if limit > longest else f"shorten it to {limit - 1} tokens")
+            + (f"use --max_tokens={limit - longest}" if limit > longest else f"shorten it to {room} tokens")
         )
     return max_tokens or min(USUAL_TOKENS, limit - longest)

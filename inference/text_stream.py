@@ -52,6 +52,11 @@ class TextStream:
             self._shown = len(self._decode(self._window))
         return found
 
+    @property
+    def num_held(self) -> int:
+        """The number of complete characters that are not returned yet, as they may begin a stop string."""
+        return len(self._held)
+
     def end(self) -> str:
         """Return the rest of the text, with a REPLACEMENT for an incomplete character."""
         if self.stopped:
@@ -65,7 +70,7 @@ class TextStream:
         if found:
             self.stopped, self._held = True, ""
             return text[: min(found)[1]]
-        beginnings = (stop[:size] for stop in self._stops for size in range(1, len(stop)))
+        beginnings = (stop[:size] for stop in self._stops for size in range(1, min(len(stop), len(text) + 1)))
         cut = len(text) - max((len(part) for part in beginnings if text.endswith(part)), default=0)
         self._held = text[cut:]
         return text[:cut]

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imports models in Hugging Face's format as the checkpoint of step 0, and exports runs to that format.
 
-Both process tensors a few rows at a time, so that a model of any size needs little memory. hugging_face_families.py
-maps the configuration and tensors of each family to those of Torus. "Their" means Hugging Face's, "our" means Torus's.
+Both process tensors a few rows at a time. So an import, and its export, needs little memory for a model of any size.
+The export of a trained run, whose files have several layers each, needs its weights in float32.
+hugging_face_families.py maps the configuration and tensors of each family to those of Torus. "Their" means Hugging
+Face's, "our" means Torus's.
 """
 
 import contextlib
@@ -166,11 +168,14 @@ def new_folder(target: pathlib.Path, flag: str) -> Iterator[pathlib.Path]:
     """Yield a folder that is renamed to the target after the block, and removed if the block fails.
 
     Raises:
-      ConfigError: the target exists and is not empty, or it cannot be made.
+      ConfigError: the target exists and is not empty, or it cannot be made or renamed.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"--{flag}={target} exists already; name another folder, or remove it")
-    part = target.absolute().with_name(f".{target.name}.unfinished")
+    place = target.resolve()  # what a link names
+    if place.is_mount():
+        raise ConfigError(f"--{flag}={target} is where a disk is mounted; name a folder in it")
+    part = place.with_name(f".{place.name}.unfinished")
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
@@ -178,7 +183,7 @@ def new_folder(target: pathlib.Path, flag: str) -> Iterator[pathlib.Path]:
         raise ConfigError(f"--{flag}={target}: {error.strerror}; name a folder that can be written") from None
     try:
         yield part
-        part.rename(target.absolute())
+        part.rename(place)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

@@ -121,7 +121,10 @@ class Family:
 NO_BIASES = {"attention_bias": False}
 UNTIED = {"tie_word_embeddings": False, "rope_theta": 10_000.0}
 OF_QWEN = UNTIED | {"use_sliding_window": False, "max_window_layers": 28}
-OF_GEMMA = {"tie_word_embeddings": True, "rope_theta": 10_000.0, "head_dim": 256, "sliding_window_pattern": 2}
+OF_GEMMA = {
+    "tie_word_embeddings": True, "rope_theta": 10_000.0, "head_dim": 256, "query_pre_attn_scalar": 256,
+    "sliding_window_pattern": 2,
+}  # fmt: skip
 FAMILIES = {  # by model_type
     "llama": Family(
         "LlamaForCausalLM", defaults=UNTIED, required=NO_BIASES | {"mlp_bias": False, "sliding_window": None}
@@ -132,8 +135,11 @@ FAMILIES = {  # by model_type
         "Qwen3ForCausalLM", model={"qk_norm": True}, defaults=OF_QWEN | {"head_dim": 128}, required=NO_BIASES,
     ),
     "gemma2": Family(
-        "Gemma2ForCausalLM", model=GEMMA, keys=CAPS, required=NO_BIASES, rules=NORMS_AROUND + SWIGLU,
-        activation="hidden_activation", defaults=OF_GEMMA,
+        "Gemma2ForCausalLM", model=GEMMA, keys=CAPS, rules=NORMS_AROUND + SWIGLU, activation="hidden_activation",
+        required=NO_BIASES | {"use_bidirectional_attention": False},
+        defaults=OF_GEMMA | {
+            "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 4096,
+        },
     ),
     "gemma3_text": Family(
         "Gemma3ForCausalLM", model=GEMMA | {"qk_norm": True}, rules=NORMS_AROUND + SWIGLU,
@@ -330,7 +336,9 @@ def _rope(values: dict) -> dict:
         raise ConfigError(
             f"rope_scaling: rope_type={shown(kind)} is not supported, only default, {', '.join(FIXED_OF_ROPE)}"
         )
-    factor, fixed = scaling.pop("factor", None) or 1.0, FIXED_OF_ROPE[kind] | {"partial_rotary_factor": 1.0}
+    if not (factor := scaling.pop("factor", None)):
+        raise ConfigError(f"rope_scaling: factor is missing for rope_type={kind}")
+    fixed = FIXED_OF_ROPE[kind] | {"partial_rotary_factor": 1.0}
     length = scaling.pop("original_max_position_embeddings", None)
     if kind == "yarn":
         fixed |= {"attention_factor": 0.1 * math.log(factor) + 1, "truncate": True}

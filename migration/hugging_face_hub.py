@@ -9,12 +9,15 @@ import json
 import pathlib
 import sys
 
+import httpx2
 import huggingface_hub
 from huggingface_hub import errors
 from huggingface_hub.utils import disable_progress_bars
 
 from configs.errors import ConfigError
 from migration.hugging_face import OTHER_FILES, WRITTEN
+
+NOT_READ = ["*/*", "consolidated*"]  # other formats of the same weights
 
 
 def folder_of(name: str) -> pathlib.Path:
@@ -29,7 +32,9 @@ def folder_of(name: str) -> pathlib.Path:
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
-        return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=[*WRITTEN, *OTHER_FILES]))
+        wanted = [*WRITTEN, *OTHER_FILES]
+        folder = huggingface_hub.snapshot_download(name, allow_patterns=wanted, ignore_patterns=NOT_READ)
+        return pathlib.Path(folder)
     except errors.GatedRepoError:
         why = "the hub's model is gated: request access on its page, then set HF_TOKEN"
     except errors.RepositoryNotFoundError:
@@ -38,6 +43,8 @@ def folder_of(name: str) -> pathlib.Path:
         why = "the hub does not answer, and its cache does not have the model; try again, or name a folder"
     except json.JSONDecodeError:
         why = "the answer is not the hub's; does a proxy ask for a login? Try again, or name a folder"
+    except httpx2.TransportError as error:
+        why = f"{' '.join(str(error).split())}; run the command again, which resumes the download"
     except (errors.HfHubHTTPError, OSError) as error:
         why = " ".join(str(error).split())
     raise ConfigError(f"--hf={name}: there is no such folder; {why}")

@@ -27,6 +27,15 @@ class _Index(Object):
     weight_map: dict[str, str]
 
 
+LACKING = {  # values of keys that a config.json may lack, by model_type
+    "gemma2": {
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 256,
+        "sliding_window": 4096, "sliding_window_pattern": 2,
+    },
+    "gemma3_text": {"query_pre_attn_scalar": 256, "sliding_window_pattern": 6},
+}  # fmt: skip
+
+
 def logits(folder: pathlib.Path, tokens_BT: np.ndarray) -> np.ndarray:
     """Return float32 [B, T, V] of int [B, T], each row a document.
 
@@ -43,6 +52,7 @@ def logits(folder: pathlib.Path, tokens_BT: np.ndarray) -> np.ndarray:
 
 class _Reader:
     def __init__(self, folder: pathlib.Path, config: dict):
+        config = LACKING.get(config["model_type"], {}) | config
         self.folder, self.config, self.gemma = folder, config, config["model_type"] in WITH_ONE
         index, alone = folder / "model.safetensors.index.json", folder / "model.safetensors"
         if index.exists():
@@ -105,7 +115,8 @@ class _Reader:
         gate_name, up_name, down_name = names
         gate = self.linear(x, at + gate_name)
         if (self.config.get("hidden_activation") or self.config.get("hidden_act")) == "silu":
-            gate = gate / (1 + np.exp(-gate))
+            with np.errstate(over="ignore"):  # exp(-gate) may be infinite, and the result 0
+                gate = gate / (1 + np.exp(-gate))
         else:
             gate = 0.5 * gate * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (gate + 0.044715 * gate**3)))
         return self.linear(gate * self.linear(x, at + up_name), at + down_name)
@@ -142,8 +153,7 @@ class _Reader:
         if config["model_type"].startswith("qwen"):
             return bool(config.get("use_sliding_window")) and number >= config["max_window_layers"]
         if self.gemma:
-            every = config.get("sliding_window_pattern", 2 if config["model_type"] == "gemma2" else 6)
-            return (number + 1) % every != 0
+            return (number + 1) % config["sliding_window_pattern"] != 0
         return bool(config.get("sliding_window"))
 
     def rope(self, is_local: bool) -> dict:

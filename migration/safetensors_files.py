@@ -129,7 +129,7 @@ def write_file(
         file.write(len(text).to_bytes(8, "little") + text)
         for name, (dtype, _) in tensors.items():
             for rows in blocks(name):
-                np.ascontiguousarray(rows, DTYPES[dtype]).tofile(file)
+                file.write(np.ascontiguousarray(rows, DTYPES[dtype]).reshape(-1).view(np.uint8))
 
 
 def _shards(tensors: dict) -> list[list[str]]:

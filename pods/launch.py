@@ -125,6 +125,7 @@ def _train(
     program: Callable[[Settings, list[str], str], list[str]] = training_program, **kept,
 ) -> int:  # fmt: skip
     """Launch a program that trains; the last --workdir of `rest` is the folder of the run."""
+    rest = _with_one_word(rest)
     num_workers, typed = transport.num_workers, [word for word in rest if word.startswith("--workdir=")]
     workdir = typed[-1].partition("=")[2] if typed else settings.run_folder()
     if of_each_host := recipes.storage_keys(workdir, num_workers):
@@ -136,6 +137,14 @@ def _train(
     arguments = recipes.arguments(settings, keys | of_each_host, rest, workdir)
     words = [hosts.python(settings), *program(settings, arguments, workdir)]
     return start(settings, transport, _record(settings, subcommand, words, workdir=workdir, **kept))
+
+
+def _with_one_word(words: list[str]) -> list[str]:
+    """Return words in which each --workdir is one word with its folder."""
+    if "--workdir" not in words[:-1]:
+        return words
+    at = words.index("--workdir")
+    return [*words[:at], f"--workdir={words[at + 1]}", *_with_one_word(words[at + 2 :])]
 
 
 def _record(

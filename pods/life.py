@@ -33,6 +33,8 @@ def versions(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
 def create(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Create the pod; if it exists, describe it. With --zones or --wait, try until a zone has one."""
+    if settings.transport != "local":
+        local_folder(settings, str(settings.pod_folder))  # of its flags; not after a pod was created
     if settings.zones or settings.wait:
         return capacity.search(settings)
     if not settings.version:
@@ -182,7 +184,10 @@ def _summary(settings: Settings, pod: dict) -> str:
 
 
 def local_folder(settings: Settings, path: str) -> str:
-    """Return the path of a local folder; create it unless this is a dry run or the path is ""."""
+    """Return the path of a local folder; create it unless this is a dry run or the path is ""; else status 2."""
     if path and not settings.dry_run:
-        pathlib.Path(path).mkdir(parents=True, exist_ok=True)
+        try:
+            pathlib.Path(path).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise usage_error(f"{path}: {error.strerror}; name a folder that can be written") from None
     return path

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from configs.base import KEYS
+from configs.base import KEYS, batch_shards
 from input_pipeline.batches import faster_reading
 from rehearsal.sections import options
 from settings.architecture import attends
@@ -100,7 +100,8 @@ def tiny_batch(measured: Measured) -> Advice | None:
     if not (profile["peak_flops"] and profile["flops_per_second"] and profile["platform"] != "cpu"):
         return None
     rows = profile.get("rows") or train.global_batch
-    tokens = rows * train.sequence_length / profile["devices"] / max(1, train.gradient_accumulation)
+    shards = batch_shards(measured.config.mesh) * measured.config.mesh.context
+    tokens = rows * train.sequence_length / shards / max(1, train.gradient_accumulation)
     rate = profile["flops_per_second"] / profile["peak_flops"]
     if tokens >= SMALL_BATCH or rate >= LOW_RATE:
         return None

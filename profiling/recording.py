@@ -39,11 +39,11 @@ class Profile(Callback):
 
     def __init__(self, window: Window | None = None):
         """`window`: of --profile, if any."""
-        self.window, self._folder, self._shape = window, None, None
+        self.window, self._folder, self._shape, self._can_trace = window, None, None, True
 
     def on_start(self, job, record):
         """Say that a window cannot be traced, if the run resumes after its start or ends before it."""
-        self._num_steps, self._log_every = job.config.train.steps, job.config.train.log_every
+        self._num_steps, self._log_every = job.config.train.steps, job.log.log_every
         if self.window and self.window.start > self._num_steps:
             self._ends_before(job, self.window)
             self.window = None
@@ -71,14 +71,14 @@ class Profile(Callback):
         """End the trace after the last step of the window; look for a request at each step that is logged."""
         if self._folder and step >= min(self.window.stop, self._num_steps):
             self._end(job, step)
-        elif self.window is None and every(step, self._log_every):
+        elif self.window is None and self._can_trace and every(step, self._log_every):
             self.window = self._requested(job, step)
 
     def on_end(self, job, *, has_failed):
         """End a trace that the end of the run cuts off, without a summary."""
         if self._folder:
-            jax.profiler.stop_trace()
-            self._folder.cleanup()
+            with self._folder, contextlib.suppress(jax.errors.JaxRuntimeError):  # no room for the trace
+                jax.profiler.stop_trace()
             self._folder = None
 
     def _requested(self, job, step: int) -> Window | None:
@@ -118,11 +118,18 @@ class Profile(Callback):
         folder, start = self._folder, self.window.start
         self._folder = self.window = None
         with job.clock.within("profile"), folder:
-            jax.profiler.stop_trace()
-            trace = kept(pathlib.Path(folder.name), job.workdir, Window(start, step))
-            figures = self._figures(job, trace, step - start + 1, phases) | {"joules": joules}
+            try:
+                jax.profiler.stop_trace()
+            except jax.errors.JaxRuntimeError as error:  # jax cannot trace again in this process
+                figures = {"failed": f"{folder.name}: {str(error).partition(chr(10))[0]}"}
+            else:
+                trace = kept(pathlib.Path(folder.name), job.workdir, Window(start, step))
+                figures = self._figures(job, trace, step - start + 1, phases) | {"joules": joules}
         everyone = processes.gather("profile", figures)
-        if processes.index() == 0:
+        if failed := [one["failed"] for one in everyone if "failed" in one]:
+            self._can_trace = False
+            job.log.event(f"the steps {start} to {step} have no profile: {failed[0]}", "no_profile")
+        elif processes.index() == 0:
             self._report(job, everyone, start, step)
 
     def _report(self, job, everyone: list[dict], start: int, step: int) -> None:

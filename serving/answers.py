@@ -19,25 +19,21 @@ REASONS = {"end": "stop", "length": "length"}
 
 
 class Drawn(NamedTuple):
-    """A token, its log-probability, and those of the likeliest tokens."""
+    """A token, its log-probability, those of the likeliest tokens, and the characters of the answer before it."""
 
     token: int
     log_prob: float
     top: dict[int, float]
+    offset: int
 
 
 class Piece(NamedTuple):
-    """The next part of the answer `index`: text, the tokens since the last part, and why it ended, or "".
-
-    Attributes:
-      start: characters of the answer before this part; the first token may begin in the prompt.
-    """
+    """The next part of the answer `index`: text, the tokens since the last part, and why it ended, or ""."""
 
     index: int
     text: str
     drawn: list[Drawn]
     reason: str
-    start: int = 0
 
 
 class Answer:
@@ -58,7 +54,7 @@ class Answer:
         for token, log_prob, top in zip(update.tokens, update.log_probs, tops, strict=True):
             if token != self._redrawn:
                 self.num_tokens += 1
-                self._drawn.append(Drawn(token, log_prob, top))
+                self._drawn.append(Drawn(token, log_prob, top, self._length + len(text) + self._text.num_held))
             self._redrawn = None  # it concerns the first token alone
             text += self._text.add(token)
             if self._text.stopped:
@@ -67,8 +63,8 @@ class Answer:
             text += self._text.end()
         reason = "stop" if self._text.stopped else REASONS.get(update.reason, "")
         drawn, self._drawn = (self._drawn, []) if text or reason else ([], self._drawn)
-        start, self._length = self._length, self._length + len(text)
-        return Piece(self.index, text, drawn, reason, start)
+        self._length += len(text)
+        return Piece(self.index, text, drawn, reason)
 
 
 async def pieces(job: Job, answers: Sequence[Answer]) -> AsyncIterator[Piece]:
@@ -135,12 +131,11 @@ class CompletionFormat(Format):
     def _log_probs(self, piece: Piece) -> dict | None:
         if self.num_top is None:
             return None
-        texts = [self.token_text(drawn.token) for drawn in piece.drawn]
         return {
-            "tokens": texts,
+            "tokens": [self.token_text(drawn.token) for drawn in piece.drawn],
             "token_logprobs": [finite(drawn.log_prob) for drawn in piece.drawn],
             "top_logprobs": [dict(self.top(drawn)) for drawn in piece.drawn] if self.num_top else None,
-            "text_offset": [piece.start + sum(map(len, texts[:index])) for index in range(len(texts))],
+            "text_offset": [drawn.offset for drawn in piece.drawn],
         }
 
 

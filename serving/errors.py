@@ -14,9 +14,9 @@ from files.json_reader import rule_of
 NOT_SUPPORTED = "not_supported"  # a parameter of the API that this server does not have
 OF_SEVERAL_TYPES = {  # parameters of which pydantic's message would describe one type only
     "prompt": "should be a string, up to 128 strings, token ids, or up to 128 lists of token ids",
-    "stop": "should be a string or up to 16 strings, none of them empty",
+    "stop": "should be a string or up to 16 strings, of 1 to 1,024 characters each",
     "content": 'should be a string or a list of {"type": "text", "text": "..."}',
-    "logit_bias": "should give token ids a number from -100 to 100",
+    "logit_bias": "should give up to 1,024 token ids a number from -100 to 100",
 }
 
 

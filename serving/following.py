@@ -20,6 +20,10 @@ from inference.batching import Batch, Continuation, Request
 from inference.choice import Sampling
 
 TOPIC = "serving"
+MOST_CHANGES = 16  # in a message, whose length is limited: prompts may have a million characters
+
+
+STEP: dict = {}  # the change after which the batch steps
 
 
 class LeadingBatch(Batch):
@@ -47,8 +51,9 @@ class LeadingBatch(Batch):
 
     def step(self) -> list[Continuation]:
         """Step in all processes."""
-        changes, self._changes = self._changes, []
-        processes.shared(TOPIC, lambda: changes)
+        changes, self._changes = [*self._changes, STEP], []
+        for start in range(0, len(changes), MOST_CHANGES):
+            processes.shared(TOPIC, lambda: changes[start : start + MOST_CHANGES])  # noqa: B023, called at once
         changed = super().step()
         for one in changed:
             if one.reason:
@@ -70,10 +75,11 @@ def follow(batch: Batch) -> None:
         for change in changes:
             if "add" in change:
                 ones[next(count)] = batch.add(of_json(change["add"]))
-            else:
+            elif "cancel" in change:
                 batch.cancel(ones.pop(change["cancel"]))
-        batch.step()
-        ones = {number: one for number, one in ones.items() if not one.reason}
+            else:
+                batch.step()
+                ones = {number: one for number, one in ones.items() if not one.reason}
 
 
 def end_following() -> None:

@@ -21,12 +21,14 @@ async function api(path, body, signal) {
   throw error;
 }
 
+const textTokens = () => Math.min(128, model.max_model_len - 1);  // of a continuation, unless another number is typed
+
 async function connect() {
   try {
     model = (await (await api("/v1/models")).json()).data[0];
   } catch (error) {
     const locked = error.status === 401;
-    show("key", locked);
+    show("key", locked || Boolean(sessionStorage.getItem("key")));
     $("about").textContent = locked && !sessionStorage.getItem("key") ? "" : error.message;
     return;
   }
@@ -54,6 +56,7 @@ function choose(name) {
   $("ask-label").textContent = name === "chat" ? "Message (Enter sends, Shift+Enter begins a line)" : "Text to continue";
   $("send").textContent = name === "chat" ? "Send" : "Continue";
   show("system-label", name === "chat");
+  $("max_tokens").placeholder = name === "chat" ? "as many as fit" : String(textTokens());
   show("error", false);
   $("count").textContent = "";
   $("log").replaceChildren(...TURNS[name].map(draw));
@@ -138,7 +141,7 @@ async function ask(event) {
     $("input").value = "";
   } else {
     how.prompt = text;
-    how.max_tokens ??= Math.min(128, model.max_model_len - 1);
+    how.max_tokens ??= textTokens();
   }
   turn = add({ role: "assistant", content: "", given: chats ? "" : text });
   turn.box.classList.add("busy");

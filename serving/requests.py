@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from inference.choice import NUM_TOP, Sampling
 from serving.errors import NOT_SUPPORTED
 
+MOST_ENTRIES = 1024  # of logit_bias, and of metadata
 # Parameters of the API that this server does not have, with values that ask for nothing.
 WITHOUT_EFFECT = {
     "presence_penalty": (0, None), "frequency_penalty": (0, None), "best_of": (1, None), "echo": (False, None),
@@ -18,13 +19,24 @@ WITHOUT_EFFECT = {
     "response_format": ({"type": "text"}, None), "service_tier": ("auto", "default", None),
     "parallel_tool_calls": (True, False, None),
 }  # fmt: skip
-Text = Annotated[str, Field(min_length=1)]
+Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1, lt=1 << 31)]
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1, fail_fast=True)]
 Prompts = Annotated[list[str], Field(min_length=1, max_length=128)]
 TokenPrompts = Annotated[list[TokenIds], Field(min_length=1, max_length=128)]
 TokenId = Annotated[int, Field(strict=False)]  # a key of JSON, which is a string
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+def _few(given: Any) -> Any:
+    """Refuse an object of many entries before their values are read, each of which might be an error."""
+    if isinstance(given, dict) and len(given) > MOST_ENTRIES:
+        raise PydanticCustomError("too_long", "should have at most {most} entries", {"most": MOST_ENTRIES})
+    return given
+
+
+Few = pydantic.BeforeValidator(_few)
 
 
 class StreamOptions(pydantic.BaseModel):
@@ -32,6 +44,7 @@ class StreamOptions(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
     include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None
 
 
 class Decoding(pydantic.BaseModel):
@@ -46,14 +59,14 @@ class Decoding(pydantic.BaseModel):
     top_k: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     min_p: Fraction | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias] | None, Few] = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None  # who asks, which this server does not need to know
-    metadata: dict[str, str] | None = None  # as `user`
+    metadata: Annotated[dict[str, str] | None, Few] = None  # as `user`
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -66,7 +79,8 @@ class Decoding(pydantic.BaseModel):
                 raise PydanticCustomError(
                     NOT_SUPPORTED, "{name} is not supported by this server; leave it out", {"name": name}
                 )
-        return {name: value for name, value in given.items() if name not in WITHOUT_EFFECT}
+        unknown = next((name for name in given.keys() - WITHOUT_EFFECT.keys() if name not in cls.model_fields), None)
+        return {name: value for name, value in given.items() if name in cls.model_fields or name == unknown}
 
     @property
     def stops(self) -> list[str]:

@@ -3,15 +3,19 @@
 
 import json
 import os
+import pathlib
 import threading
+import types
 
 import pytest
 from gcsfs.retry import HttpError
+from google.auth.exceptions import TransportError
 
 import train
-from checkpointing.bucket import Bucket
+from checkpointing.bucket import Bucket, open_bucket
 from checkpointing.shared_folder import SharedFolder
 from cluster.interruption import Interrupted
+from configs.errors import ConfigError
 from core.callbacks import Callback
 from tests.bucket_server import empty_bucket
 from tests.test_train import RISING, arguments, command, finish, in_process, own_batches
@@ -122,6 +126,35 @@ def test_the_last_lines_that_were_not_sent_stay_unless_another_host_has_gone_on(
     other.send(other.folder / "log", first=True)
     one.fetch()
     assert lines.read_text() == "1\n2\n6\n", "the other host's lines count, though there are fewer"
+
+
+def test_a_reader_keeps_what_the_run_has_written_here_since_it_sent_it(tmp_path):
+    place = tmp_path / "bucket" / "run"
+    place.mkdir(parents=True)
+    (place / "profile.json").write_text("sent")
+    bucket = Bucket(f"{tmp_path}/bucket/run", tmp_path / "here")
+    bucket.fetch()
+    os.utime(place / "profile.json", (1, 1))
+    (bucket.folder / "profile.json").write_text("newer")
+    bucket.fetch(keep_newer=True)
+    assert (bucket.folder / "profile.json").read_text() == "newer"
+    os.utime(bucket.folder / "profile.json", (0, 0))
+    bucket.fetch(keep_newer=True)
+    assert (bucket.folder / "profile.json").read_text() == "sent", "another host has gone on"
+
+
+def test_the_local_copy_of_a_run_has_the_name_of_the_run_and_of_the_folder_above():
+    copy = open_bucket("gs://b/runs/group/mine/", pathlib.Path("cache")).folder
+    assert copy.parts[-2:] == ("group", "mine") and copy != open_bucket("gs://c/runs/group/mine", copy).folder
+
+
+def test_credentials_that_cannot_be_refreshed_are_one_line(monkeypatch, tmp_path):
+    def refused():
+        raise TransportError("the token server does not answer")
+
+    monkeypatch.setattr("checkpointing.bucket.path_of", lambda name: types.SimpleNamespace(exists=refused))
+    with pytest.raises(ConfigError, match="--workdir=gs://b/run: the token server does not answer"):
+        Bucket("gs://b/run", tmp_path).fetch()
 
 
 def test_a_bucket_that_is_not_there_is_one_line(bucket, tmp_path):

@@ -256,6 +256,8 @@ MISTAKES = [
     ("TPU_MESH_CONFIG=1,1,1 TPU_AXIS_NAMES=data,modle,fsdp train.py", {}, "'modle' is no mesh axis; did you mean mod"),
     ("TPU_MESH_CONFIG=99999999999999999999,1,1 train.py", {}, "'99999999999999999999' is not a whole number greater"),
     ("TPU_MESH_CONFIG=4096,1,1 train.py", {}, "one process cannot simulate 4,096 devices, only 256"),
+    ("XLA_FLAGS=--xla_force_host_platform_device_count=0 train.py", {},
+     "XLA_FLAGS=--xla_force_host_platform_device_count=0 is not a whole number greater than 0"),
     ("JAX_NUM_CPU_DEVICES=1000000 train.py", {}, "one process cannot simulate 1,000,000 devices"),
     (f"XLA_USE_BF16=1 {TRAIN} --config.model.dtype=float32", {}, "XLA_USE_BF16=1 and model.dtype=float32 contradict"),
     (f"XDG_CACHE_HOME=/proc {TRAIN} --config.data.path=HERE/texts", FEW, "data.cache_dir=/proc/torus: No such file or"),

@@ -19,6 +19,7 @@ import pytest
 import train
 from checkpointing.checkpoints import Checkpoints
 from configs import base
+from configs.errors import ConfigError
 from core import assembly, evaluators, job
 from parallelism.mesh import mesh_context
 from reporting.step_log import NonFinite
@@ -409,6 +410,9 @@ def test_the_length_of_a_run_in_tokens_and_epochs():
     assert train.set_steps(config, None, None) == (0, 5) and config.train.tokens == 0
     config = in_process(train__steps=0, train__epochs=2.0)
     assert train.set_steps(config, Corpus(), None) == (0, 2 * 31 // 8)
+    config = in_process(train__steps=0, train__epochs=0.2)
+    with pytest.raises(ConfigError, match=r"train\.epochs=0\.2 of 31 rows is less than one step"):
+        train.set_steps(config, Corpus(), None)
     # Ten steps of four sequences are done; what is left of 80 sequences is five steps of eight.
     config = in_process(train__steps=0, train__tokens=80 * 32)
     assert train.set_steps(config, None, {"step": 10, "examples": 40}) == (10, 15)

@@ -75,6 +75,11 @@ def test_what_has_no_meaning_is_refused(folder):
             wrong()
 
 
+def test_a_run_in_a_bucket_is_not_opened():
+    with pytest.raises(ConfigError, match=r"gs://bucket/run: only a local folder can be opened"):
+        trained_run.open_run("gs://bucket/run")
+
+
 def test_a_stream_is_the_text_of_generate_in_parts(folder):
     run = trained_run.open_run(folder / "runs" / "tiny")
     [text] = run.generate(["1 is"], max_tokens=9, seed=3)

@@ -32,7 +32,12 @@ MARK = "CHECKED "  # begins the line of scripts/check_host.py
 PAGE = {True: "yes", False: "**no**", None: "waits"}  # a verdict in READINESS.md
 LONGEST = 200  # characters of an item in the last line
 STEPS = [1, 2, 3, 4]  # three steps, then one after the restore
-CONTINENTS = {"us": "us", "eu": "europe", "asia": "asia"}  # {multi-region of a bucket: prefix of its regions}
+PLACES = {  # {multi-region or predefined dual-region of a bucket: prefixes of its regions}, cloud.google.com/storage
+    "us": ("us",), "eu": ("europe",), "asia": ("asia",), "nam4": ("us-central1", "us-east1"),
+    "eur4": ("europe-north1", "europe-west4"), "eur5": ("europe-west1", "europe-west2"),
+    "eur7": ("europe-west2", "europe-west3"), "eur8": ("europe-west3", "europe-west6"),
+    "asia1": ("asia-northeast1", "asia-northeast2"),
+}  # fmt: skip
 
 
 def validate(settings: Settings, transport: Transport, rest: list[str]) -> int:
@@ -206,7 +211,7 @@ def _location(settings: Settings, bucket: str) -> tuple[str, list[str]]:
     if answer.status:
         return "", [f"{bucket}: {answer.message}"]
     location, region = answer.output.strip().splitlines()[-1].lower(), settings.zone.rpartition("-")[0]
-    near = region.startswith(CONTINENTS[location]) if location in CONTINENTS else location == region
+    near = any(f"{region}-".startswith(f"{place}-") for place in PLACES.get(location, (location,)))
     return location, [] if near else [f"{bucket} is in {location}, the pod in {region}"]
 
 

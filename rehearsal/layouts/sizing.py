@@ -16,13 +16,13 @@ LANES = 128  # a head narrower than this takes as much memory as one of this wid
 MOMENTS = {"adafactor": 0.01, "lion": 1, "muon": 1, "sgd": 1}  # numbers that an optimizer keeps for a weight
 ADAM = 2  # numbers for a weight of every other optimizer
 WORKING = {  # how many copies are held at peak memory, in addition to saved activations
-    "stream": 7.5,  # [tokens, D] in bfloat16
-    "wide": 6.0,  # [tokens, F]
-    "heads": 1.8,  # queries, keys and values
-    "layer": 0.33,  # the all-gathered weights of a layer
-    "copies": 2.5,  # this device's weights in bfloat16
-    "head": 3.1,  # the all-gathered head in float32
-    "accumulated": 2.0,  # float32 gradients, if there are microbatches
+    "stream": 7.6,  # [tokens, D] in bfloat16
+    "wide": 8.4,  # [tokens, F]
+    "heads": 1.0,  # queries, keys and values
+    "layer": 0.3,  # the all-gathered weights of a layer
+    "copies": 0.35,  # this device's weights in bfloat16
+    "head": 3.0,  # the all-gathered head in float32
+    "accumulated": 1.8,  # float32 gradients, if there are microbatches
 }
 MIXTURE_OUTPUTS = 5 * (1 + 2 * 8)  # of the mixture density: components, each with a weight, 8 means and 8 scales
 WITHOUT_REMAT = {"stream": 8.7, "wide": 2.9}  # saved for each layer, in addition to "dots"

@@ -30,12 +30,13 @@ BAD_EVENTS = ("save_failed", "save_left_out", "update_not_taken", "roll_back", "
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """A line of a plot."""
+    """A line of a plot; `last` is its last point, (step, value), which a thinned curve may not have."""
 
     label: str
     colour: str
     curve: Curve
     dashes: str
+    last: tuple[float, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +87,7 @@ def panel(
             if len(steps):
                 words = " ".join(word for word in (run.name if len(runs) > 1 else "", label) if word)
                 colour = COLOURS[(number if len(runs) > 1 else which) % len(COLOURS)]
-                found.append(Series(words or run.name, colour, thin(steps, values), dashes))
+                found.append(Series(words or run.name, colour, thin(steps, values), dashes, (steps[-1], values[-1])))
     return Panel(title, found, logarithmic, columns) if found else None
 
 
@@ -102,7 +103,7 @@ def draw_panel(shown: Panel, figure, tips: dict[str, str]) -> None:
             curve.x, curve.mean, series.dashes, color=series.colour, linewidth=1.3, label=series.label,
             marker="." if len(curve.x) <= FEW else "", gid=f"line{number}",
         )  # fmt: skip
-        tips[line[0].get_gid()] = f"{series.label}: {curve.mean[-1]:.5g} at step {curve.x[-1]:,.0f}"
+        tips[line[0].get_gid()] = f"{series.label}: {series.last[1]:.5g} at step {series.last[0]:,.0f}"
     if shown.is_logarithmic:
         axes.set_yscale("log")
     format_ticks(axes.yaxis)
@@ -180,10 +181,11 @@ def draw_timeline(run: RunRecord, figure, tips: dict[str, str]) -> None:
     above = figure.add_axes((0.14, (0.48 + deep + 0.1) / height, 0.83, 1 - (0.48 + deep + 0.2) / height), sharex=below)
     if len(run.progress):
         order = np.argsort(run.progress[:, 0], kind="stable")
-        curve = thin((run.progress[order, 0] - began) / unit, run.progress[order, 1])
+        passed, steps = (run.progress[order, 0] - began) / unit, run.progress[order, 1]
+        curve = thin(passed, steps)
         above.fill_between(curve.x, curve.low, curve.high, color=COLOURS[0], alpha=0.25, linewidth=0)
         line = above.plot(curve.x, curve.mean, color=COLOURS[0], linewidth=1.3, gid="steps")
-        tips[line[0].get_gid()] = f"step {curve.mean[-1]:,.0f} after {curve.x[-1]:.3g} {word}"
+        tips[line[0].get_gid()] = f"step {steps[-1]:,.0f} after {passed[-1]:.3g} {word}"
     for row, (name, at) in enumerate(rows.items()):
         seen = thin(np.sort(at - began) / unit, np.full(len(at), float(row)))
         colour = COLOURS[1] if name in BAD_EVENTS else COLOURS[2]

@@ -46,6 +46,11 @@ def test_rows_of_several_lengths_are_refused_by_their_lengths():
         next(loader)
 
 
+def test_rows_of_a_dataset_are_no_batches():
+    with pytest.raises(ConfigError, match=r"input_ids of shape \[3\]; it needs \[rows, length\]"):
+        Loader([{"input_ids": [1, 2, 3]}])
+
+
 class Weighs:
     """An objective's figures as a step would report them: a sum and its weight."""
 

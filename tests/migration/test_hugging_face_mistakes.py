@@ -53,6 +53,7 @@ def test_a_model_of_no_family_is_told_with_what_keeps_it_from_the_nearest(tmp_pa
         ({"rope_parameters": []}, "rope_parameters: should be an object, but is []"),
         ({"rope_parameters": {"full_attention": 3}}, "full_attention: should be an object, but is 3"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_theta is missing in rope_parameters"),
+        ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear"}}, "factor is missing for rope_type=linear"),
         ({"rope_parameters": {"rope_theta": 1e4, "factor": 0.0, "rope_type": "yarn"}}, "factor: should"),
         ({"layer_types": [["full_attention"]]}, "layer_types.0: should be a valid string"),
         ({"model_type": ["llama"]}, "model_type: should be a valid string"),

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Of a safetensors file we accept what the format's own reader accepts, and read the same numbers from it."""
 
+import errno
 import json
+import pathlib
 
 import jax.numpy as jnp
 import numpy as np
@@ -44,6 +46,15 @@ def written(folder, header, body: bytes = bytes(16), length: int | None = None):
     length = len(text) if length is None else length
     (folder / "model.safetensors").write_bytes(length.to_bytes(8, "little") + text + body)
     return folder
+
+
+def test_a_full_disk_is_an_error_that_names_itself():
+    """A small tensor fits the buffers, and would only be missing at the end."""
+    with pytest.raises(OSError) as caught:
+        safetensors_files.write_file(
+            pathlib.Path("/dev/full"), {"a": ("F32", (2,))}, lambda name: iter([np.ones(2, np.float32)])
+        )
+    assert caught.value.errno == errno.ENOSPC
 
 
 @pytest.mark.parametrize("what", WRONG)

@@ -335,6 +335,19 @@ def test_create_and_delete_again_say_so_and_succeed(gcloud):
         assert done.status == 0 and "does not exist; nothing to delete" in done.stdout, done.stderr
 
 
+def test_a_pod_is_only_created_if_its_flags_can_be_kept(gcloud, tmp_path):
+    (tmp_path / "file").touch()
+    done = gcloud.run("create", POD_ROOT=str(tmp_path / "file"))
+    assert done.status == 2 and "Not a directory; name a folder that can be written" in done.stderr
+    assert not done.argvs, "no call was made"
+
+
+def test_a_folder_of_a_run_may_be_a_word_of_its_own(gcloud):
+    words = ["launch_pretrain_hf", "--dry_run", "--", "--workdir", "gs://b/x"]
+    one, two = (gcloud.run(*words[:3], *given, ACCEL="v4-32") for given in (["--workdir=gs://b/x"], words[3:]))
+    assert one.status == 0 and one.stdout == two.stdout and "gs://b/x" in one.stdout
+
+
 def test_delete_takes_the_queued_resource_with_the_node(gcloud):
     done = gcloud.run("delete", FAKE_REQUEST="my-request")
     assert done.argvs[-1] == queued("delete", "my-request", *SCOPE, "--force", "--quiet")

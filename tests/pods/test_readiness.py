@@ -330,6 +330,7 @@ def test_uncommitted_changes_here_are_not_ready(monkeypatch):
         ("US", (0, 0, 0), True, "gs://bucket in us"),
         ("EUROPE-WEST4", (0, 0, 0), False, "gs://bucket is in europe-west4, the pod in us-central2"),
         ("EU", (0, 0, 0), False, "gs://bucket is in eu, the pod in us-central2"),
+        ("NAM4", (0, 0, 0), False, "gs://bucket is in nam4, the pod in us-central2"),
         ("US", (1, 0, 0), False, "US"),
         ("US", (0, 1, 0), False, "gs://bucket: US"),
     ],

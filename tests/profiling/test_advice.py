@@ -87,6 +87,13 @@ def test_advice_with_the_largest_gain_comes_first():
     assert found[0].gain == 0.4 and found[1].gain == pytest.approx(0.3 / 1.3)
 
 
+def test_devices_that_share_a_row_by_tensor_parallelism_have_all_of_its_tokens():
+    """16 rows of 2,048 tokens on 4 groups of 4 devices are 8,192 tokens of each device at once: no tiny batch."""
+    fault = {"flops_per_second": 30e12}, {"train.global_batch": "16"}
+    sharing = measured(fault[0], fault[1] | {"mesh.fsdp": "4", "mesh.model": "4"})
+    assert not [advice for advice in advise(sharing) if advice.rule == "tiny batch"]
+
+
 def test_what_changes_the_trained_model_says_so():
     assert "changes what is trained" in advise(FAULTS["tiny batch"])[0].line()
     assert "changes what is trained" not in advise(FAULTS["slow input"])[0].line()

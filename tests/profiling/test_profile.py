@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Profiles: which steps are traced, what is computed from a trace, and what a real run writes."""
 
+import contextlib
 import importlib
 import json
+import pathlib
 import sys
 import tempfile
 import types
@@ -210,7 +212,7 @@ def test_a_running_job_is_profiled_at_the_request_of_a_file(profiled):
 
 def test_a_window_that_a_resumed_run_has_passed_is_said_to_be_lost():
     said = []
-    log = types.SimpleNamespace(event=lambda text, kind: said.append((kind, text)))
+    log = types.SimpleNamespace(event=lambda text, kind: said.append((kind, text)), log_every=1)
     job = types.SimpleNamespace(log=log, config=base.get_config())
     callback = Profile(Window(3, 5))
     callback.on_start(job, {"step": 4})
@@ -223,7 +225,7 @@ def test_a_window_that_a_resumed_run_has_passed_is_said_to_be_lost():
 def test_a_window_after_the_last_step_is_said_to_be_lost():
     said, config = [], base.get_config()
     config.train.steps = 12
-    log = types.SimpleNamespace(event=lambda text, kind: said.append((kind, text)))
+    log = types.SimpleNamespace(event=lambda text, kind: said.append((kind, text)), log_every=1)
     Profile(Window(20, 30)).on_start(types.SimpleNamespace(log=log, config=config), None)
     assert said == [("no_profile", "the steps 20 to 30 are not traced, as the run ends at step 12")]
 
@@ -235,6 +237,29 @@ def test_a_callback_whose_trace_was_cut_off_can_end_another_run(tmp_path):
     callback.on_end(None, has_failed=True)
     callback.on_end(None, has_failed=False)  # no trace runs any more: to stop one would be an error
     assert not list(tmp_path.iterdir())
+
+
+def test_a_trace_without_room_ends_no_run_and_is_the_last_one(monkeypatch, tmp_path):
+    """jax keeps a trace open that it could not write."""
+
+    def full():
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: No space left on device\nand more")
+
+    said, callback = [], Profile(Window(3, 5))
+    monkeypatch.setattr(jax.profiler, "stop_trace", full)
+    callback._folder, callback._before, callback._joules = tempfile.TemporaryDirectory(dir=tmp_path), {}, None
+    name = callback._folder.name
+    log = types.SimpleNamespace(event=lambda text, kind: said.append((kind, text)), log_every=1, flush=lambda: None)
+    clock = types.SimpleNamespace(read=dict, within=lambda phase: contextlib.nullcontext())
+    config = base.get_config()
+    job = types.SimpleNamespace(log=log, config=config, workdir=tmp_path, clock=clock)
+    callback.on_start(job, None)
+    callback.on_step(job, None, 5)
+    why = f"{name}: RESOURCE_EXHAUSTED: No space left on device"
+    assert said == [("no_profile", f"the steps 3 to 5 have no profile: {why}")]
+    (tmp_path / windows.REQUEST).write_text("3")
+    callback.on_step(job, None, 6)
+    assert callback.window is None and not pathlib.Path(name).exists()
 
 
 def test_a_rehearsal_that_the_compiler_refused_does_not_end_the_profiled_run(tmp_path):
@@ -250,8 +275,8 @@ def test_a_rehearsal_that_the_compiler_refused_does_not_end_the_profiled_run(tmp
 def test_a_request_that_comes_too_late_for_its_steps_says_so(tmp_path):
     said = []
     config = base.get_config()
-    config.train.update(steps=10, log_every=1)
-    log = types.SimpleNamespace(event=lambda text, kind: said.append((kind, text)))
+    config.train.steps = 10
+    log = types.SimpleNamespace(event=lambda text, kind: said.append((kind, text)), log_every=1)
     job = types.SimpleNamespace(log=log, config=config, workdir=tmp_path)
     callback = Profile()
     callback.on_start(job, None)

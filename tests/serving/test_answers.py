@@ -20,6 +20,18 @@ def bpe(write_tokenizer):  # noqa: F811
     return open_tokenizer(write_tokenizer(None))
 
 
+def test_offsets_count_the_characters_before_a_token_also_inside_one_and_where_a_stop_may_begin():
+    """é has two bytes, each a token; "!" may begin the stop string."""
+    tokenizer = open_tokenizer("byte")
+    prompt = text_prompt(tokenizer, "a")
+    drawn = tokenizer.encode("é!b")
+    answer = Answer(0, prompt, tokenizer, ["!?"])
+    found = [answer.take(Update(0, [token], [0.0], [], "")) for token in drawn]
+    found.append(answer.take(Update(0, [], [], [], "length")))
+    assert "".join(piece.text for piece in found) == "é!b"
+    assert [one.offset for piece in found for one in piece.drawn] == [0, 0, 1, 2]
+
+
 @pytest.mark.parametrize(("asked", "is_own"), [("what is the", True), ("what is th", False)])
 def test_a_first_token_counts_if_it_goes_beyond_the_prompt(bpe, asked, is_own):
     prompt = text_prompt(bpe, asked)
