@@ -13,6 +13,9 @@ installed := $(patsubst .venv/installed-%.lock,%,$(wildcard .venv/installed-*.lo
 ACCELERATOR ?= $(or $(installed),$(detected))
 override EXTRAS := $(sort $(EXTRAS) $(patsubst .venv/extra-%,%,$(wildcard .venv/extra-*)))
 
+extras := bench causality huggingface interop lm-eval reasoning serve studies wandb
+unknown := $(filter-out $(extras),$(EXTRAS))
+
 # A variable that is not read is an error: TOPOLGY=v4-32 would otherwise train without a topology.
 variables := ACCELERATOR ARGS CONFIG EXTRAS OSV PORT PYTHON STORAGE TOPOLOGY WORKDIR
 typed := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
@@ -70,7 +73,7 @@ endef
 # A .venv for another accelerator is made again. flock, if it is installed, lets only one set-up run at a time.
 setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS="bench causality huggingface interop lm-eval reasoning serve studies wandb"] [PYTHON=python3.12]
 	$(if $(filter cpu gpu tpu,$(ACCELERATOR)),,$(error ACCELERATOR=$(ACCELERATOR) is unknown: it is cpu, gpu or tpu))
-	$(if $(filter-out bench causality huggingface interop lm-eval reasoning serve studies wandb,$(EXTRAS)),$(error EXTRAS=$(filter-out bench causality huggingface interop lm-eval reasoning serve studies wandb,$(EXTRAS)) is unknown: it is bench, causality, huggingface, interop, lm-eval, reasoning, serve, studies, wandb))
+	$(if $(unknown),$(error EXTRAS=$(unknown) is unknown; there are $(extras)))
 	@exec 9<Makefile; flock 9 2>/dev/null; \
 	if $(usable) && cat $(locks) | cmp -s - $(stamp); then exit; fi; \
 	{ $(if $(filter-out cpu $(ACCELERATOR),$(installed)),false,$(usable)); } || { $(create); }; \

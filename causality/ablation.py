@@ -11,7 +11,7 @@ from flax import nnx
 
 from causality.patching import Tables, all_sites, tables_of
 from causality.sites import ROWS, at_each_site, difference, sources_of
-from causality.tracing import NOWHERE
+from causality.tracing import with_nowhere
 
 KINDS = ("zero", "mean", "resample")
 
@@ -46,10 +46,10 @@ def ablate(
     else:
         sources = jax.tree.map(lambda x: x[:, _others(key, len(tokens_PT))], sources)
     num_layers, length, num_heads = sources["block"].shape[0], tokens_PT.shape[1], sources["heads"].shape[3]
-    how = dict(read=difference, of_prompts_PK=of_prompts_PK, num_rows=num_rows)
-    intact_SP = at_each_site(graph, params, tokens_PT, sources, NOWHERE, **how)
-    found_SP = at_each_site(graph, params, tokens_PT, sources, all_sites(num_layers, length, num_heads), **how)
-    return tables_of(np.asarray(intact_SP).mean() - np.asarray(found_SP).mean(axis=1), num_layers, length)
+    sites = with_nowhere(all_sites(num_layers, length, num_heads))
+    found_SP = at_each_site(graph, params, tokens_PT, sources, sites, difference, of_prompts_PK, num_rows=num_rows)
+    intact, *ablated = np.asarray(found_SP).mean(axis=1)
+    return tables_of(intact - np.asarray(ablated), num_layers, length)
 
 
 def _others(key: jax.Array, count: int) -> jax.Array:

@@ -49,13 +49,18 @@ def trace(
     num_layers, length, num_heads = sources["block"].shape[0], len(tokens_T), sources["heads"].shape[3]
     noise_PTD = _noise(graph, params, key, jnp.asarray(is_noised_T), draws)
     nothing = at_each_site(graph, params, tokens_PT, sources, NOWHERE, probability, of_prompts_PK, num_rows=num_rows)
-    sites = Sites(*map(np.concatenate, zip(NOWHERE, all_sites(num_layers, length, num_heads), strict=True)))
+    sites = with_nowhere(all_sites(num_layers, length, num_heads))
     found_SP = at_each_site(
         graph, params, tokens_PT, sources, sites, probability, of_prompts_PK, noise_PTD, num_rows=num_rows
     )
     corrupt, *restored = np.asarray(found_SP).mean(axis=1)
     effects = tables_of(np.asarray(restored) - corrupt, num_layers, length)
     return Trace(float(np.asarray(nothing)[0, 0]), float(corrupt), effects)
+
+
+def with_nowhere(sites: Sites) -> Sites:
+    """Return the sites after NOWHERE, a run without replacements."""
+    return Sites(*map(np.concatenate, zip(NOWHERE, sites, strict=True)))
 
 
 @functools.partial(jax.jit, static_argnames=("graph", "draws"))

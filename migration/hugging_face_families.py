@@ -40,7 +40,6 @@ RULES = (
     Rule(LAYER + "self_attn.v_proj.weight", OURS + "attention.value", 1),
     Rule(LAYER + "self_attn.v_proj.bias", OURS + "attention.value_bias"),
     Rule(LAYER + "self_attn.o_proj.weight", OURS + "attention.out", 2),
-    Rule(LAYER + "self_attn.o_proj.bias", OURS + "attention.out_bias"),
     Rule(LAYER + "self_attn.q_norm.weight", OURS + "attention.query_norm.scale"),
     Rule(LAYER + "self_attn.k_norm.weight", OURS + "attention.key_norm.scale"),
     Rule("model.norm.weight", "norm.scale"),
@@ -48,11 +47,8 @@ RULES = (
 )
 SWIGLU = (
     Rule(LAYER + "mlp.gate_proj.weight", OURS + "mlp.gate", 1),
-    Rule(LAYER + "mlp.gate_proj.bias", OURS + "mlp.gate_bias"),
     Rule(LAYER + "mlp.up_proj.weight", OURS + "mlp.up", 1),
-    Rule(LAYER + "mlp.up_proj.bias", OURS + "mlp.up_bias"),
     Rule(LAYER + "mlp.down_proj.weight", OURS + "mlp.down", 1),
-    Rule(LAYER + "mlp.down_proj.bias", OURS + "mlp.down_bias"),
 )
 EXPERTS = (
     Rule(LAYER + "block_sparse_moe.gate.weight", OURS + "mlp.router", 1),

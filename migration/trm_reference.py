@@ -8,7 +8,6 @@ torch.compile and the loss head. `RULES` and `BLOCK_RULES` are the complete mapp
 
 import math
 import pathlib
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -106,7 +105,7 @@ def from_reference(tensors: dict[str, np.ndarray], like: dict, source: str = "th
     """
     shapes = {name: tuple(leaf.shape) for name, leaf in _leaves(like).items()}
     given = _without_prefix(tensors, source)
-    rules = list(_rules(shapes))
+    rules = _rules(shapes)
     check_names(given, {rule.theirs for rule in rules}, source, "use the configuration that they were trained with")
     flat = {}
     for rule in rules:
@@ -124,8 +123,8 @@ def from_reference(tensors: dict[str, np.ndarray], like: dict, source: str = "th
     return jax.tree_util.tree_map_with_path(lambda path, _: flat[_name(path)], like)
 
 
-def _rules(ours: dict) -> Iterator[Rule]:
-    """Yield the rules for the existing leaves; rules of blocks have the block's number.
+def _rules(ours: dict) -> list[Rule]:
+    """Return the rules for the existing leaves; rules of blocks have the block's number.
 
     Raises:
       WeightsError: a leaf has no rule.
@@ -139,7 +138,7 @@ def _rules(ours: dict) -> Iterator[Rule]:
     rules = [rule for rule in (*RULES, *of_blocks) if rule.ours[0] in ours]
     if unknown := ours.keys() - {name for rule in rules for name in rule.ours}:
         raise WeightsError(f"{min(unknown)} has no name in the reference; only models of the reference can be exported")
-    yield from rules
+    return rules
 
 
 def _without_prefix(tensors: dict, source: str) -> dict:

@@ -16,12 +16,12 @@ from objectives import breadth
 from objectives.breadth import Breadth
 from objectives.recursive import IGNORED, Recursive
 from puzzles import choosing
+from puzzles.choosing import EMPTY
 from puzzles.puzzle_file import BOXES, Puzzle, board_text
 from puzzles.voting import sigmoid
 from reporting.display import counted, listed
 
 BLANK = 0  # row of the puzzle table for puzzles without their own embedding
-EMPTY = 1  # token of a Sudoku
 LISTED_CELLS = 12  # changed cells of a step that are listed, at most
 
 

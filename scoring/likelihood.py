@@ -24,7 +24,7 @@ from configs.base import BATCH_AXES
 from configs.errors import ConfigError
 from input_pipeline.tokenization import AnyTokenizer
 from layers.attention.attention import soft_cap
-from layers.cross_entropy import chunks
+from layers.cross_entropy import chunks, merged
 from layers.products import einsum_f32
 from parallelism import axis_rules
 from parallelism.placement import local_rows, place
@@ -181,5 +181,4 @@ def _token_likelihoods(graph: nnx.GraphDef, params: dict, batch: dict) -> tuple[
 
     num_chunks = x_BCD.shape[1] // SHORTEST
     _, parts = jax.lax.scan(of_chunk, None, chunks(num_chunks, x_BCD, batch["targets"]))
-    joined = [jnp.moveaxis(part, 0, 2).reshape(batch["targets"].shape) for part in parts]
-    return tuple(jax.lax.with_sharding_constraint(array, PartitionSpec()) for array in joined)
+    return tuple(jax.lax.with_sharding_constraint(merged(part), PartitionSpec()) for part in parts)

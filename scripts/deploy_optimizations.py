@@ -210,7 +210,7 @@ def main() -> None:
         "device_kind": jax.devices()[0].device_kind,
         **measured,
         LAUNCH: {key: plain[key] for key in (*COSTS, "tokens_per_second")},
-        "rehearsed": or_reason(rehearse) if first else None,
+        "rehearsed": rehearsal_or_reason() if first else None,
         "config": flat(config),
     }
     write(report)
@@ -245,10 +245,10 @@ def summary(report: dict) -> list[str]:
     return lines
 
 
-def or_reason(rehearsal) -> dict:
+def rehearsal_or_reason() -> dict:
     """Return the rehearsal, or why there is none: the measured figures do not depend on it."""
     try:
-        return rehearsal([])
+        return rehearse([])
     except ConfigError as error:
         return {"error": str(error)}
 

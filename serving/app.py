@@ -20,7 +20,7 @@ from serving.metrics import Metrics
 from serving.page import page
 
 OPEN_PATHS = ("/", "/health")  # need no key: the page asks for it
-LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]", "::1")
+LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 class Service(Protocol):

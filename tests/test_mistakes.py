@@ -165,7 +165,7 @@ MISTAKES = [
     ("make -n train TOPOLGY=v4-8", {}, "TOPOLGY is no variable; they are ACCELERATOR ARGS CONFIG "),
     ("make -n train steps=5", {}, 'steps is no variable; they are ACCELERATOR ARGS CONFIG EXTRAS'),
     ("make -n setup ACCELERATOR=tpus", {}, "ACCELERATOR=tpus is unknown: it is cpu, gpu or tpu"),
-    ("make -n setup EXTRAS=torch", {}, "EXTRAS=torch is unknown: it is bench, causality, huggingface, in"),
+    ("make -n setup EXTRAS=torch", {}, "EXTRAS=torch is unknown; there are bench causality huggingface in"),
     # data
     (f"{TRAIN} --config.data.path=HERE/none", {}, "data path 'HERE/none': no such file or folder (current folder: "),
     (f"{TRAIN} --config.data.source=jsonl", {}, "data.path is empty; name a file, a folder, or a glob such as "),

@@ -16,7 +16,8 @@ def cosine(config, num_steps: int) -> optax.Schedule:
 
 def cosine_from_one(config, num_steps: int) -> optax.Schedule:
     """Return `cosine` shifted by one step: the first update has 1 / warmup_steps of the peak, not 0."""
-    return lambda step: cosine(config, num_steps)(step + 1)
+    schedule = cosine(config, num_steps)
+    return lambda step: schedule(step + 1)
 
 
 def linear(config, num_steps: int) -> optax.Schedule:
