@@ -101,10 +101,6 @@ def searched() -> dict:
         seconds, text = rehearse(cache, *arguments)
         found = json.loads((pathlib.Path(cache) / "r.json").read_text())
     print(text)
-    errors = [
-        sizing.predict(load(RECIPE, TOPOLOGY, row["keys"]).config).total / 2**30 / row["gib"] - 1
-        for row in record["layouts"]
-    ]
     config, own = load(RECIPE, TOPOLOGY).config.train, json.loads(RECIPES_OWN.read_text())["figures"]
     recipe = config.global_batch * config.sequence_length / own["step_seconds"]
     known = [row["tokens_per_second"] for row in record["layouts"] if row["fits"]]
@@ -114,7 +110,6 @@ def searched() -> dict:
         "search_minutes": round(seconds / 60, 1),
         "search_compilations": len(found["tried"]),
         "exhaustive_compilations": len(record["layouts"]),
-        "exhaustive_largest_memory_error": round(max(map(abs, errors)), 3),
         "exhaustive_is_current": is_current,
         "slower_than_the_best": round(max([recipe, *(known if is_current else [])]) / found_best - 1, 4),
     }

@@ -5,10 +5,12 @@ import dataclasses
 import functools
 import hashlib
 import logging
+import os
 import pathlib
 from collections.abc import Callable
 
 from cluster import compiled_programs
+from cluster.hub import RunError
 from configs.errors import ConfigError
 from files.atomic import write_atomically
 
@@ -31,12 +33,16 @@ class Bucket:
     folder: pathlib.Path
 
     def fetch(self, *, keep_newer: bool = False) -> None:
-        """Copy the run's small files from the bucket, as another host left them; ConfigError if it cannot be read.
+        """Copy the run's small files from the bucket, as another host left them.
 
         A file that grows stays as it is if it only has more than the bucket: its last lines were not sent.
 
         Args:
           keep_newer: whether files that were written here after those of the bucket stay; the run may go on here.
+
+        Raises:
+          ConfigError: the bucket does not exist, or cannot be read.
+          RunError: it does not answer, which may pass.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         store = path_of(self.url)
@@ -55,9 +61,13 @@ class Bucket:
                 )
                 if not is_newer:
                     here.parent.mkdir(exist_ok=True)
+                    written = there.stat().mtime
                     write_atomically(here, there.read_bytes())
-        except (OSError, *failures_of_buckets()) as error:
+                    os.utime(here, (written, written))  # only what is written here has a time of this host's clock
+        except OSError as error:
             raise ConfigError(f"--workdir={self.url}: {error}") from None
+        except failures_of_buckets() as error:  # which may pass
+            raise RunError(f"--workdir={self.url}: {error}") from None
 
     def fetch_compiled(self) -> None:
         """Copy the run's compiled programs that are missing here; only process 0 of a run writes jax's cache."""
@@ -67,8 +77,10 @@ class Bucket:
             for path in missing:
                 here.mkdir(parents=True, exist_ok=True)
                 write_atomically(here / path.name, path.read_bytes())
-        except (OSError, *failures_of_buckets()) as error:
+        except OSError as error:
             raise ConfigError(f"--workdir={self.url}: {error}") from None
+        except failures_of_buckets() as error:
+            raise RunError(f"--workdir={self.url}: {error}") from None
 
     def send(self, log: pathlib.Path, *, first: bool) -> None:
         """Copy a process's log to the bucket; if `first`, also the run's small files, which process 0 writes.
@@ -137,7 +149,8 @@ def copy_name(url: str) -> str:
     So what names a run after its folder and the one above does the same for a run in a bucket.
     """
     url = url.rstrip("/")
-    return "/".join([hashlib.sha256(url.encode()).hexdigest()[:12], *url.rpartition("://")[2].split("/")[-2:]])
+    last = [part if part.strip(".") else "_" for part in url.rpartition("://")[2].split("/")[-2:]]
+    return "/".join([hashlib.sha256(url.encode()).hexdigest()[:12], *last])
 
 
 def failures_of_buckets() -> tuple:

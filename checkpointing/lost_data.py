@@ -42,4 +42,4 @@ class LostData:
         """Return the exception that ends the run after a step at which all stop; the state is already saved."""
         if not self.gather_reason():
             return Interrupted(step)
-        return DataGone(f"{self.reason}; " + (f"saved at step {step}" if step else "nothing was trained"))
+        return DataGone(f"{self.reason}; " + (f"saved at step {step}" if step else "nothing was saved"))

@@ -30,7 +30,7 @@ grpo.reward = Key(
 )
 grpo.group_size = Key(16, "answers to each prompt; divides train.global_batch", least=2, most=100_000)
 grpo.updates = Key(1, "steps that train on the same answers", above=0, most=1000)
-grpo.temperature = Key(1.0, "temperature at which answers are drawn", above=0, most=1000)
+grpo.temperature = Key(1.0, "temperature at which answers are drawn", least=0.01, most=1000)
 grpo.advantage = Key(
     "deviation", "reward minus the mean of the group, divided by its deviation or not (mean)",
     choices=("deviation", "mean"),

@@ -25,10 +25,11 @@ ONCE = "can be read only once; give a list or a data loader"
 def as_ours(batch: Mapping) -> dict[str, np.ndarray]:
     """Return the arrays of NAMES, int32 [B, T]; ConfigError if the batch has neither form."""
     arrays = {name: np.asarray(array) for name, array in batch.items()}
+    if wrong := [name for name in ("input_ids", "tokens") if name in arrays and arrays[name].ndim != 2]:
+        shape = list(arrays[wrong[0]].shape)
+        raise ConfigError(f"a batch has {wrong[0]} of shape {shape}; it needs [rows, length]")
     if "input_ids" in arrays:
         tokens = arrays["input_ids"]
-        if tokens.ndim != 2:
-            raise ConfigError(f"a batch has input_ids of shape {list(tokens.shape)}; it needs [rows, length]")
         mask = arrays.get("attention_mask", np.ones_like(tokens))
         labels = np.where(mask > 0, np.maximum(arrays.get("labels", tokens), -1), -1)  # -1 has no loss
         targets = np.pad(labels[:, 1:], ((0, 0), (0, 1)), constant_values=-1)

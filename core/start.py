@@ -127,8 +127,8 @@ def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tup
         train.steps = start + math.floor(ramp.num_steps(config, left, start, increases))
         if not train.steps:
             raise ConfigError(
-                f"train.epochs={train.epochs:g} of {pass_examples:,} rows is less than one step of "
-                f"train.global_batch={train.global_batch}; train longer, or with a smaller batch"
+                f"train.epochs={train.epochs:g} of {pass_examples:,} rows is less than one step; train longer, or with "
+                "a smaller batch"
             )
     if evaluation.every_epochs:
         train.eval_every = max(1, math.floor(evaluation.every_epochs * pass_examples / train.global_batch))

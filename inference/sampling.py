@@ -115,9 +115,6 @@ def _fitting(run, longest: int, max_tokens: int | None) -> int:
     limit = run.config.model.max_length
     if longest + (max_tokens or 1) > limit:
         more = f"--max_tokens={max_tokens}" if max_tokens else "one more"
-        room = limit - min(max_tokens or 1, limit - 1)
-        raise ConfigError(
-            f"a prompt of {longest} tokens and {more} exceed model.max_length={limit}; "
-            + (f"use --max_tokens={limit - longest}" if limit > longest else f"shorten it to {room} tokens")
-        )
+        instead = f"use --max_tokens={limit - longest}" if limit > longest else "shorten it: an answer has no room"
+        raise ConfigError(f"a prompt of {longest} tokens and {more} exceed model.max_length={limit}; {instead}")
     return max_tokens or min(USUAL_TOKENS, limit - longest)

@@ -10,6 +10,7 @@ Face's, "our" means Torus's.
 import contextlib
 import functools
 import json
+import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -168,11 +169,11 @@ def new_folder(target: pathlib.Path, flag: str) -> Iterator[pathlib.Path]:
     """Yield a folder that is renamed to the target after the block, and removed if the block fails.
 
     Raises:
-      ConfigError: the target exists and is not empty, or it cannot be made or renamed.
+      ConfigError: the target exists and is not empty, or it cannot be made.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"--{flag}={target} exists already; name another folder, or remove it")
-    place = target.resolve()  # what a link names
+    place = pathlib.Path(os.path.realpath(target))  # what a link names
     if place.is_mount():
         raise ConfigError(f"--{flag}={target} is where a disk is mounted; name a folder in it")
     part = place.with_name(f".{place.name}.unfinished")

@@ -119,7 +119,7 @@ UNTIED = {"tie_word_embeddings": False, "rope_theta": 10_000.0}
 OF_QWEN = UNTIED | {"use_sliding_window": False, "max_window_layers": 28}
 OF_GEMMA = {
     "tie_word_embeddings": True, "rope_theta": 10_000.0, "head_dim": 256, "query_pre_attn_scalar": 256,
-    "sliding_window_pattern": 2,
+    "sliding_window": 4096, "sliding_window_pattern": 2,
 }  # fmt: skip
 FAMILIES = {  # by model_type
     "llama": Family(
@@ -133,9 +133,7 @@ FAMILIES = {  # by model_type
     "gemma2": Family(
         "Gemma2ForCausalLM", model=GEMMA, keys=CAPS, rules=NORMS_AROUND + SWIGLU, activation="hidden_activation",
         required=NO_BIASES | {"use_bidirectional_attention": False},
-        defaults=OF_GEMMA | {
-            "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 4096,
-        },
+        defaults=OF_GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     ),
     "gemma3_text": Family(
         "Gemma3ForCausalLM", model=GEMMA | {"qk_norm": True}, rules=NORMS_AROUND + SWIGLU,

@@ -44,7 +44,8 @@ def folder_of(name: str) -> pathlib.Path:
     except json.JSONDecodeError:
         why = "the answer is not the hub's; does a proxy ask for a login? Try again, or name a folder"
     except httpx2.TransportError as error:
-        why = f"{' '.join(str(error).split())}; run the command again, which resumes the download"
+        said = " ".join(str(error).split()) or type(error).__name__
+        why = f"the download failed ({said}); run the command again, which resumes it"
     except (errors.HfHubHTTPError, OSError) as error:
         why = " ".join(str(error).split())
     raise ConfigError(f"--hf={name}: there is no such folder; {why}")

@@ -29,10 +29,14 @@ class _Index(Object):
 
 LACKING = {  # values of keys that a config.json may lack, by model_type
     "gemma2": {
-        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 256, "head_dim": 256,
         "sliding_window": 4096, "sliding_window_pattern": 2,
     },
-    "gemma3_text": {"query_pre_attn_scalar": 256, "sliding_window_pattern": 6},
+    "gemma3_text": {
+        "query_pre_attn_scalar": 256, "head_dim": 256, "sliding_window": 4096, "sliding_window_pattern": 6,
+    },
+    "qwen2": {"max_window_layers": 28},
+    "qwen3": {"head_dim": 128, "max_window_layers": 28},
 }  # fmt: skip
 
 

@@ -140,11 +140,14 @@ def _train(
 
 
 def _with_one_word(words: list[str]) -> list[str]:
-    """Return words in which each --workdir is one word with its folder."""
-    if "--workdir" not in words[:-1]:
-        return words
-    at = words.index("--workdir")
-    return [*words[:at], f"--workdir={words[at + 1]}", *_with_one_word(words[at + 2 :])]
+    """Return words in which each flag and its value are one word; train.py takes no word that belongs to no flag."""
+    joined = []
+    for word in words:
+        if joined and joined[-1].startswith("--") and "=" not in joined[-1] and not word.startswith("--"):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _record(

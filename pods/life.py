@@ -184,10 +184,14 @@ def _summary(settings: Settings, pod: dict) -> str:
 
 
 def local_folder(settings: Settings, path: str) -> str:
-    """Return the path of a local folder; create it unless this is a dry run or the path is ""; else status 2."""
+    """Return the path of a local folder; create it unless this is a dry run or the path is "".
+
+    It is a usage error if the folder cannot be created, or nothing can be written into it.
+    """
     if path and not settings.dry_run:
         try:
             pathlib.Path(path).mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=path).close()
         except OSError as error:
             raise usage_error(f"{path}: {error.strerror}; name a folder that can be written") from None
     return path

@@ -39,7 +39,7 @@ class Profile(Callback):
 
     def __init__(self, window: Window | None = None):
         """`window`: of --profile, if any."""
-        self.window, self._folder, self._shape, self._can_trace = window, None, None, True
+        self.window, self._trace, self._shape = window, None, None
 
     def on_start(self, job, record):
         """Say that a window cannot be traced, if the run resumes after its start or ends before it."""
@@ -47,7 +47,7 @@ class Profile(Callback):
         if self.window and self.window.start > self._num_steps:
             self._ends_before(job, self.window)
             self.window = None
-        if self.window and record and record["step"] >= self.window.start and not self._folder:
+        if self.window and record and record["step"] >= self.window.start and not self._trace:
             job.log.event(
                 f"step {record['step']}: the steps {self.window.start} to {self.window.stop} are not traced, as the "
                 "run resumes after the first of them", "no_profile",
@@ -60,7 +60,7 @@ class Profile(Callback):
         def traced(state, batch):
             if self.window is None or job.clock.step < self.window.start:
                 return train_step(state, batch)
-            if self._folder is None:
+            if self._trace is None:
                 self._begin(job, batch)
             with jax.profiler.StepTraceAnnotation("train", step_num=job.clock.step):
                 return train_step(state, batch)
@@ -69,17 +69,17 @@ class Profile(Callback):
 
     def on_step(self, job, state, step):
         """End the trace after the last step of the window; look for a request at each step that is logged."""
-        if self._folder and step >= min(self.window.stop, self._num_steps):
+        if self._trace and step >= min(self.window.stop, self._num_steps):
             self._end(job, step)
-        elif self.window is None and self._can_trace and every(step, self._log_every):
+        elif self.window is None and every(step, self._log_every):
             self.window = self._requested(job, step)
 
     def on_end(self, job, *, has_failed):
         """End a trace that the end of the run cuts off, without a summary."""
-        if self._folder:
-            with self._folder, contextlib.suppress(jax.errors.JaxRuntimeError):  # no room for the trace
-                jax.profiler.stop_trace()
-            self._folder = None
+        if self._trace:
+            with self._trace:
+                self._trace.stop()
+            self._trace = None
 
     def _requested(self, job, step: int) -> Window | None:
         """Return the window that process 0 was asked for, in all processes."""
@@ -102,12 +102,9 @@ class Profile(Callback):
 
     def _begin(self, job, batch) -> None:
         job.log.flush()  # the step before is no part of the trace
-        self._folder = tempfile.TemporaryDirectory(prefix="trace-")
         self._shape = shape_of(batch, job.compiled_steps.cycles)
         self._before, self._between, self._joules = job.clock.read(), _between_steps(job), _joules()
-        options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # its events would be most of the file
-        jax.profiler.start_trace(self._folder.name, profiler_options=options)
+        self._trace = Trace()
 
     def _end(self, job, step: int) -> None:
         """Stop the trace, keep its file, and summarise it."""
@@ -115,19 +112,16 @@ class Profile(Callback):
         phases = {phase: seconds - self._before[phase] for phase, seconds in job.clock.read().items()}
         before, after = self._joules, _joules()
         joules = None if None in (before, after) else after - before
-        folder, start = self._folder, self.window.start
-        self._folder = self.window = None
-        with job.clock.within("profile"), folder:
-            try:
-                jax.profiler.stop_trace()
-            except jax.errors.JaxRuntimeError as error:  # jax cannot trace again in this process
-                figures = {"failed": f"{folder.name}: {str(error).partition(chr(10))[0]}"}
+        trace, start = self._trace, self.window.start
+        self._trace = self.window = None
+        with job.clock.within("profile"), trace:
+            if file := trace.stop():
+                file = kept(file, job.workdir, Window(start, step))
+                figures = self._figures(job, file, step - start + 1, phases) | {"joules": joules}
             else:
-                trace = kept(pathlib.Path(folder.name), job.workdir, Window(start, step))
-                figures = self._figures(job, trace, step - start + 1, phases) | {"joules": joules}
+                figures = {"failed": f"{processes.name(processes.index())}: {trace.failure}"}
         everyone = processes.gather("profile", figures)
         if failed := [one["failed"] for one in everyone if "failed" in one]:
-            self._can_trace = False
             job.log.event(f"the steps {start} to {step} have no profile: {failed[0]}", "no_profile")
         elif processes.index() == 0:
             self._report(job, everyone, start, step)
@@ -165,9 +159,51 @@ class Profile(Callback):
         }  # fmt: skip
 
 
-def kept(folder: pathlib.Path, workdir: pathlib.Path, window: Window) -> pathlib.Path:
+class Trace:
+    """A trace by jax.profiler, in a temporary folder that is removed after a `with` block.
+
+    Attributes:
+      unwritten: of the process: why its last trace could not be written. jax keeps that one open, and begins no other.
+      failure: why there is no trace; "" if there is one.
+    """
+
+    unwritten = ""
+
+    def __init__(self):
+        self.failure, self._folder = Trace.unwritten, None
+        if self.failure:
+            return
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix="trace-")
+        except OSError as error:
+            self.failure = f"{tempfile.gettempdir()}: {error.strerror}"
+            return
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # its events would be most of the file
+        jax.profiler.start_trace(self._folder.name, profiler_options=options)
+
+    def stop(self) -> pathlib.Path | None:
+        """End the trace; return its file, None if there is none."""
+        if self.failure:
+            return None
+        try:
+            jax.profiler.stop_trace()
+        except jax.errors.JaxRuntimeError as error:
+            self.failure = Trace.unwritten = f"{self._folder.name}: {str(error).splitlines()[0]}"
+            return None
+        (file,) = pathlib.Path(self._folder.name).glob("plugins/profile/*/*.xplane.pb")
+        return file
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused):
+        if self._folder:
+            self._folder.cleanup()
+
+
+def kept(trace: pathlib.Path, workdir: pathlib.Path, window: Window) -> pathlib.Path:
     """Copy the trace of this process to the run's folder; return the copy, or the trace where the disk is full."""
-    (trace,) = folder.glob("plugins/profile/*/*.xplane.pb")
     session = workdir / "tensorboard" / "plugins" / "profile" / f"steps-{window.start}-{window.stop}"
     try:
         session.mkdir(parents=True, exist_ok=True)

@@ -118,7 +118,7 @@ class Sampler:
 
 def check_probabilities(rewards: Iterable[float]) -> None:
     """Raise ConfigError unless all rewards are from 0 to 1."""
-    if wrong := [one for one in rewards if not 0 <= one <= 1]:
+    if wrong := [one for one in rewards if not 0 <= np.float32(one) <= 1]:
         raise ConfigError(f"train.objective=value_head predicts rewards from 0 to 1; grpo.reward gave {wrong[0]:g}")
 
 

@@ -12,6 +12,7 @@ and not in a collective of the devices, which would time out. The hub ends all p
 import dataclasses
 import itertools
 import signal
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from inference.batching import Batch, Continuation, Request
 from inference.choice import Sampling
 
 TOPIC = "serving"
-MOST_CHANGES = 16  # in a message, whose length is limited: prompts may have a million characters
+MOST_TOKENS = 1 << 20  # of the prompts in a message, whose length is limited
 
 
 STEP: dict = {}  # the change after which the batch steps
@@ -52,8 +53,8 @@ class LeadingBatch(Batch):
     def step(self) -> list[Continuation]:
         """Step in all processes."""
         changes, self._changes = [*self._changes, STEP], []
-        for start in range(0, len(changes), MOST_CHANGES):
-            processes.shared(TOPIC, lambda: changes[start : start + MOST_CHANGES])  # noqa: B023, called at once
+        for part in messages_of(changes):
+            processes.shared(TOPIC, lambda: part)  # noqa: B023, called at once
         changed = super().step()
         for one in changed:
             if one.reason:
@@ -85,6 +86,19 @@ def follow(batch: Batch) -> None:
 def end_following() -> None:
     """End `follow` in the other processes, if there are any."""
     processes.shared(TOPIC, lambda: None)
+
+
+def messages_of(changes: Sequence[dict]) -> Iterator[list[dict]]:
+    """Yield the changes in order, as many together as have MOST_TOKENS, or one."""
+    message, room = [], MOST_TOKENS
+    for change in changes:
+        size = len(change["add"]["prompt"]) if "add" in change else 0
+        if message and size > room:
+            yield message
+            message, room = [], MOST_TOKENS
+        message.append(change)
+        room -= size
+    yield message
 
 
 def as_json(request: Request) -> dict:

@@ -39,18 +39,30 @@ def _few(given: Any) -> Any:
 Few = pydantic.BeforeValidator(_few)
 
 
-class StreamOptions(pydantic.BaseModel):
+class Parameters(pydantic.BaseModel):
+    """An object whose keys are all known."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _one_unknown(cls, given: Any) -> Any:
+        """Keep only the first unknown key, since each is an error."""
+        if not isinstance(given, dict):
+            return given
+        unknown = next((name for name in given if name not in cls.model_fields), None)
+        return {name: value for name, value in given.items() if name in cls.model_fields or name == unknown}
+
+
+class StreamOptions(Parameters):
     """What a stream has in addition to the answer."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
     include_usage: bool = False
     include_obfuscation: Literal[False] | None = None
 
 
-class Decoding(pydantic.BaseModel):
+class Decoding(Parameters):
     """The parameters that completions and chats have in common."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     model: str | None = None
     max_tokens: Positive | None = None
@@ -79,8 +91,7 @@ class Decoding(pydantic.BaseModel):
                 raise PydanticCustomError(
                     NOT_SUPPORTED, "{name} is not supported by this server; leave it out", {"name": name}
                 )
-        unknown = next((name for name in given.keys() - WITHOUT_EFFECT.keys() if name not in cls.model_fields), None)
-        return {name: value for name, value in given.items() if name in cls.model_fields or name == unknown}
+        return {name: value for name, value in given.items() if name not in WITHOUT_EFFECT}
 
     @property
     def stops(self) -> list[str]:
@@ -124,7 +135,7 @@ class Message(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(strict=True)
     role: Literal["system", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
 
     def plain(self) -> dict[str, str]:
         """Return the message as chat templates have it."""
@@ -135,16 +146,15 @@ class Message(pydantic.BaseModel):
 class ChatRequest(Decoding):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=NUM_TOP)] | None = None
 
 
-class PuzzleRequest(pydantic.BaseModel):
+class PuzzleRequest(Parameters):
     """POST /v1/puzzles."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
     model: str | None = None
     puzzle: Annotated[str, Field(max_length=100_000)]
     supervision_steps: Annotated[int, Field(ge=1, le=10_000)] | None = None

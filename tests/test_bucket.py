@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import threading
+import time
 import types
 
 import pytest
@@ -14,8 +15,8 @@ from google.auth.exceptions import TransportError
 import train
 from checkpointing.bucket import Bucket, open_bucket
 from checkpointing.shared_folder import SharedFolder
+from cluster.hub import RunError
 from cluster.interruption import Interrupted
-from configs.errors import ConfigError
 from core.callbacks import Callback
 from tests.bucket_server import empty_bucket
 from tests.test_train import RISING, arguments, command, finish, in_process, own_batches
@@ -134,26 +135,30 @@ def test_a_reader_keeps_what_the_run_has_written_here_since_it_sent_it(tmp_path)
     (place / "profile.json").write_text("sent")
     bucket = Bucket(f"{tmp_path}/bucket/run", tmp_path / "here")
     bucket.fetch()
+    (place / "profile.json").write_text("another host's")
+    os.utime(place / "profile.json", (time.time() + 2,) * 2)
+    bucket.fetch(keep_newer=True)
+    assert (bucket.folder / "profile.json").read_text() == "another host's", "what was only fetched is not newer"
     os.utime(place / "profile.json", (1, 1))
     (bucket.folder / "profile.json").write_text("newer")
     bucket.fetch(keep_newer=True)
     assert (bucket.folder / "profile.json").read_text() == "newer"
-    os.utime(bucket.folder / "profile.json", (0, 0))
-    bucket.fetch(keep_newer=True)
-    assert (bucket.folder / "profile.json").read_text() == "sent", "another host has gone on"
+    bucket.fetch()
+    assert (bucket.folder / "profile.json").read_text() == "another host's", "a run that goes on takes the bucket's"
 
 
 def test_the_local_copy_of_a_run_has_the_name_of_the_run_and_of_the_folder_above():
     copy = open_bucket("gs://b/runs/group/mine/", pathlib.Path("cache")).folder
+    assert open_bucket("gs://b/../..", pathlib.Path("cache")).folder.parts[-2:] == ("_", "_")
     assert copy.parts[-2:] == ("group", "mine") and copy != open_bucket("gs://c/runs/group/mine", copy).folder
 
 
-def test_credentials_that_cannot_be_refreshed_are_one_line(monkeypatch, tmp_path):
+def test_credentials_that_cannot_be_refreshed_are_one_line_and_may_be_tried_again(monkeypatch, tmp_path):
     def refused():
         raise TransportError("the token server does not answer")
 
     monkeypatch.setattr("checkpointing.bucket.path_of", lambda name: types.SimpleNamespace(exists=refused))
-    with pytest.raises(ConfigError, match="--workdir=gs://b/run: the token server does not answer"):
+    with pytest.raises(RunError, match="--workdir=gs://b/run: the token server does not answer"):
         Bucket("gs://b/run", tmp_path).fetch()
 
 

@@ -129,5 +129,5 @@ def test_a_continuation_takes_the_room_that_there_is():
     assert [sampling._fitting(run, *of) for of in ((10, None), (90, None), (90, 3))] == [64, 10, 3]
     with pytest.raises(ConfigError, match=r"--max_tokens=20 exceed model\.max_length=100; use --max_tokens=10"):
         sampling._fitting(run, 90, 20)
-    with pytest.raises(ConfigError, match=r"a prompt of 100 tokens .* shorten it to 99 tokens"):
+    with pytest.raises(ConfigError, match=r"a prompt of 100 tokens .* shorten it: an answer has no room"):
         sampling._fitting(run, 100, None)

@@ -65,10 +65,10 @@ def test_ten_requests_in_three_rows_have_the_tokens_and_probabilities_of_each_al
 
 
 @pytest.mark.parametrize(("spare", "separated"), [(0, True), (1, False)])
-def test_a_gpu_gets_a_copy_of_the_weights_if_it_takes_a_quarter_of_the_memory_at_most(monkeypatch, spare, separated):
+def test_a_gpu_gets_a_copy_of_the_weights_if_it_takes_half_of_the_free_memory_at_most(monkeypatch, spare, separated):
     on_device = dataclasses.replace(engine(), params=jax.device_put(engine().params))
-    capacity = 4 * sum(leaf.nbytes for leaf in jax.tree.leaves(on_device.params)) - spare
-    device = types.SimpleNamespace(memory_stats=lambda: {"bytes_limit": capacity})
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(on_device.params))
+    device = types.SimpleNamespace(memory_stats=lambda: {"bytes_limit": 5 * size - spare, "bytes_in_use": 3 * size})
     monkeypatch.setattr(batching, "platform", lambda: "gpu")
     monkeypatch.setattr(jax, "local_devices", lambda: [device])
     layers = batch_of(1, on_device).engine.params["stack"]["blocks"]["mlp"]["down"]

@@ -13,7 +13,8 @@ import pytest
 import safetensors.numpy
 
 from configs.errors import ConfigError
-from migration import hugging_face, logits, safetensors_files
+from migration import hugging_face, hugging_face_reader, logits, safetensors_files
+from migration import hugging_face_families as families
 from migration.safetensors_files import WeightsError
 from settings import loading
 from tests.migration import hugging_face_cases as cases
@@ -77,6 +78,33 @@ def test_a_configuration_that_ours_have_not_is_named(tmp_path, changes, message)
     assert message in str(caught.value) and "\n" not in str(caught.value) and str(file) in str(caught.value)
     assert time.monotonic() - began < 5
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+def test_both_readers_know_what_a_config_json_may_lack():
+    """transformers has these values; null is none of them."""
+    for kind, lacking in hugging_face_reader.LACKING.items():
+        defaults = families.FAMILIES[kind].defaults
+        assert {key: defaults.get(key) for key in lacking} == lacking
+    given = json.loads((FOLDER / "gemma2" / "config.json").read_text())
+    for key in ("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"):
+        del given[key]
+    model = families.model_section(given)
+    assert (model["attention_soft_cap"], model["logit_soft_cap"], model["query_scalar"]) == (50, 30, 256)
+    assert families.model_section(given | {"final_logit_softcapping": None})["logit_soft_cap"] == 0
+
+
+def test_a_new_folder_may_be_a_link_to_an_empty_one(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    with hugging_face.new_folder(tmp_path / "link", "hf") as part:
+        (part / "file").touch()
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["file"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "link"]
+
+
+def test_learned_step_sizes_are_no_part_of_an_exported_model():
+    config = loading.load("configs/meta_text.py", "", {"meta.learn_rates": "true"}).config
+    assert "inner_rates" not in logits.float32_run(config).abstract_state.params
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b'{"a":' * 100_000, b"[]", b"3", b"", b"\xff\xfe{}"])

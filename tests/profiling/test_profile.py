@@ -4,7 +4,6 @@
 import contextlib
 import importlib
 import json
-import pathlib
 import sys
 import tempfile
 import types
@@ -18,7 +17,7 @@ from configs import base
 from configs.errors import ConfigError
 from profiling import energy, report, windows
 from profiling.program import Kind
-from profiling.recording import Profile
+from profiling.recording import Profile, Trace
 from profiling.summary import Peaks, summarise
 from profiling.trace import Device, Op, read
 from profiling.windows import Window
@@ -230,10 +229,10 @@ def test_a_window_after_the_last_step_is_said_to_be_lost():
     assert said == [("no_profile", "the steps 20 to 30 are not traced, as the run ends at step 12")]
 
 
-def test_a_callback_whose_trace_was_cut_off_can_end_another_run(tmp_path):
+def test_a_callback_whose_trace_was_cut_off_can_end_another_run(monkeypatch, tmp_path):
     callback = Profile(Window(3, 5))
-    callback._folder = tempfile.TemporaryDirectory(dir=tmp_path)
-    jax.profiler.start_trace(callback._folder.name)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    callback._trace = Trace()
     callback.on_end(None, has_failed=True)
     callback.on_end(None, has_failed=False)  # no trace runs any more: to stop one would be an error
     assert not list(tmp_path.iterdir())
@@ -246,20 +245,22 @@ def test_a_trace_without_room_ends_no_run_and_is_the_last_one(monkeypatch, tmp_p
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: No space left on device\nand more")
 
     said, callback = [], Profile(Window(3, 5))
-    monkeypatch.setattr(jax.profiler, "stop_trace", full)
-    callback._folder, callback._before, callback._joules = tempfile.TemporaryDirectory(dir=tmp_path), {}, None
-    name = callback._folder.name
     log = types.SimpleNamespace(event=lambda text, kind: said.append((kind, text)), log_every=1, flush=lambda: None)
     clock = types.SimpleNamespace(read=dict, within=lambda phase: contextlib.nullcontext())
-    config = base.get_config()
-    job = types.SimpleNamespace(log=log, config=config, workdir=tmp_path, clock=clock)
+    job = types.SimpleNamespace(log=log, config=base.get_config(), workdir=tmp_path, clock=clock)
     callback.on_start(job, None)
-    callback.on_step(job, None, 5)
-    why = f"{name}: RESOURCE_EXHAUSTED: No space left on device"
-    assert said == [("no_profile", f"the steps 3 to 5 have no profile: {why}")]
-    (tmp_path / windows.REQUEST).write_text("3")
-    callback.on_step(job, None, 6)
-    assert callback.window is None and not pathlib.Path(name).exists()
+    callback._before, callback._joules = {}, None
+    monkeypatch.setattr(Trace, "unwritten", "")
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder, profiler_options: None)
+    monkeypatch.setattr(jax.profiler, "stop_trace", full)
+    for window, why in ((Window(3, 5), "RESOURCE_EXHAUSTED: No space left on device"), (Window(7, 9), "RESOURCE")):
+        callback.window, callback._trace = window, Trace()
+        callback.on_step(job, None, window.stop)
+        [(kind, text)] = said
+        assert kind == "no_profile" and text.startswith(f"the steps {window.start} to {window.stop} have no profile: ")
+        assert why in text and "more" not in text and callback.window is callback._trace is None
+        said.clear()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("trace-")]
 
 
 def test_a_rehearsal_that_the_compiler_refused_does_not_end_the_profiled_run(tmp_path):

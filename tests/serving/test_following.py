@@ -61,3 +61,12 @@ def test_a_batch_that_follows_decodes_the_same(messages, monkeypatch):
         for name in ("tokens", "log_probs", "tops", "reason"):
             assert getattr(follower, name) == getattr(leader, name)
     assert batch._cached == leading._cached and batch.num_shared_tokens == leading.num_shared_tokens
+
+
+def test_changes_of_many_tokens_are_several_messages_in_order(monkeypatch):
+    """The hub refuses messages that are too long, and ends all processes."""
+    monkeypatch.setattr(following, "MOST_TOKENS", 10)
+    changes = [{"add": {"prompt": [0] * size}} for size in (4, 6, 20, 3)] + [{"cancel": 0}, following.STEP]
+    messages = list(following.messages_of(changes))
+    assert [change for message in messages for change in message] == changes
+    assert [len(message) for message in messages] == [2, 1, 3]

@@ -11,7 +11,7 @@ from training.step_transform import StepTransform
 
 DECAY = 0.97  # of the running mean and variance, as in ZClip
 FIRST_STEPS = 50  # good steps that do not enter the statistics: a steep fall of the loss would look like deviation
-LEARNING_STEPS = 100  # good steps before any value can be a spike
+LEARNING_STEPS = 100  # such steps before any value can be a spike
 
 
 def make(config, weights, schedule) -> "Guard":
@@ -38,8 +38,8 @@ class Guard(StepTransform):
     def init(self, params: dict) -> dict:
         """Return the initial memory.
 
-        `skipped` and `in_a_row`, int32, count skipped updates, and `seen` the good ones. `mean` and `variance`,
-        float32 [2], are those of the loss and of the logarithm of the gradient norm over good steps.
+        `skipped` and `in_a_row`, int32, count skipped updates, and `seen` the good ones with a gradient. `mean` and
+        `variance`, float32 [2], are those of the loss and of the logarithm of the gradient norm over the latter.
         """
         numbers = dict.fromkeys(("skipped", "in_a_row", "seen"), jnp.int32(0))
         return numbers | {"mean": jnp.zeros(2), "variance": jnp.zeros(2)}
