@@ -168,7 +168,7 @@ def find_search(name: str, overrides: dict[str, str]):
         from studies.search import searches
 
         found = searches.find(parsed.storage, name, str(unknown))
-    given = [f"--{flag}" for flag in ("base", "seeds") if parsed[flag].present]
+    given = [f"--{flag}" for flag in ("base", "seeds", "price", "budget", "grant_days") if parsed[flag].present]
     typed = [*given, *(f"--config.{key}" for key in overrides)]
     if typed:
         raise ConfigError(f"{typed[0]} is not read for the search {name}, which has its own keys; omit it")

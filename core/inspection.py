@@ -109,7 +109,7 @@ def document_losses(run: assembly.Run, params, corpus, section: dict, step: int,
     def alone(row: int, segment: int) -> dict:
         only = {name: np.zeros((run.eval_rows, batch[name].shape[1]), np.int32) for name in packing.KEYS}
         for name, rows in only.items():
-            rows[0] = batch[name][row] * (batch["segments"][row] == segment)
+            rows[0] = batch[name][row] * (batch["segments"][row] == segment if segment else 1)
         return only
 
     placed = place((alone(*of) for of in places), run.batch_sharding, run.eval_rows)

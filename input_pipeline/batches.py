@@ -120,9 +120,9 @@ def evaluation_batches(
 
 def check_enough(mixture: Mixture, sequence_length: int, global_batch: int) -> None:
     """Raise DataError if there are fewer tokens than a batch, or if a part has fewer than a sequence."""
-    for number, part in enumerate(mixture.parts, start=1):
-        if part.num_tokens < sequence_length:
-            which = f" in part {number} of data.mixture or data.stream" if len(mixture.parts) > 1 else ""
+    for number in mixture.used:
+        if (part := mixture.parts[number]).num_tokens < sequence_length:
+            which = f" in part {number + 1} of data.mixture or data.stream" if len(mixture.parts) > 1 else ""
             raise DataError(
                 f"train.sequence_length={sequence_length} is longer than the {part.num_tokens:,} tokens to train "
                 f"on{which}; use at most {part.num_tokens}, or more text"

@@ -41,7 +41,7 @@ class Excerpt(NamedTuple):
     """Tokens of a document that a row was trained on."""
 
     document: str  # its name in messages of the pipeline
-    segment: int  # its number in the row, from 1, as in the batch's `segments`
+    segment: int  # its number in the row, from 1, as in the batch's `segments`; 0: all of the row
     first: int  # index of its first token among the row's targets
     count: int  # the number of tokens
     offset: int  # index of its first token in the document, whose last token is its end of document

@@ -144,12 +144,17 @@ class Mixture:
         return tuple(self.parts[0].fills)
 
     @property
+    def used(self) -> list[int]:
+        """The numbers of the parts that are read, from 0; a part of weight 0 is not."""
+        return [number for number in range(len(self.parts)) if any(weights[number] for _, weights in self.history)]
+
+    @property
     def num_tokens(self) -> int:
-        return sum(part.num_tokens for part in self.parts)
+        return sum(self.parts[number].num_tokens for number in self.used)
 
     def num_examples(self, sequence_length: int) -> int:
-        """Return how many windows there are in all parts together."""
-        return sum(part.num_examples(sequence_length) for part in self.parts)
+        """Return how many windows there are in all parts that are read."""
+        return sum(self.parts[number].num_examples(sequence_length) for number in self.used)
 
     def read(self, taken: np.ndarray, sequence_length: int, seed: int) -> dict[str, np.ndarray]:
         """Return the content of the examples that the run takes as number `taken`, as a window source does.

@@ -19,7 +19,7 @@ class Piece(NamedTuple):
     """Consecutive tokens of one document among the targets of a window."""
 
     document: int  # its number in the stored stream
-    segment: int  # its number in the window, as `pack` counts
+    segment: int  # its number in the window, as `pack` counts; 0: it is the whole window, whatever is in it
     first: int  # index of the first token in the window
     count: int  # of tokens; an EOD is a document's last
     offset: int  # index of the first token in the document

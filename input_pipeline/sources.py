@@ -198,13 +198,12 @@ def glyphs(data, path: str, *, seed: int, **_) -> tuple[Glyphs, Glyphs]:
 
 def format_of(file: Path) -> type[RecordFile] | None:
     """Return the reader for the suffix of a file, compressed or not; None for text."""
-    suffix, inner = file.suffix.lower(), Path(file.stem).suffix.lower().partition("-")[0]
-    if suffix in formats.COMPRESSED and inner not in formats.BY_SUFFIX:
+    suffix = formats.suffix_of(file)
+    if file.suffix.lower() in formats.COMPRESSED and suffix not in formats.BY_SUFFIX:
         raise DataError(
             f"{file}: compressed text is not supported; decompress it, or convert it to {Path(file.stem).stem}.jsonl.gz"
         )
-    suffix = inner if suffix in formats.COMPRESSED else suffix
-    return formats.BY_SUFFIX.get(suffix.partition("-")[0])  # .tfrecord-00000-of-00010
+    return formats.BY_SUFFIX.get(suffix)
 
 
 def find_files(path: str) -> list[Path]:
@@ -220,7 +219,11 @@ def find_files(path: str) -> list[Path]:
     try:
         if place.is_file():
             return [place]
-        found = map(Path, glob.glob(_pattern(place), recursive=True))
+        folder, rest = _literal(place)
+        if "**" in rest:
+            list(_below(folder))  # raises for a folder that cannot be read; glob leaves it out
+        pattern = os.path.join(glob.escape(str(folder)), *rest)
+        found = set(map(Path, glob.glob(pattern, recursive=True)))  # a path may match several `**` in several ways
         matches = (path for path in found if path.is_file() or not path.exists())
         files = list(_below(place)) if place.is_dir() else sorted(matches)
     except OSError as error:
@@ -235,20 +238,21 @@ def find_files(path: str) -> list[Path]:
             "a name on the Hugging Face hub needs --config.data.source=huggingface"
         )
     if not files:
-        what = "contains no files, except hidden ones and those of linked folders"
-        what = what if place.is_dir() else "matches no files"
+        what = "matches no files"
+        if place.is_dir():
+            what = "contains no files, except hidden ones and those of linked folders"
         raise DataError(
             f"data path {path!r} {what} (current folder: {Path.cwd()}); name a file, or a folder or glob with files"
         )
     return files
 
 
-def _pattern(place: Path) -> str:
-    """Return a path as a glob pattern; leading folders that exist under exactly these names are literal."""
+def _literal(place: Path) -> tuple[Path, list[str]]:
+    """Return the leading folders of a path that exist under exactly these names, and the parts after them."""
     folder, rest = Path(place.anchor), list(place.parts[len(Path(place.anchor).parts) :])
     while rest and (folder / rest[0]).is_dir():
         folder /= rest.pop(0)
-    return os.path.join(glob.escape(str(folder)), *rest)
+    return folder, rest
 
 
 def _documents(data, files: list[Path], format_of: Callable[[Path], type[RecordFile] | None]) -> Iterator[Document]:

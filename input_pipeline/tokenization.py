@@ -233,9 +233,12 @@ class HuggingFaceTokenizer(Pieces):
         """Return the tokens that the file itself puts before a text, such as <s>; often there are none."""
         import tokenizers
 
-        raw = tokenizers.Tokenizer.from_buffer(self.files["tokenizer.json"])
-        ids, mark = raw.encode("a").ids, raw.encode("a", add_special_tokens=False).ids
-        return ids[: ids.index(mark[0])]
+        with self._library:
+            raw = tokenizers.Tokenizer.from_buffer(self.files["tokenizer.json"])
+            raw.no_padding()
+            raw.no_truncation()
+            ids, mark = raw.encode("a").ids, raw.encode("a", add_special_tokens=False).ids
+        return ids[: ids.index(mark[0])] if mark else []
 
     def _chat_template(self, file: Path, config: dict) -> str | None:
         """Return the chat template; a separate file of it is added to the tokenizer's files."""

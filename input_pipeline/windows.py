@@ -20,6 +20,7 @@ class Windows:
     Attributes:
         fills: {array that `read` returns: its value in rows of padding}, in order.
         batch_exceeds_pass: whether a batch may be larger than an epoch, and so contain a window twice.
+        segment: of a window's one piece; 0 if a window has several documents, made together, that are one piece.
         num_documents, num_tokens, num_bytes (of UTF-8 text): the size of the data.
         vocab_size: number of tokens if the source has its own alphabet; 0 for tokens of a tokenizer or of the model.
         num_identifiers: rows that a table of puzzle embeddings needs.
@@ -31,6 +32,7 @@ class Windows:
 
     fills: Mapping[str, int] = dict.fromkeys(KEYS, 0)
     batch_exceeds_pass = False
+    segment = 1
     num_documents = num_tokens = num_bytes = num_identifiers = vocab_size = input_dim = largest_input = 0
     tokenizer: AnyTokenizer | None = None
     test_puzzles: Mapping[str, dict] = MappingProxyType({})
@@ -44,7 +46,7 @@ class Windows:
 
     def pieces(self, index: int, sequence_length: int) -> list[Piece]:
         """Return the parts of documents in a window."""
-        return [Piece(document=index, segment=1, first=0, count=sequence_length, offset=0)]
+        return [Piece(document=index, segment=self.segment, first=0, count=sequence_length, offset=0)]
 
     def order(self, indices: np.ndarray, sequence_length: int, seed: int) -> np.ndarray:
         """Return the window of each example in `indices`: int64 of the same shape, a pure function of the arguments."""

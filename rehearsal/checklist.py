@@ -221,7 +221,8 @@ def in_place(seen: Seen) -> Verdict:
 def memory(seen: Seen) -> Verdict:
     """Some memory is left for what is not in the step, such as evaluation and fragmentation."""
     if not seen.capacity_bytes or seen.accelerator == "cpu":
-        return None, f"a step needs {seen.total_bytes / GIB:.2f} GiB; a CPU's devices share the host's memory"
+        why = "a CPU's devices share the host's memory" if seen.accelerator == "cpu" else "its capacity is not known"
+        return None, f"a step needs {seen.total_bytes / GIB:.2f} GiB; {why}"
     free = 1 - seen.total_bytes / seen.capacity_bytes
     needed, capacity = seen.total_bytes / GIB, seen.capacity_bytes / GIB
     return free >= LEAST_FREE, f"a step needs {needed:.1f} of {capacity:.0f} GiB; {free:.0%} is free"

@@ -93,7 +93,8 @@ class Checklist(Callback):
         if has_failed or processes.index():
             return
         compiled, state = job.compiled_steps.get(self.shape), state_bytes(job.run)
-        capacity = job.topology and job.topology.hbm_gib
+        known = preflight.known_topology(job.topology)
+        capacity = known and known.hbm_gib
         self.points = checklist.judge(checklist.see(
             self.config, compiled.as_text(), given=rates(job), mesh=dict(job.run.mesh.shape),
             accelerator=jax.default_backend(), state_bytes=sum(size for name, size in state.items() if name != "batch"),

@@ -22,7 +22,7 @@ try:
 except ModuleNotFoundError as missing:
     interpreter.restart(missing)
 
-END_BYTES = 1 << 16  # of metrics.jsonl, which are read for its last lines
+END_BYTES = 1 << 20  # of metrics.jsonl, which are read for its last lines
 DEEPEST = 3  # levels of folders below FOLDER that are searched
 
 

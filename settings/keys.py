@@ -25,6 +25,7 @@ LENGTHS = ("train.steps", "train.tokens", "train.epochs")  # of a run; one of th
 ALTERNATIVES = (  # groups of exclusive keys: typing one of them clears the others
     (LENGTHS, "say how long to train"),
     (("data.path", "data.mixture", "data.stream"), "say what to train on"),
+    (("train.eval_every", "evaluation.every_epochs"), "say how often to evaluate"),
 )
 
 

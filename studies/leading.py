@@ -14,7 +14,7 @@ from studies.launch import Failed, OutOfBudget, Unfinished
 from studies.search.searching import Search
 from studies.search.training import searcher_of
 from studies.storage import OutOfReach, reaching
-from studies.worker import DONE, INTERRUPTED, USAGE, Task, Worker
+from studies.worker import DONE, INTERRUPTED, Task, Worker
 
 
 class OnAllHosts(Worker):
@@ -65,9 +65,7 @@ def lead(run: Callable[[], None]) -> pod.End:
         with reaching():
             run()
         end = pod.End(DONE, "")
-    except (Failed, OutOfBudget, OutOfReach, Unfinished) as error:
+    except (Failed, OutOfBudget, OutOfReach, Unfinished, ConfigError) as error:
         end = pod.End(error.exit_status, str(error))
-    except ConfigError as error:
-        end = pod.End(USAGE, str(error))
     processes.shared(pod.TRIAL, lambda: {"end": dataclasses.asdict(end)})
     return end

@@ -162,6 +162,7 @@ def test_credentials_that_cannot_be_refreshed_are_one_line_and_may_be_tried_agai
         Bucket("gs://b/run", tmp_path).fetch()
 
 
+@pytest.mark.slow
 def test_a_bucket_that_is_not_there_is_one_line(bucket, tmp_path):
     process = command("train.py", "--workdir=gs://nothing/mine", "--config.data.source=synthetic", cache=tmp_path)
     status, _, err = finish(process)

@@ -105,6 +105,7 @@ def test_held_out_shards_that_cannot_be_built_again_end_an_evaluation_and_the_ru
     assert 4 not in lines_of(own / "run", "eval")
 
 
+@pytest.mark.slow
 def test_a_loss_after_the_last_step_is_no_usage_error_either(own, after):
     after(10, lambda: (spoil(own), lose(own, "heldout*.bin")))
     with pytest.raises(DataGone, match=r"heldout-\d+.bin: is missing, and .*; saved at step 10$"):

@@ -90,6 +90,7 @@ def votes_on(place, config, devices) -> voting.Votes:
         return evaluation.vote(run, params, train.prepare_corpus(config, vocab_size_typed=True))
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_what_votes_come_to(place):
     written = lines_of(place / "run", "votes")
     names = {f"pass@{k}" for k in voting.PASSES}
@@ -101,6 +102,7 @@ def test_a_run_ends_with_what_votes_come_to(place):
     assert "held-out, pooled with earlier votes, pass@2: " in summary
 
 
+@pytest.mark.slow
 def test_votes_of_each_step_are_kept_and_the_submission_has_the_form_of_kaggle(place):
     kept = [voting.Votes.load(place / "run" / "votes" / f"{step}.gz") for step in (1, 2)]
     assert [len(votes) for votes in kept] == [3 * (1 + AUGMENTATIONS)] * 2
@@ -113,6 +115,7 @@ def test_votes_of_each_step_are_kept_and_the_submission_has_the_form_of_kaggle(p
     assert submission == voting.submission(kept[1], tasks_of(place))
 
 
+@pytest.mark.slow
 def test_one_device_and_eight_give_the_same_votes(place):
     alone = small_config(place)
     alone.mesh.data = 1
@@ -137,6 +140,7 @@ def test_two_processes_vote_together_as_one_does(place, tmp_path):
     assert voting.Votes.load(files[0]) == voting.Votes.load(files[1])
 
 
+@pytest.mark.slow
 def test_evaluation_alone_votes_too(place, capsys):
     config = small_config(place)
     config.evaluation.pooled_votes = True

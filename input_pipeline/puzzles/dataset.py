@@ -195,9 +195,10 @@ def _covers(indices: np.ndarray, number: int) -> bool:
 def _write_split(place: Path, plan: Plan, num_identifiers: int, advance: Callable[[int], object]) -> None:
     sizes = np.concatenate([np.asarray(of_group, np.int32) for of_group in plan.sizes])
     identifiers = np.zeros(len(sizes), np.int32) if plan.identifiers is None else plan.identifiers
+    indices = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     small = {
         "puzzle_identifiers": identifiers.astype(np.int32),
-        "puzzle_indices": np.cumsum([0, *sizes], dtype=np.int32),
+        "puzzle_indices": indices if indices[-1] >= 1 << 31 else indices.astype(np.int32),
         "group_indices": np.cumsum([0, *map(len, plan.sizes)], dtype=np.int32),
     }
     for name, array in small.items():

@@ -137,13 +137,19 @@ class CsvLines:
             yield text if self._line > 1 else text.removeprefix("\ufeff")
 
 
+def suffix_of(file: Path) -> str:
+    """Return the suffix of a file without that of its compression and the number of a part: .tsv of x.TSV-00000.gz."""
+    inner = Path(file.stem) if file.suffix.lower() in COMPRESSED else file
+    return inner.suffix.lower().partition("-")[0]
+
+
 class Csv(RecordFile):
     """Comma- or, in .tsv, tab-separated values with a header; one column is the text."""
 
     def values(self) -> Iterator[tuple[int, tuple[list[str] | csv.Error, int, int]]]:
         """Yield (first line of the row, (row, expected number of columns, index of the text))."""
         csv.field_size_limit(LONGEST_CELL)
-        dialect = "excel-tab" if ".tsv" in map(str.lower, self.path.suffixes) else "excel"
+        dialect = "excel-tab" if suffix_of(self.path) == ".tsv" else "excel"
         with open_decompressed(self.path) as file:
             lines = CsvLines(self, file)
             rows = csv.reader(lines, dialect, strict=True)

@@ -66,7 +66,7 @@ def load(name: str, *, subset: str, split: str, field: str, most_bytes: int) -> 
             table = datasets.Dataset.from_generator(_streamed, gen_kwargs=which)
         else:
             table = datasets.load_dataset(str(folder) if folder.exists() else name, subset or None, split=split)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, LookupError, RuntimeError, StopIteration, datasets.exceptions.DatasetsError) as error:
         of_stream = isinstance(error, datasets.exceptions.DatasetGenerationError) and error.__cause__
         raise DataError(f"{where}: {reason(of_stream or error)}") from error
     check_column(where, field, table.column_names)
@@ -94,5 +94,6 @@ def _streamed(name: str, subset: str, split: str, count: int, field: str) -> Ite
     """Yield the first rows of a dataset on the hub; `load_dataset` would download all of it, and then take a part."""
     import datasets
 
-    for row in datasets.load_dataset(name, subset or None, split=split, streaming=True).take(count):
+    rows = datasets.load_dataset(name, subset or None, split=split, streaming=True)
+    for row in (rows.decode(False) if rows.features else rows).take(count):  # images and sounds stay as they are
         yield {field: row[field]} if field in row else row

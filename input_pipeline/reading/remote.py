@@ -91,6 +91,7 @@ def _list(store, root: str, url: str) -> tuple[list[RemoteFile], str, bool]:
             is_glob = not entries and glob.has_magic(root)
             if is_glob:
                 entries = store.glob(root, detail=True)
+            entries = {address: entry or store.info(address) for address, entry in entries.items()}
         except FileNotFoundError as error:
             raise DataError(f"data path {url!r}: no such bucket, or this account has no access to it") from error
     base = root

@@ -116,7 +116,7 @@ class CountdownWindows(Windows):
 
     vocab_size = NumberTokenizer.vocab_size
     tokenizer = NumberTokenizer()
-    batch_exceeds_pass = True
+    batch_exceeds_pass, segment = True, 0
 
     def __init__(self, seed: int, stream: str):
         self.stream, self.num_tokens = stream, TOKENS[stream]

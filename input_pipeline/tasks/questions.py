@@ -58,7 +58,7 @@ class Generator:
         if name not in DATASETS:
             near = ", ".join(difflib.get_close_matches(name, DATASETS, 3, 0.5)) or ", ".join(sorted(DATASETS))
             raise DataError(f"data.path={name!r} is not a generator of reasoning-gym; use one of {near}")
-        if name in HASHED and os.environ.get("PYTHONHASHSEED", "random") == "random":
+        if name in HASHED and os.environ.get("PYTHONHASHSEED") != "0":
             raise DataError(
                 f"data.path={name} makes other questions in each process; set PYTHONHASHSEED=0 in the environment"
             )
@@ -107,7 +107,7 @@ class QuestionWindows(Windows):
     length. No question of the training rows is held out. Questions that do not fit in a row are left out.
     """
 
-    batch_exceeds_pass = True
+    batch_exceeds_pass, segment = True, 0
     learns = True  # whether answers are learned, so that every question must have one
 
     def __init__(self, name: str, tokenizer: str, seed: int, stream: str):
@@ -165,7 +165,10 @@ class QuestionWindows(Windows):
                 f"data.path={self.name} has questions without an answer to learn; use --config.data.source={SOURCES[1]}"
             )
         said = [("user", entry["question"]), (ASSISTANT, str(entry["answer"]))]
-        pieces = self._form.pieces([{"role": role, "content": content} for role, content in said])
+        try:
+            pieces = self._form.pieces([{"role": role, "content": content} for role, content in said])
+        except ValueError as error:
+            raise DataError(f"data.tokenizer: its chat template refuses a question: {error}") from None
         return self._chat.encode_batch([json.dumps([pieces])])[0]
 
 

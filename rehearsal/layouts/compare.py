@@ -88,4 +88,5 @@ def _part_of(topology: presets.Topology, chips: int) -> presets.Topology | None:
     """Return the smallest slice of the same kind with `chips` chips, or a part of it; None if all are smaller."""
     same = [presets.get(name) for name, (chip, *_) in presets.SLICES.items() if chip == topology.chip]
     slice_ = min((t for t in same if t.chips >= chips), key=lambda t: t.chips, default=None)
-    return slice_ and dataclasses.replace(slice_, chips=chips)
+    same_price = {"price_per_chip_hour": topology.price_per_chip_hour}
+    return slice_ and dataclasses.replace(slice_, chips=chips, **same_price)

@@ -6,6 +6,7 @@ does the same, so the plan says what `sweep.py run --budget` would do.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 from reporting.display import aligned, counted, listed
@@ -125,8 +126,9 @@ def _named(what: str, titles: list[str]) -> list[str]:
 def _storage(grant: Grant, kept: dict[str, Member], sizes: Mapping[str, int | None]) -> str:
     """Return the line about the checkpoints of trials that fit, with their price for the time of the grant."""
     counts = {digest: checkpoints_of(member, grant.keep) for digest, member in kept.items()}
-    if grant.keep == "best":  # one for each group that has a trial
-        counts = {digest: 1 for digest in {member.group: digest for digest, member in kept.items()}.values()}
+    if grant.keep == "best":  # the largest for each group that has a trial
+        by_size = sorted(kept, key=lambda digest: math.inf if sizes[digest] is None else sizes[digest])
+        counts = dict.fromkeys({kept[digest].group: digest for digest in by_size}.values(), 1)
     begins = f"storage with --keep={grant.keep}: {counted(sum(counts.values()), 'checkpoint')}"
     unknown = sum(sizes[digest] is None for digest, count in counts.items() if count)
     if unknown:

@@ -106,7 +106,7 @@ def _with_fit(answer: Answer, axis: str, metric: str) -> Answer:
     found = {row.name: sizes.of_axis(row.config, axis) for row in done}
     points = [(found[row.name], value) for row in done for value in row.values]
     fit = scaling.fit(*map(list, zip(*points, strict=True)))
-    said = scaling.sentence(fit, len(set(found.values())), axis, words(metric))
+    said = scaling.sentence(fit, len({size for size in found.values() if size > 0}), axis, words(metric))
     return dataclasses.replace(answer, sentence=f"{answer.sentence} {said}", fit=fit, sizes=found)
 
 
@@ -118,7 +118,7 @@ def sentence(rows: list[Row], metric: str, direction: str) -> str:
         return _of_one(done[0], metric, left)
     if len(done) < 2:
         yet = "No answer yet" if left else "No answer"
-        why = f", {failed} failed or refused" if failed else ""
+        why = f", {failed} failed, cancelled or refused" if failed else ""
         return f"{yet}: {len(done)} of {len(rows)} configurations are done{why}, {display.left(left, 'trial')}."
     ranked = sorted(done, key=lambda row: row.mean, reverse=direction == "maximize")
     best, second, worst = ranked[0], ranked[1], ranked[-1]
@@ -126,7 +126,7 @@ def sentence(rows: list[Row], metric: str, direction: str) -> str:
     if best.mean == worst.mean:
         most = f"All {len(done)} configurations have the same {words(metric)}, {figure(best)}"
     rest = f"; {display.left(left, 'trial')}" if left else ""
-    rest += f"; {display.counted(failed, 'configuration')} failed or refused" if failed else ""
+    rest += f"; {display.counted(failed, 'configuration')} failed, cancelled or refused" if failed else ""
     if best.error is None or second.error is None or worst.error is None:
         return f"{most}: {ONE_SEED}{rest}."
     if best.mean == worst.mean:

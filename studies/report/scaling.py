@@ -94,8 +94,9 @@ def _bend(x: np.ndarray, y: np.ndarray, residual: float) -> float | None:
     pure, freedom = float(((y - means[which]) ** 2).sum()), len(x) - len(places)
     if not freedom:
         return None
-    if not pure:  # equal points have no error, so that any distance from the line is a bend
-        return float(residual <= ROUNDING * float(((y - y.mean()) ** 2).sum()))
+    rounding = ROUNDING * float((y**2).sum())
+    if pure <= rounding:  # equal points have no error, so that any distance from the line is a bend
+        return float(residual <= rounding)
     bent = max(0.0, residual - pure) / (len(places) - 2)
     return float(special.fdtrc(len(places) - 2, freedom, bent / (pure / freedom)))
 

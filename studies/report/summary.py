@@ -7,7 +7,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from reporting import display
 from reporting.display import aligned, duration
-from studies.cost.budget import spent_on
+from studies.cost.budget import taken_by
 from studies.suites import Member, Study
 from studies.trials import has_failed, title
 
@@ -45,7 +45,7 @@ def _figures(trials: list[FrozenTrial | None], running: set[int], price: float |
     cancelled = sum(trial.state == TrialState.FAIL for trial in found) - len(failed)
     alive = [trial for trial in found if not trial.state.is_finished() and trial.number in running]
     queued = sum(not trial.state.is_finished() for trial in found) - len(alive)
-    hours = sum(map(spent_on, found))
+    hours = sum(map(taken_by, found))
     costs = list(_of_ended(found, "cost")) if price is None else [hours * price]
     counts = (queued, len(alive), len(done), len(failed), cancelled, len(trials) - len(found))
     return (*map(str, counts), f"{hours:.2f}", f"${sum(costs):,.2f}" if costs else "not known")

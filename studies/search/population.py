@@ -99,14 +99,13 @@ def check(search: Search) -> None:
         raise ConfigError(
             f"--trials={search.count} is not a number of generations times --population={search.population} (2 or more)"
         )
-    point = samplers.drawn(spaces.distributions(space := search.searched()), np.random.default_rng(0))
-    changes = spaces.changes(space, point)
-    given = search.overrides.keys() | changes.keys()
+    searched = {key for name, entry in search.searched().items() for key in spaces.keys_of(name, entry)}
+    given = search.overrides.keys() | searched
     if suites.SEED in given:
         raise ConfigError(f"--method=pbt gives each trial a seed of its own; omit {suites.SEED}")
     if "train.init_from" in given:
         raise ConfigError("--method=pbt sets train.init_from to a trial's parent; for the first, set it in the recipe")
-    for key in changes:
+    for key in sorted(searched):
         if key.startswith("model.") and not KEYS[key].scope & (EXECUTION | TRANSFER):
             raise ConfigError(f"--method=pbt copies weights, so {key} may not differ; leave it out of the space")
 

@@ -143,7 +143,7 @@ def failures(found: Searched) -> list[str]:
 
 def reason(trial: FrozenTrial) -> str:
     """Return why a trial has failed, with the exit status of its process."""
-    return f"status {trial.user_attrs.get('status', '-')}: {trial.user_attrs['reason']}"
+    return f"status {trial.user_attrs.get('status', '-')}: {trial.user_attrs.get('reason', 'not known')}"
 
 
 def point(trial: FrozenTrial) -> str:

@@ -179,6 +179,8 @@ class Searcher(Worker):
                 seed = hash((self.search.seed, len(everything) + attempt)) % 2**32  # a sampler has no other state
                 self.study.sampler = samplers.METHODS[self.search.method](distributions, seed)
                 trial = self.study.ask(distributions)
+                if "digest" in trial.user_attrs:  # a worker has just given it back, and `ask` begins what waits
+                    return self.queue.claim_next({trial.user_attrs["digest"]})
                 name = f"{len(known):04d}"
                 member = self.search.member(self.recipe, name, spaces.changes(self.space, trial.params))
                 if not member.refusal and member.digest not in known:
@@ -194,15 +196,21 @@ class Searcher(Worker):
 def evaluated_often(search: Search) -> Search:
     """Return a search whose trials are evaluated early enough for its pruner, which looks after a ninth of the steps.
 
-    Raises ConfigError if `train.eval_every` is typed and larger.
+    Raises ConfigError if `train.eval_every` is typed and larger, evaluations are counted in epochs, or only the data
+    know the number of steps.
     """
-    key = "train.eval_every"
+    key, of_epochs = "train.eval_every", "evaluation.every_epochs"
     values = search.member(loading.run_recipe(search.recipe), "0000", {}).values
-    steps = planning.steps_of(values) if values and search.prune != "none" else None
-    if not steps:
+    if not values or search.prune == "none":
         return search
+    if not (steps := planning.steps_of(values)):
+        raise ConfigError(f"--prune={search.prune} looks after a ninth of the steps; type --config.train.steps")
     most = max(1, steps // samplers.RUNGS[0])
-    if 0 < values[key] <= most:
+    if values[of_epochs] and of_epochs in search.overrides:
+        raise ConfigError(
+            f"--prune={search.prune} looks after a ninth of {steps:,} steps; type --config.{key} instead of {of_epochs}"
+        )
+    if 0 < values[key] <= most and not values[of_epochs]:
         return search
     if key in search.overrides:
         raise ConfigError(

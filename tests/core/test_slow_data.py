@@ -37,6 +37,7 @@ def test_each_spell_of_waiting_is_reported_once_with_the_keys_that_help(waits, r
     assert all(text.endswith(said) for _, text in events)
 
 
+@pytest.mark.slow
 def test_a_run_whose_batches_come_late_says_so(single_device, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(slow_data, "WINDOW_SECONDS", 0.5)
     config = in_process(train__steps=6, train__eval_every=0, train__save_every=0)

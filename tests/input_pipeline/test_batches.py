@@ -212,6 +212,7 @@ def test_an_error_of_ours_in_a_reader_is_not_taken_for_one_of_the_data():
     assert not isinstance(caught.value, DataError)
 
 
+@pytest.mark.slow
 def test_an_unfinished_iterator_can_be_closed_and_does_not_keep_the_process():
     script = """
 import numpy as np

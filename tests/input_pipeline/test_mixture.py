@@ -219,6 +219,12 @@ def test_a_part_is_read_in_its_own_order_and_a_single_source_in_that_of_the_seed
     assert of_parts[0] == order[:100] and of_parts[1] != order[:100]
 
 
+def test_a_part_of_weight_0_is_no_part_of_an_epoch():
+    parts = Numbered(0, 100), Numbered(1, 10_000)
+    sections = (0, (Fraction(1), Fraction(0))), (50, (Fraction(1, 2), Fraction(1, 2)))
+    assert [Mixture(parts, sections[:count]).num_examples(2) for count in (1, 2)] == [100, 10_100]
+
+
 def test_any_example_is_found_at_once():
     mixture = Mixture((MarkovWindows(8, 0, 10**6, "train"),) * 2, ((0, parse("0.99999 a; 0.00001 b")[1]),))
     parts, numbers = mixture.locate(np.array([10**15 - 1, 10**15]))

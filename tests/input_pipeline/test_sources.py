@@ -69,6 +69,12 @@ def test_a_name_with_magic_characters_is_a_name_first(names, tmp_path):
     assert names(path=str(path)) == [str(path)]
 
 
+def test_a_file_that_matches_a_glob_in_two_ways_is_read_once(names, tmp_path):
+    (tmp_path / "a/src/b/src").mkdir(parents=True)
+    (tmp_path / "a/src/b/src/c.txt").write_text("text")
+    assert names(path=f"{tmp_path}/**/src/**/*.txt") == [f"{tmp_path}/a/src/b/src/c.txt"]
+
+
 def test_a_folder_with_magic_characters_in_its_name_is_a_name_first_in_a_glob_too(names, tmp_path, monkeypatch):
     """Where there is no such folder, the brackets are a pattern."""
     for folder in ("data[1]", "data1", "data[1]/more [x]"):

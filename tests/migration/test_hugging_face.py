@@ -274,6 +274,7 @@ def test_what_a_configuration_of_a_mixtral_leaves_out_is_as_in_transformers(tmp_
     assert families.model_section(values)["sliding_window"] == 0
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_imported_weights_with_an_optimizer_of_its_own(single_device, runs, tmp_path):
     config, imported = runs("llama3")
     workdir = tmp_path / "run"

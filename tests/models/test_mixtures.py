@@ -89,7 +89,8 @@ def small_model(scan: bool):
     return make_model(config, scan=scan)
 
 
-@pytest.mark.parametrize("balance_loss", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
+@pytest.mark.slow
+@pytest.mark.parametrize("balance_loss", [0.0, 0.5])
 def test_microbatches_add_up_to_the_whole_batch(balance_loss):
     """Except for the balance loss, which is the sum of those of the microbatches. Experts have room for all tokens."""
     graph, params = make_model(model_config(num_experts=4, experts_per_token=2, expert_capacity=2.0, num_layers=1))

@@ -100,6 +100,7 @@ def test_with_mup_activations_move_as_far_at_any_width(optimizer_name, tied):
     assert max(abs(found["embedding"]), abs(found["stream"])) < 0.05, found
 
 
+@pytest.mark.slow
 def test_without_mup_they_move_the_farther_the_wider():
     found = exponents(False, True, "adamw")
     assert min(found.values()) > 0.3, found

@@ -349,8 +349,9 @@ def test_the_step_of_a_recursive_model_passes_on_its_meshes(changes):
     assert layout_proof.layout_differences(config) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe, changes", [
-    pytest.param("countdown_value_head", {}, marks=pytest.mark.slow),
+    ("countdown_value_head", {}),
     ("countdown_grpo", {"grpo.kl": "0.1", "train.init_from": "runs/countdown"}),
 ])  # fmt: skip
 def test_a_step_that_reads_frozen_weights_is_proved_without_them(recipe, changes):

@@ -246,6 +246,7 @@ def test_a_prompt_is_that_of_the_first_answer_of_a_row():
             rollouts.prompts_of(tokens, tokens, rows, 1, most)
 
 
+@pytest.mark.slow
 def test_a_reward_that_no_recipe_registers_is_refused(chatting):
     folder, trained = chatting
     with pytest.raises(ConfigError, match=r"^grpo\.reward=lenght is not task, reference, random, or a function"):

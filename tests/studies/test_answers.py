@@ -43,7 +43,7 @@ def test_a_group_of_one_configuration_states_its_mean():
 
 def test_a_group_whose_trials_have_all_ended_does_not_promise_an_answer():
     ended = said(row("a", [0.5]), row("b", [], failures=("status 3",)))
-    assert ended == "No answer: 1 of 2 configurations are done, 1 failed or refused, 0 trials are left."
+    assert ended == "No answer: 1 of 2 configurations are done, 1 failed, cancelled or refused, 0 trials are left."
     assert said(row("a", [], left=1), row("b", [], left=1)).startswith("No answer yet: 0 of 2 ")
 
 

@@ -62,6 +62,14 @@ def test_storage_counts_what_the_retention_keeps_and_is_not_known_without_sizes(
     assert ("size and cost not known" in line) == (keep != "none")
 
 
+def test_the_best_of_a_group_may_be_its_largest_checkpoint():
+    sizes = {member.digest: (5 - number) * 10**9 for number, member in enumerate(MEMBERS)}
+    found = hours(*[1.0] * 5)
+    line = next(one for one in grant.lines(dataclasses.replace(GRANT, keep="best"), MEMBERS, found, sizes)
+                if one.startswith("storage"))  # fmt: skip
+    assert "1 checkpoint, at most 5.00 GB" in line
+
+
 def test_a_rehearsal_of_the_user_gives_hours_and_the_size_of_a_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     member, preset = MEMBERS[0], topologies.get("v4-64")

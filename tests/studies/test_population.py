@@ -24,6 +24,10 @@ SPACE = """
 from configs.space import Choice, Range
 SPACE = {"optimizer.learning_rate": Range(1e-4, 1.0, log=True), "optimizer.name": Choice(("adamw", "lion"))}
 """
+SETS = """
+from configs.space import Choice
+SPACE = {"sets": Choice({"a": {"optimizer.name": "lion"}, "b": {"model.mlp_dim": 64}})}
+"""
 RUN = """
 import json, sys
 from studies import launch
@@ -131,6 +135,7 @@ def test_fewer_trials_than_have_begun_begin_no_more(tmp_path):
         ({"count": 10}, SPACE, "--trials=10 is not a number of generations times --population=4"),
         ({}, SPACE.replace("optimizer.name", "train.seed").replace('"adamw", "lion"', "1, 2"), "omit train.seed"),
         ({}, SPACE.replace("optimizer.name", "model.mlp_dim").replace('"adamw", "lion"', "64, 128"), "model.mlp_dim"),
+        ({}, SETS, "model.mlp_dim may not differ"),
     ],
 )
 def test_mistakes(tmp_path, changes, space, message):

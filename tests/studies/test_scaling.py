@@ -67,4 +67,6 @@ def test_seeds_that_agree_exactly_still_show_a_bend():
     bent = scaling.fit([1, 1, 2, 2, 4, 4], [0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
     line = scaling.fit([1, 1, 2, 2, 4, 4], [0.1, 0.1, 0.2, 0.2, 0.3, 0.3])
     assert (bent.bend, line.bend) == (0.0, 1.0)
+    for value in (0.3, 0.68, 0.1):  # whose means round
+        assert scaling.fit([1, 1, 1, 2, 2, 2, 4, 4, 4], [value] * 9).bend == 1.0
     assert scaling.fit([1, 2, 4], [0.0, 1.0, 1.0]).bend is None, "one seed tests nothing"

@@ -202,6 +202,21 @@ def test_an_exhausted_space_is_not_asked_again_while_another_worker_trains(tmp_p
 
 
 @pytest.mark.slow
+def test_a_trial_that_is_given_back_while_another_worker_begins_one_is_claimed(tmp_path, monkeypatch):
+    """Optuna begins what waits before it makes a new trial."""
+    from studies.search import searching
+
+    search = asked(tmp_path, count=3)
+    searching.begin(search)
+    one, other = searching.Searcher(search), searching.Searcher(search)
+    trial = one.next_trial()
+    one.queue.give_back(trial)
+    found = other._begun()  # after a look at a queue where nothing waited yet
+    assert found.number == trial.number and found.state.name == "RUNNING"
+    assert other.next_trial().number == trial.number + 1
+
+
+@pytest.mark.slow
 def test_a_search_without_a_valid_point_fails_with_the_first_reason(tmp_path):
     (tmp_path / "heads.py").write_text(
         'from configs.space import Choice\n\nSPACE = {"model.num_heads": Choice([3, 5])}\n'
@@ -239,6 +254,12 @@ def test_a_search_that_prunes_evaluates_its_trials_where_the_pruner_looks(tmp_pa
     assert evaluated_often(default).overrides == {"train.steps": "90", "train.eval_every": "10"}
     often = dataclasses.replace(search, overrides={"train.steps": "90", "train.eval_every": "5"})
     assert evaluated_often(often) is often
+    epochs = dataclasses.replace(search, overrides={"train.epochs": "1"})
+    with pytest.raises(ConfigError, match=r"--prune=asha looks after a ninth of the steps; type --config.train.steps"):
+        evaluated_often(epochs)
+    counted = {"train.steps": "90", "evaluation.every_epochs": "2"}
+    with pytest.raises(ConfigError, match=r"type --config.train.eval_every instead of evaluation.every_epochs"):
+        evaluated_often(dataclasses.replace(search, overrides=counted))
     never = dataclasses.replace(search, prune="none")
     assert evaluated_often(never) is never
 

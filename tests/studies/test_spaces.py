@@ -55,6 +55,7 @@ def test_a_named_choice_changes_all_its_keys():
         ),
         ('SPACE = {"model.num_layers": Choice((1, 1))}', "at least two different values"),
         ("SPACE = {}", "SPACE must be a dictionary"),
+        ('SPACE = {"width": Choice({"small": 64, "big": 128})}', "width names values that are no sets"),
         ("space = 1", "no attribute 'SPACE'"),
         ("SPACE = (", "never closed"),
     ],

@@ -79,7 +79,7 @@ def test_the_page_answers_first_with_figures_and_errors_over_seeds(tmp_path):
     assert answer.sentence == (
         "e-0.9995 has the best exact accuracy, 1.0005 ± 0.0006, and a-off the worst, 0.0010 ± 0.0006, "
         "0.9995 apart; the spread over seeds alone explains up to 0.0026; d-0.999, 1.0000 ± 0.0006, is within the "
-        "error of the best; 1 configuration failed or refused."
+        "error of the best; 1 configuration failed, cancelled or refused."
     )
     shown = page.page(study, [answer])
     assert shown == page.page(study, [answer])

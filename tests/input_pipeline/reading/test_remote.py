@@ -5,13 +5,16 @@ It knows no accounts and answers whichever generation is asked for, so a refusal
 uploaded to it must not end with a carriage return, which it takes for the end of a line and drops.
 """
 
+import functools
 import hashlib
+import http.server
 import json
 import logging
 import os
 import re
 import signal
 import subprocess
+import threading
 from collections import namedtuple
 from pathlib import Path
 
@@ -317,3 +320,17 @@ def test_what_cannot_be_found_is_one_line(store, binaries, fetch, url, message):
     with pytest.raises(DataError, match="^" + re.escape(message)) as caught:
         fetch(url)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_a_web_server_is_copied(tmp_path):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "books.jsonl").write_text('{"text": "a"}\n')
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "site")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}/books.jsonl"
+            copy = remote.fetch(url, tmp_path / "cache", announce=lambda line: None)
+        finally:
+            server.shutdown()
+    assert Path(copy).read_text() == '{"text": "a"}\n'
