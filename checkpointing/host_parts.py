@@ -77,7 +77,8 @@ def join(folders: Sequence[pathlib.Path], target: pathlib.Path) -> tuple[list[in
 
     Returns the steps that were joined, and a line for each checkpoint that was left out.
     """
-    steps = {int(path.name) for folder in folders for path in (folder / CHECKPOINTS).glob("*") if _is_step(path)}
+    found = [path for folder in folders for path in (folder / CHECKPOINTS).glob("*")]
+    steps = {int(path.name) for path in found if STEP.fullmatch(path.name) and path.is_dir()}
     joined, left_out = [], []
     (target / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
     by_process = list(folders)
@@ -90,17 +91,9 @@ def join(folders: Sequence[pathlib.Path], target: pathlib.Path) -> tuple[list[in
             left_out.append(f"checkpoint {step} is left out: {error}")
             continue
         joined.append(step)
-        by_process = [part.parent.parent for part in ordered] + [f for f in folders if not _has(f, ordered)]
+        by_process = list(dict.fromkeys([*(part.parent.parent for part in ordered), *folders]))
     _move_other_files(by_process, target)
     return joined, left_out
-
-
-def _is_step(path: pathlib.Path) -> bool:
-    return bool(STEP.fullmatch(path.name)) and path.is_dir()
-
-
-def _has(folder: pathlib.Path, parts: list[pathlib.Path]) -> bool:
-    return any(part.parent.parent == folder for part in parts)
 
 
 def _in_order(found: list[pathlib.Path]) -> list[pathlib.Path]:

@@ -7,7 +7,7 @@ import logging
 import math
 import pathlib
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import jax
 import numpy as np
@@ -51,15 +51,29 @@ def evaluate_heldout(
       frozen: arrays like `run.abstract_frozen`.
       on_lost: called if a batch cannot be read; an empty batch takes its place. Default: the error is raised.
     """
-    sums, weights = {}, {}
-    for batch in heldout_batches(run, corpus, num_batches, on_lost):
+    batches = heldout_batches(run, corpus, num_batches, on_lost)
+    if (sums := summed_figures(run, params, batches, stop, frozen)) is None:
+        return None
+    return summary_of(run, sums), int(sums["loss"][1])
+
+
+def summed_figures(
+    run: assembly.Run, params: dict, batches: Iterable[dict], stop: Callable[[], bool], frozen: dict | None
+) -> dict[str, np.ndarray] | None:
+    """Return {figure: its sum and its weight, float64 [2]} of batches; None if it was stopped."""
+    sums = {}
+    for batch in batches:
         if stop():
             return None
-        for name, (total, weight) in run.eval_step(params, batch, frozen).items():
-            sums[name] = sums.get(name, 0.0) + float(total)
-            weights[name] = weights.get(name, 0) + int(weight)
-    means = {name: total / weights[name] if weights[name] else math.nan for name, total in sums.items()}
-    return run.objective.summary(means), weights["loss"]
+        for name, pair in run.eval_step(params, batch, frozen).items():
+            sums[name] = sums.get(name, 0.0) + np.asarray(pair, float)
+    return sums
+
+
+def summary_of(run: assembly.Run, sums: dict[str, np.ndarray]) -> dict[str, float]:
+    """Return the figures of sums: means, NaN if a weight is 0, and what the objective computes of them."""
+    means = {name: float(total / weight) if weight else math.nan for name, (total, weight) in sums.items()}
+    return run.objective.summary(means)
 
 
 def heldout_batches(

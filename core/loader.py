@@ -8,13 +8,13 @@ A batch has any number of rows: `tokens` and `targets`, and `segments` and `posi
 """
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
 from configs.errors import ConfigError
 from core.callbacks import Callback
+from core.evaluation import summary_of, summed_figures
 from core.evaluators import Evaluator
 from parallelism.placement import local_rows, place
 
@@ -88,16 +88,12 @@ class LoaderLoss(Evaluator):
 
     def evaluate(self, context):
         """Return the figures; ConfigError if there are no rows."""
-        run, sums = context.run, {}
-        for batch in place(self._local(run), run.batch_sharding, run.eval_rows):
-            if context.stop():
-                return None
-            for name, pair in run.eval_step(context.params, batch, context.frozen).items():
-                sums[name] = sums.get(name, 0.0) + np.asarray(pair, float)
-        if not sums:
+        run = context.run
+        batches = place(self._local(run), run.batch_sharding, run.eval_rows)
+        sums = summed_figures(run, context.params, batches, context.stop, context.frozen)
+        if sums == {}:
             raise ConfigError("eval_loader has no batches")
-        means = {name: total / weight if weight else math.nan for name, (total, weight) in sums.items()}
-        return run.objective.summary(means)
+        return sums and summary_of(run, sums)
 
     def lines(self, context, figures):
         """Return a line for the summary."""
