@@ -55,7 +55,6 @@ def _open_streams() -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r"))  # noqa: SIM115
-    sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does: names of files need not be UTF-8
 
 
 def _with_one_line(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:

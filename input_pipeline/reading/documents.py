@@ -133,7 +133,8 @@ def scan(
     if skipped:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(kind for kind, _ in skipped).most_common())
         number = len(spans) + len(skipped)
-        announce(f"skipped {len(skipped):,} of {number:,} documents: {kinds}; first: {skipped[0][1].name}")
+        first = skipped[0][1].name.encode(errors="backslashreplace").decode()  # a name of a file need not be UTF-8
+        announce(f"skipped {len(skipped):,} of {number:,} documents: {kinds}; first: {first}")
     return spans
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +46,15 @@ def test_empty_documents_are_skipped_and_one_line_says_so(tmp_path):
     spans = scan([TextFile(str(file)) for file in sorted(tmp_path.iterdir())], announce=said.append)
     assert content_of(spans) == ["a"]
     assert said == [f"skipped 2 of 3 documents: 2 empty; first: {empty[0]}"]
+
+
+def test_a_name_that_is_not_utf_8_can_be_printed(tmp_path):
+    name = os.fsdecode(b"caf\xe9.txt")
+    (tmp_path / name).touch()
+    (tmp_path / "whole.txt").write_text("text")
+    said = []
+    scan([TextFile(str(tmp_path / name)), TextFile(str(tmp_path / "whole.txt"))], announce=said.append)
+    assert said == [f"skipped 1 of 2 documents: 1 empty; first: {tmp_path}/caf\\udce9.txt"]
 
 
 @given(
