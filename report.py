@@ -13,6 +13,7 @@ import sys
 
 from checkpointing.bucket import open_bucket
 from cluster import startup
+from cluster.hub import RunError
 from configs.errors import ConfigError
 from core import output_files
 from input_pipeline.cache import cache_path
@@ -72,8 +73,8 @@ def local_folder(place: str) -> pathlib.Path:
         startup.choose_libraries()
         try:
             bucket.fetch(keep_newer=True)
-        except ConfigError as error:
-            raise ConfigError(str(error).removeprefix("--workdir=")) from None
+        except (ConfigError, RunError) as error:
+            raise type(error)(str(error).removeprefix("--workdir=")) from None
         return bucket.folder
     return pathlib.Path(place).expanduser()
 

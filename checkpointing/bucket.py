@@ -17,6 +17,7 @@ from files.atomic import write_atomically
 SUMMARY = "summary.txt"
 GROWING = ("metrics.jsonl", "ledger.jsonl", "rollouts.jsonl")  # append-only
 COMPARED_BYTES = 1 << 16
+PASSING = (401, 408, 429)  # statuses of a store that answers otherwise later; a token expires after an hour
 COPIED = (  # in both directions
     *GROWING, "config.json", "run.json", "tokenizer.model", "tokenizer.json",
     "tokenizer_config.json", "chat_template.jinja", SUMMARY, "submission.json", "causes.html",
@@ -64,10 +65,8 @@ class Bucket:
                     written = there.stat().mtime
                     write_atomically(here, there.read_bytes())
                     os.utime(here, (written, written))  # only what is written here has a time of this host's clock
-        except OSError as error:
-            raise ConfigError(f"--workdir={self.url}: {error}") from None
-        except failures_of_buckets() as error:  # which may pass
-            raise RunError(f"--workdir={self.url}: {error}") from None
+        except (OSError, *failures_of_buckets()) as error:
+            raise kind_of(error)(f"--workdir={self.url}: {error}") from None
 
     def fetch_compiled(self) -> None:
         """Copy the run's compiled programs that are missing here; only process 0 of a run writes jax's cache."""
@@ -77,10 +76,8 @@ class Bucket:
             for path in missing:
                 here.mkdir(parents=True, exist_ok=True)
                 write_atomically(here / path.name, path.read_bytes())
-        except OSError as error:
-            raise ConfigError(f"--workdir={self.url}: {error}") from None
-        except failures_of_buckets() as error:
-            raise RunError(f"--workdir={self.url}: {error}") from None
+        except (OSError, *failures_of_buckets()) as error:
+            raise kind_of(error)(f"--workdir={self.url}: {error}") from None
 
     def send(self, log: pathlib.Path, *, first: bool) -> None:
         """Copy a process's log to the bucket; if `first`, also the run's small files, which process 0 writes.
@@ -161,6 +158,21 @@ def failures_of_buckets() -> tuple:
 
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     return ClientError, ChecksumError, HttpError, GoogleAuthError
+
+
+def kind_of(error: Exception) -> type[ConfigError | RunError]:
+    """Return ConfigError for what the user has to mend, and RunError for what may pass, such as an outage."""
+    from gcsfs.retry import HttpError
+    from google.auth.exceptions import DefaultCredentialsError, RefreshError
+
+    match error:
+        case FileNotFoundError() | NotADirectoryError() | PermissionError() | DefaultCredentialsError():
+            return ConfigError
+        case RefreshError():
+            return RunError if error.retryable else ConfigError
+        case HttpError():
+            return ConfigError if 400 <= (error.code or 0) < 500 and error.code not in PASSING else RunError
+    return ConfigError if str(error).startswith("Forbidden") else RunError  # as gcsfs says it
 
 
 def path_of(name: str):

@@ -27,7 +27,7 @@ from inference.engine import NO_TOKEN, Engine
 from layers.axes import bytes_of_device, mesh_axes, num_shards, platform
 
 CHUNKS = (16, 64, 128, 192, 256, 512)  # tokens of a prompt that one call computes, with padding
-SHARE_OF_COPY = 0.5  # of the free memory of a GPU: what a second copy of the weights may take
+SHARE_OF_COPY = 0.1  # of the memory of a GPU: what a second copy of the weights may take, also while a run trains
 DECODE_EVERY = 4  # steps, while prompts are computed
 CHUNK_ROWS = 8  # prompts that one call computes at most
 
@@ -331,8 +331,7 @@ def _separates(params: dict) -> bool:
     if platform() != "gpu" or jax.process_count() > 1:
         return platform() == "cpu"
     memory = jax.local_devices()[0].memory_stats() or {}
-    free = memory.get("bytes_limit", 0) - memory.get("bytes_in_use", 0)
-    return bytes_of_device(params) <= SHARE_OF_COPY * free
+    return bytes_of_device(params) <= SHARE_OF_COPY * memory.get("bytes_limit", 0)
 
 
 def with_padding(engine: Engine) -> Engine:

@@ -220,8 +220,9 @@ def find_files(path: str) -> list[Path]:
         if place.is_file():
             return [place]
         folder, rest = _literal(place)
-        if "**" in rest:
-            list(_below(folder))  # raises for a folder that cannot be read; glob leaves it out
+        if "**" in rest:  # glob leaves out folders that it cannot read
+            for start in glob.glob(os.path.join(glob.escape(str(folder)), *rest[: rest.index("**")])):
+                _check_readable(start)
         pattern = os.path.join(glob.escape(str(folder)), *rest)
         found = set(map(Path, glob.glob(pattern, recursive=True)))  # a path may match several `**` in several ways
         matches = (path for path in found if path.is_file() or not path.exists())
@@ -272,6 +273,12 @@ def _below(root: Path, skipped: set[str] = frozenset()) -> Iterator[Path]:
         paths = (Path(folder, name) for name in sorted(files) if not name.startswith("."))
         # Pipes and sockets are skipped. A dangling link is kept: the error when it is opened names it.
         yield from (path for path in paths if path.is_file() or not path.exists())
+
+
+def _check_readable(root: str) -> None:
+    """Raise DataError if a folder below cannot be listed; hidden ones may be."""
+    for _, names, _ in os.walk(root, onerror=_unreadable):
+        names[:] = [name for name in names if not name.startswith(".")]
 
 
 def _is_utf8(path: Path) -> bool:

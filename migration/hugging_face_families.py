@@ -245,7 +245,8 @@ def _values(kind: str, family: Family, model: dict) -> dict:
     values |= family.required
     window, size = model["sliding_window"], model["num_layers"]
     every = 0 if "layer_types" in family.required else model["global_every"]
-    if window or "sliding_window" in family.defaults:
+    alternates = "sliding_window_pattern" in family.defaults  # Gemma, whose code needs a window that no layer has
+    if window or ("sliding_window" in family.defaults and not alternates):
         values["sliding_window"] = window or None
     if every:
         values["sliding_window_pattern"] = every

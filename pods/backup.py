@@ -46,7 +46,7 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
     else:
         everything = "/." if settings.transport == "local" else "/*"  # cp and scp put a folder into an existing one
         inside = everything if target.is_dir() else ""
-        local_folder(settings, str(target.parent))
+        local_folder(settings, str(target if target.is_dir() else target.parent))
         worker = str(settings.coordinator_worker)
         transport.copy(f"{_on_host(settings, folder)}{inside}", str(target), worker=worker)
     if not settings.dry_run:

@@ -6,6 +6,7 @@ This machine records each launch (pods/records.py): the words, variables, switch
 """
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -143,7 +144,8 @@ def _with_one_word(words: list[str]) -> list[str]:
     """Return words in which each flag and its value are one word; train.py takes no word that belongs to no flag."""
     joined = []
     for word in words:
-        if joined and joined[-1].startswith("--") and "=" not in joined[-1] and not word.startswith("--"):
+        takes_value = joined and re.fullmatch(r"--[^=]+", joined[-1])
+        if takes_value and not re.match(r"--|-[A-Za-z]", word):  # a number may be negative
             joined[-1] += f"={word}"
         else:
             joined.append(word)

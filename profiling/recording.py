@@ -189,9 +189,10 @@ class Trace:
         try:
             jax.profiler.stop_trace()
         except jax.errors.JaxRuntimeError as error:
-            self.failure = Trace.unwritten = f"{self._folder.name}: {str(error).splitlines()[0]}"
+            self.failure = Trace.unwritten = f"{self._folder.name}: {str(error).partition(chr(10))[0]}"
             return None
-        (file,) = pathlib.Path(self._folder.name).glob("plugins/profile/*/*.xplane.pb")
+        file = next(pathlib.Path(self._folder.name).glob("plugins/profile/*/*.xplane.pb"), None)
+        self.failure = "" if file else f"jax wrote no trace to {self._folder.name}"
         return file
 
     def __enter__(self):

@@ -19,7 +19,7 @@ from cluster import processes
 from cluster.hub import RunError
 from core.callbacks import Callback, Stop
 from profiling.advice import Advice
-from profiling.recording import FILE, Profile, Trace
+from profiling.recording import FILE, Profile
 from profiling.windows import Window
 from rehearsal.sections import options, seconds_text
 from reporting import preflight
@@ -99,7 +99,7 @@ def measure(train: Callable, config, folder: pathlib.Path, **arguments) -> Trial
     try:
         train(short, folder, callbacks=[tracer, timer], **arguments)
         if processes.index() == 0 and not (folder / FILE).exists():
-            raise RunError(f"a trial has no profile: {Trace.unwritten or 'there is no room on the disk'}")
+            raise RunError("a trial has no profile; the line `have no profile` above says why")
         profile = json.loads((folder / FILE).read_text()) if processes.index() == 0 else None
     finally:
         if processes.index() == 0:

@@ -21,7 +21,8 @@ from inference.batching import Batch, Continuation, Request
 from inference.choice import Sampling
 
 TOPIC = "serving"
-MOST_TOKENS = 1 << 20  # of the prompts in a message, whose length is limited
+MOST_TOKENS = 1 << 20  # in a message, whose length is limited
+TOKENS_OF_REST = 1 << 14  # whose length a request without its prompt has at most
 
 
 STEP: dict = {}  # the change after which the batch steps
@@ -89,10 +90,10 @@ def end_following() -> None:
 
 
 def messages_of(changes: Sequence[dict]) -> Iterator[list[dict]]:
-    """Yield the changes in order, as many together as have MOST_TOKENS, or one."""
+    """Yield the changes in order, as many together as have the length of MOST_TOKENS, or one."""
     message, room = [], MOST_TOKENS
     for change in changes:
-        size = len(change["add"]["prompt"]) if "add" in change else 0
+        size = TOKENS_OF_REST + len(change["add"]["prompt"]) if "add" in change else 0
         if message and size > room:
             yield message
             message, room = [], MOST_TOKENS

@@ -25,7 +25,6 @@ LENGTHS = ("train.steps", "train.tokens", "train.epochs")  # of a run; one of th
 ALTERNATIVES = (  # groups of exclusive keys: typing one of them clears the others
     (LENGTHS, "say how long to train"),
     (("data.path", "data.mixture", "data.stream"), "say what to train on"),
-    (("train.eval_every", "evaluation.every_epochs"), "say how often to evaluate"),
 )
 
 
@@ -131,4 +130,6 @@ def _put_out_of_force(typed: dict, current: dict) -> dict:
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(given)} both {both}; give one")
         emptied |= {key: type(current[key])() for key in keys if given and key not in given}
+    if "train.eval_every" in typed and not typed.get("evaluation.every_epochs"):  # which else counts
+        emptied["evaluation.every_epochs"] = 0.0
     return emptied

@@ -10,13 +10,14 @@ import types
 
 import pytest
 from gcsfs.retry import HttpError
-from google.auth.exceptions import TransportError
+from google.auth.exceptions import DefaultCredentialsError, TransportError
 
 import train
 from checkpointing.bucket import Bucket, open_bucket
 from checkpointing.shared_folder import SharedFolder
 from cluster.hub import RunError
 from cluster.interruption import Interrupted
+from configs.errors import ConfigError
 from core.callbacks import Callback
 from tests.bucket_server import empty_bucket
 from tests.test_train import RISING, arguments, command, finish, in_process, own_batches
@@ -153,12 +154,23 @@ def test_the_local_copy_of_a_run_has_the_name_of_the_run_and_of_the_folder_above
     assert copy.parts[-2:] == ("group", "mine") and copy != open_bucket("gs://c/runs/group/mine", copy).folder
 
 
-def test_credentials_that_cannot_be_refreshed_are_one_line_and_may_be_tried_again(monkeypatch, tmp_path):
-    def refused():
-        raise TransportError("the token server does not answer")
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (TransportError("why"), RunError), (TimeoutError("why"), RunError), (ConnectionError("why"), RunError),
+        (HttpError({"code": 503, "message": "why"}), RunError), (HttpError({"code": 429, "message": "why"}), RunError),
+        (HttpError({"code": 400, "message": "why"}), ConfigError), (PermissionError("why"), ConfigError),
+        (OSError("Forbidden: why"), ConfigError), (DefaultCredentialsError("why"), ConfigError),
+    ],
+)  # fmt: skip
+def test_a_supervised_run_is_started_again_after_what_may_pass_and_not_after_mistakes(
+    monkeypatch, tmp_path, error, kind
+):
+    def fail():
+        raise error
 
-    monkeypatch.setattr("checkpointing.bucket.path_of", lambda name: types.SimpleNamespace(exists=refused))
-    with pytest.raises(RunError, match="--workdir=gs://b/run: the token server does not answer"):
+    monkeypatch.setattr("checkpointing.bucket.path_of", lambda name: types.SimpleNamespace(exists=fail))
+    with pytest.raises(kind, match=r"--workdir=gs://b/run: .*why"):
         Bucket("gs://b/run", tmp_path).fetch()
 
 

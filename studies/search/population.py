@@ -99,7 +99,7 @@ def check(search: Search) -> None:
         raise ConfigError(
             f"--trials={search.count} is not a number of generations times --population={search.population} (2 or more)"
         )
-    searched = {key for name, entry in search.searched().items() for key in spaces.keys_of(name, entry)}
+    searched = spaces.searched_keys(search.searched())
     given = search.overrides.keys() | searched
     if suites.SEED in given:
         raise ConfigError(f"--method=pbt gives each trial a seed of its own; omit {suites.SEED}")

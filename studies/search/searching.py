@@ -16,6 +16,7 @@ from configs.group import Base
 from configs.space import Space
 from rehearsal.compiler import CompileError
 from settings import loading
+from settings.keys import LENGTHS
 from studies import outcome, suites, trials
 from studies.claims import BEAT_SECONDS
 from studies.cost import planning
@@ -203,7 +204,10 @@ def evaluated_often(search: Search) -> Search:
     values = search.member(loading.run_recipe(search.recipe), "0000", {}).values
     if not values or search.prune == "none":
         return search
-    if not (steps := planning.steps_of(values)):
+    steps = planning.steps_of(values)
+    if not steps and not {*LENGTHS}.isdisjoint(spaces.searched_keys(search.searched())):
+        return search  # each trial knows its own
+    if not steps:
         raise ConfigError(f"--prune={search.prune} looks after a ninth of the steps; type --config.train.steps")
     most = max(1, steps // samplers.RUNGS[0])
     if values[of_epochs] and of_epochs in search.overrides:

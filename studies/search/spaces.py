@@ -51,6 +51,11 @@ def keys_of(name: str, entry: Range | Choice) -> set[str]:
     return keys_of_sets(entry) if has_sets(entry) else {name}
 
 
+def searched_keys(space: Space) -> set[str]:
+    """Return the configuration keys that the entries of a space change."""
+    return {key for name, entry in space.items() for key in keys_of(name, entry)}
+
+
 def has_sets(entry: Range | Choice) -> bool:
     """Return whether an entry is a choice between named sets of keys."""
     return isinstance(entry, Choice) and isinstance(entry.values, dict)

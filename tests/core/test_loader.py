@@ -49,6 +49,8 @@ def test_rows_of_several_lengths_are_refused_by_their_lengths():
 def test_rows_of_a_dataset_are_no_batches():
     with pytest.raises(ConfigError, match=r"input_ids of shape \[3\]; it needs \[rows, length\]"):
         Loader([{"input_ids": [1, 2, 3]}])
+    with pytest.raises(ConfigError, match=r"tokens of shape \[3\]; it needs \[rows, length\]"):
+        Loader([{"tokens": [1, 2, 3], "targets": [2, 3, 4]}])
 
 
 class Weighs:

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import errno
 import gzip
 import os
 import re
@@ -67,6 +68,24 @@ def test_a_name_with_magic_characters_is_a_name_first(names, tmp_path):
     path = tmp_path / "what[1].txt"
     path.write_text("text")
     assert names(path=str(path)) == [str(path)]
+
+
+def test_a_glob_says_which_folder_it_cannot_read_and_minds_no_other(names, tmp_path, monkeypatch):
+    for folder in ("mine/sub", "other"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "a.txt").write_text("text")
+    refused, scandir = "sub", os.scandir
+
+    def with_refusal(path):
+        if os.path.basename(path) in (refused, "other"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", with_refusal)
+    with pytest.raises(DataError, match="mine/sub: Permission denied"):
+        names(path=f"{tmp_path}/mi*/**/*.txt")
+    refused = ""
+    assert names(path=f"{tmp_path}/mi*/**/*.txt") == [f"{tmp_path}/mine/sub/a.txt"]
 
 
 def test_a_file_that_matches_a_glob_in_two_ways_is_read_once(names, tmp_path):

@@ -93,6 +93,15 @@ def test_both_readers_know_what_a_config_json_may_lack():
     assert families.model_section(given | {"final_logit_softcapping": None})["logit_soft_cap"] == 0
 
 
+def test_a_gemma_without_windows_names_none():
+    """Null would be an error of its code in transformers."""
+    model = families.model_section(json.loads((FOLDER / "gemma2" / "config.json").read_text()))
+    tiny = dict(loading.load("configs/tiny.py", "", {}).config.model)
+    values = families.config_json(tiny | model | {"sliding_window": 0, "global_every": 0})
+    assert values["model_type"] == "gemma2" and "sliding_window" not in values
+    assert families.model_section(values)["sliding_window"] == 0
+
+
 def test_a_new_folder_may_be_a_link_to_an_empty_one(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk")

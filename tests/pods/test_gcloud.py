@@ -346,6 +346,10 @@ def test_a_folder_of_a_run_may_be_a_word_of_its_own(gcloud):
     words = ["launch_pretrain_hf", "--dry_run", "--", "--workdir", "gs://b/x"]
     one, two = (gcloud.run(*words[:3], *given, ACCEL="v4-32") for given in (["--workdir=gs://b/x"], words[3:]))
     assert one.status == 0 and one.stdout == two.stdout and "gs://b/x" in one.stdout
+    words = ["--evaluate_only", "--topology", "v4-32", "-workdir=x", "--config.optimizer.end", "-1", "--workdir", "y"]
+    assert launch._with_one_word(words) == [
+        "--evaluate_only", "--topology=v4-32", "-workdir=x", "--config.optimizer.end=-1", "--workdir=y",
+    ]  # fmt: skip
 
 
 def test_delete_takes_the_queued_resource_with_the_node(gcloud):

@@ -260,7 +260,10 @@ def test_a_trace_without_room_ends_no_run_and_is_the_last_one(monkeypatch, tmp_p
         assert kind == "no_profile" and text.startswith(f"the steps {window.start} to {window.stop} have no profile: ")
         assert why in text and "more" not in text and callback.window is callback._trace is None
         said.clear()
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith("trace-")]
+    monkeypatch.setattr(Trace, "unwritten", "")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with Trace() as trace:
+        assert trace.stop() is None and trace.failure == f"{tmp_path}/none: No such file or directory"
 
 
 def test_a_rehearsal_that_the_compiler_refused_does_not_end_the_profiled_run(tmp_path):

@@ -66,6 +66,7 @@ def test_a_batch_that_follows_decodes_the_same(messages, monkeypatch):
 def test_changes_of_many_tokens_are_several_messages_in_order(monkeypatch):
     """The hub refuses messages that are too long, and ends all processes."""
     monkeypatch.setattr(following, "MOST_TOKENS", 10)
+    monkeypatch.setattr(following, "TOKENS_OF_REST", 0)
     changes = [{"add": {"prompt": [0] * size}} for size in (4, 6, 20, 3)] + [{"cancel": 0}, following.STEP]
     messages = list(following.messages_of(changes))
     assert [change for message in messages for change in message] == changes

@@ -73,7 +73,6 @@ def compress(path, suffix):
 
 WRITERS = {
     "a.jsonl": write_jsonl, "a.ndjson": write_jsonl, "a.csv": write_csv, "a.tsv": lambda p, t: write_csv(p, t, "\t"),
-   
     "a.TSV-00000-of-00001": lambda p, t: write_csv(p, t, "\t"), "a.tsv.csv": write_csv,
     "a.parquet": write_parquet, "a.tfrecord": write_tfrecord, "a.tfrecord-00000-of-00001": write_tfrecord,
     "a.tfrecord.gz": lambda path, texts: write_tfrecord(path, texts, "GZIP"),
