@@ -176,7 +176,7 @@ class Trace:
         try:
             self._folder = tempfile.TemporaryDirectory(prefix="trace-")
         except OSError as error:
-            self.failure = f"{tempfile.gettempdir()}: {error.strerror}"
+            self.failure = str(error)
             return
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # its events would be most of the file

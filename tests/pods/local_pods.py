@@ -86,7 +86,7 @@ class LocalPod:
     def groups(self) -> list[int]:
         """Return the process groups that were launched, of the workers that have one."""
         files = sorted(self.folder.glob("worker-*/torus/run.pid"))
-        return [int(file.read_text()) for file in files]
+        return [int(text) for file in files if (text := file.read_text())]  # a shell makes a file before it writes
 
     def status(self) -> dict:
         return json.loads(self.run("status", "--json").stdout)
