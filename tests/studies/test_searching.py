@@ -213,7 +213,7 @@ def test_a_trial_that_is_given_back_while_another_worker_begins_one_is_claimed(t
     one.queue.give_back(trial)
     found = other._begun()  # after a look at a queue where nothing waited yet
     assert found.number == trial.number and found.state.name == "RUNNING"
-    assert other.next_trial().number == trial.number + 1
+    assert other.next_trial().number > trial.number
 
 
 @pytest.mark.slow
