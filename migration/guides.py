@@ -69,9 +69,8 @@ class Keys:
         known = {*self.renamed, *self.own, *self.fixed, *self.noted, *base.KEYS}
         if key not in known:
             raise ConfigError(f"{source}: {shown(key)} is not a key{did_you_mean(similar(key, known))}")
-        only, instead = self.fixed.get(key, (None, ""))
-        if key in self.fixed and value != only:
-            raise ConfigError(f"{source}: {key}={shown(value)} is not supported: {instead}")
+        if key in self.fixed and value != self.fixed[key][0]:
+            raise ConfigError(f"{source}: {key}={shown(value)} is not supported: {self.fixed[key][1]}")
 
     def _typed(self, key: str, value: object, source: str) -> object:
         self.check(key, value, source)

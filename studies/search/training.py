@@ -70,7 +70,7 @@ def train(search: Search, workers: int, start: Start) -> None:
       Failed: all trials have failed.
     """
     queue = searching.begin(search)
-    searched = {key for name, entry in search.searched().items() for key in spaces.keys_of(name, entry)}
+    searched = spaces.searched_keys(search.searched())
     statuses = start(search, min(workers, search.count))
     found = searches.find(search.storage, search.study, search.study)
     print("\n".join(searches.best(found)))
