@@ -32,7 +32,7 @@ try:
     from core import ending
     from input_pipeline.cache import cache_path
     from settings import loading, simulation, stored_config, together, validation
-    from settings.keys import HIDDEN, NAMES_ELSEWHERE, flat, similar_keys, stray_argument
+    from settings.keys import HIDDEN, NAMES_ELSEWHERE, flat, similar_keys, stray_argument, value_of_flag
     from settings.resolving import Loaded
 except ModuleNotFoundError as missing:
     interpreter.restart(missing)
@@ -130,7 +130,7 @@ def parse_flags(description: str, not_read: tuple[str, ...] = (), why: str = "")
         near = did_you_mean(options) or "; --help lists the flags"
         raise ConfigError(f"--{error.flagname} is not a flag{near}") from None
     except flags.Error as error:
-        raise ConfigError(" ".join(str(error).split())) from None
+        raise ConfigError(value_of_flag(error)) from None
     if stray:
         raise ConfigError(stray_argument(stray[0]))
     given = [f"config.{key}" for key in overrides if "config" in not_read]

@@ -17,6 +17,7 @@ from pods.errors import PodError, usage_error
 from pods.settings import FIELDS, Settings, with_experts
 from pods.transports import Transport, expect_success
 from settings import loading
+from settings.keys import value_of_flag
 
 CONFIG = "configs/optimization_config.json"  # in the code's folder on a host
 REPORT = "optimization_deployment_report.json"
@@ -169,4 +170,4 @@ def _own_flags(argv: list[str], description: str) -> tuple[flags.FlagValues, lis
     try:
         return own, own(argv, known_only=True)[1:]
     except flags.Error as error:
-        raise usage_error(str(error)) from None
+        raise usage_error(value_of_flag(error)) from None

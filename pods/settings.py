@@ -20,7 +20,7 @@ from configs.errors import did_you_mean, shown, similar
 from pods.errors import usage_error
 from settings import loading
 from settings.environment import UNREAD_VARIABLES
-from settings.keys import DASHES, check_no_secrets, stray_argument
+from settings.keys import DASHES, check_no_secrets, stray_argument, value_of_flag
 from settings.loading import ROOT
 
 TRUTH = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
@@ -299,7 +299,7 @@ def _parse_flags(arguments: list[str]) -> tuple[dict[str, str | None], list[str]
         near = did_you_mean([f"--{name}" for name in similar(error.flagname, FIELDS)])
         raise usage_error(f"--{error.flagname} is not a flag{near or '; `pod.py help` lists them'}") from None
     except flags.Error as error:
-        raise usage_error(str(error)) from None
+        raise usage_error(value_of_flag(error)) from None
     if mistyped := [argument for argument in positional if argument.startswith(DASHES)]:
         raise usage_error(stray_argument(mistyped[0]))
     return {name: values[name].value for name in FIELDS}, positional

@@ -21,6 +21,7 @@ NAMES_ELSEWHERE = {  # names in other programs, and the keys here
 VARIABLES = {"logging.alerts": "TORUS_ALERTS_URL"}  # of the environment, for the value of a secret key
 HIDDEN = "(hidden)"  # in place of a secret, where values are printed and stored
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}  # of values
+CONVERSIONS = {"invalid literal": int, "could not convert": float, "('Non-boolean": bool}  # as absl's errors begin
 LENGTHS = ("train.steps", "train.tokens", "train.epochs")  # of a run; one of them is set
 ALTERNATIVES = (  # groups of exclusive keys: typing one of them clears the others
     (LENGTHS, "say how long to train"),
@@ -98,6 +99,16 @@ def stray_argument(argument: str) -> str:
     if argument.startswith(DASHES):
         return f"{argument!r} begins with a dash, not with hyphens; type --{argument.lstrip(''.join(DASHES) + '-')}"
     return f"stray argument {argument!r}; options are written --name=value"
+
+
+def value_of_flag(error: Exception) -> str:
+    """Return the message of absl's error about the value of a flag, without the words of Python's conversions."""
+    text = " ".join(str(error).split()).removeprefix("flag ")
+    for words, kind in CONVERSIONS.items():
+        option, found, _ = text.rpartition(f": {words}")
+        if found:
+            return f"{shown(option)} is not {KINDS[kind]}"
+    return text
 
 
 def similar_keys(name: str, keys) -> list[str]:
