@@ -69,6 +69,8 @@ def main(command: command_line.Command) -> None:
     """Print continuations, answers or the solution of a puzzle; runs on one device."""
     flags, config = command_line.FLAGS, command.config
     check_kind(flags, config, command.address)
+    if (of_search := [key for key in command.loaded.typed if key.startswith("tot.")]) and not flags.search:
+        raise ConfigError(f"--config.{of_search[0]} is read by a search alone; add --search=bfs, or another one")
     if config.train.objective == "recursive":
         solve_puzzle(flags, config, command.address)
     elif flags.search:

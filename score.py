@@ -84,7 +84,9 @@ def check(command: command_line.Command) -> list[Callable[..., Scores]]:
         tasks.check_lengths(items, tokenizer, config.model.max_length, "--questions")
         found.append(of_questions(items))
     if flags.core:
-        found.append(of_core(core_metric.read_folder(expanded(flags.core), flags.limit)))
+        of_folder = core_metric.read_folder(expanded(flags.core), flags.limit)
+        core_metric.check_lengths(of_folder, tokenizer, config.model.max_length)
+        found.append(of_core(of_folder))
     if flags.tasks:
         found.append(of_harness(flags.tasks, flags.include_path, flags.limit))
     return found

@@ -19,6 +19,7 @@ command_line.flags.DEFINE_integer("max_length", 0, "tokens of a prompt with its 
 command_line.flags.DEFINE_integer("max_waiting", 64, "answers that may wait for a row", 0, 1_000_000)
 command_line.flags.DEFINE_integer("grace_seconds", 30, "for running requests after SIGTERM", 0, 86_400)
 if __name__ == "__main__":
+    command_line.ending.ends_by_signal("stopped before the server was ready")
     COMMAND = command_line.parse(__doc__, use=lambda flags: command_line.READ, chooses_mesh=True)
 
 import functools
@@ -58,22 +59,8 @@ except ModuleNotFoundError as missing:
     raise ConfigError(f"serve.py needs the package {missing.name}: run `make setup EXTRAS=serve`") from None
 
 
-class StoppedEarly(Exception):
-    """A signal came before the server was ready."""
-
-    exit_status = 0
-
-
 def main(command: command_line.Command) -> None:
-    """Load a model, compile its programs, and serve it until a signal."""
-    try:
-        serve(command)
-    except KeyboardInterrupt:
-        raise StoppedEarly("stopped before the server was ready") from None
-
-
-def serve(command: command_line.Command) -> None:
-    """Serve in process 0, and follow it in the others."""
+    """Load a model, compile its programs, and serve it until a signal in process 0; follow it in the others."""
     flags, config = command_line.FLAGS, command.config
     key = read_key(flags.api_key_file, flags.host)
     check_flags(command)

@@ -26,7 +26,8 @@ WITHOUT_ERROR = (0, INTERRUPTED)  # exit statuses
 LAST_WORD_SECONDS = 5.0
 BLAME_SECONDS = 5.0  # after a failed collective, the time for the hub to notice which process died
 _ending = threading.Lock()
-_interrupted = "interrupted; run the same command to continue"  # the last line of a command that a signal ends
+CONTINUES = "interrupted; run the same command to continue", INTERRUPTED
+_when_interrupted = CONTINUES  # last line and exit status if a signal ends the process
 
 
 def install() -> None:
@@ -40,8 +41,15 @@ def install() -> None:
 
 def continues_nothing() -> None:
     """Do not say that the same command continues, if it is interrupted: it begins again."""
-    global _interrupted
-    _interrupted = "interrupted"
+    global _when_interrupted
+    if _when_interrupted == CONTINUES:
+        _when_interrupted = "interrupted", INTERRUPTED
+
+
+def ends_by_signal(line: str) -> None:
+    """End with this last line and status 0 if a signal ends the process: it is how the command usually ends."""
+    global _when_interrupted
+    _when_interrupted = line, 0
 
 
 def _open_streams() -> None:
@@ -64,7 +72,7 @@ def _with_one_line(kind: type, error: BaseException, trace: types.TracebackType 
     message = " ".join(str(error).split()) or kind.__name__
     match error:
         case KeyboardInterrupt():
-            line, status = _interrupted, INTERRUPTED
+            line, status = _when_interrupted
         case BrokenPipeError() if stdout_has_no_reader():
             line, status = "error: the program that reads this output has closed it", 1
         case BaseException(exit_status=status):

@@ -56,14 +56,15 @@ class GRPO(LanguageModeling):
     progress = ("reward",)
 
     def notes(self, config) -> list[str]:
-        """Say how few conversations are asked, and that random weights draw the first answers if no run is named."""
+        """Say how few rows are asked, and that random weights draw the first answers if no run is named."""
         found, rows, grpo = [], config.train.global_batch, config.grpo
         if not config.train.init_from:
             found.append("Note: answers of random weights have no reward to learn from; train.init_from names a run")
         if config.data.source == "chat" and (share := grpo.group_size * grpo.updates) > 1:
             found.append(
-                f"Note: one in {share} conversations of an epoch is asked: {rows} rows are {rows // grpo.group_size} "
-                f"prompts with {grpo.group_size} answers each, for {grpo.updates} step{'s' * (grpo.updates > 1)}"
+                f"Note: one in {share} rows of an epoch is asked, and of it the first conversation: {rows} rows are "
+                f"{rows // grpo.group_size} prompts with {grpo.group_size} answers each, for {grpo.updates} "
+                f"step{'s' * (grpo.updates > 1)}"
             )
         return found
 

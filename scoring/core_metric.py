@@ -29,6 +29,7 @@ import pydantic
 from configs.errors import ConfigError
 from files.json_reader import JsonError, Object, parse_json
 from files.yaml_reader import parse_yaml
+from input_pipeline.tokenization import AnyTokenizer
 from scoring import figures
 from scoring.figures import Figure
 from scoring.likelihood import LanguageModel, Likelihood, Row, log_likelihoods
@@ -162,6 +163,20 @@ def _items(path: pathlib.Path, schema: type) -> list[dict]:
                 raise JsonError(f"{path}, line {number}: gold={item['gold']} is not the index of an option")
             found.append(item | {"line": number})
     return found
+
+
+def check_lengths(tasks: Sequence[CoreTask], tokenizer: AnyTokenizer, max_length: int) -> None:
+    """Raise ConfigError if more than `max_length` tokens of a continuation are scored; choices may begin alike."""
+    for task in tasks:
+        for item in task.items:
+            texts = item["choices"] if task.kind == "multiple_choice" else [item["continuation"]]
+            encoded = [np.array(tokenizer.encode(text)) for text in texts]
+            length = max(map(len, encoded)) - (_shared(encoded) if len(encoded) > 1 else 0)
+            if length > max_length:
+                raise ConfigError(
+                    f"--core: line {item['line']} of {task.label} has a continuation of {length} tokens, more than "
+                    f"model.max_length={max_length}; shorten it"
+                )
 
 
 def score(model: LanguageModel, tasks: Sequence[CoreTask]) -> list[dict]:

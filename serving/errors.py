@@ -52,7 +52,7 @@ def of_validation(error: pydantic.ValidationError, fields: Collection[str]) -> A
         return ApiError(400, f"the body is not JSON: {first['ctx']['error']}")
     if kind == "extra_forbidden":
         wrong = str(first["loc"][-1])
-        suggestion = did_you_mean(similar(wrong, fields))
+        suggestion = " of this endpoint" if wrong in fields else did_you_mean(similar(wrong, fields))
         return ApiError(
             400, f"{shown(wrong)} is not a parameter{suggestion}", param=shown(wrong), code="unknown_parameter"
         )

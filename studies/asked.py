@@ -28,6 +28,8 @@ class Asked:
         self.study, self.groups = suites.find(name, parsed.base)
         self.how = dict(seeds=parsed.seeds, topology=parsed.topology, overrides=overrides)
         self.members = suites.members(self.study, self.groups, **self.how)
+        if not self.members:
+            raise ConfigError(f"{name} has no configurations for --base={self.study.base.size}")
         self.root = suites.runs_of(parsed.root or f"runs/{self.study.name}")
 
     @property

@@ -107,11 +107,10 @@ class Worker:
     def reason_to_end(self, trial: FrozenTrial) -> str:
         """Return why a running trial should end before its time, "" if it should not. Raises LostClaim."""
         cancelled, limits = self.queue.keep(trial), self.task.limits
-        if limits.budget is not None:
-            self.queue.set_attribute(trial, trials.RAN_SECONDS, self._ran_seconds(trial))
-            if not self.asked_to_stop and budget.is_spent(self.queue, limits):
-                say(f"{trials.title(trial)} saves and stops: the budget of {limits.budget:,.2f} chip-hours is spent")
-                self.stop()
+        self.queue.set_attribute(trial, trials.RAN_SECONDS, self._ran_seconds(trial))  # this worker may be killed
+        if limits.budget is not None and not self.asked_to_stop and budget.is_spent(self.queue, limits):
+            say(f"{trials.title(trial)} saves and stops: the budget of {limits.budget:,.2f} chip-hours is spent")
+            self.stop()
         return trials.CANCELLED if cancelled else ""
 
     @property

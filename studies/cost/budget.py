@@ -151,8 +151,7 @@ def reason_to_end(queue: trials.Queue, digests: set[str], limits: Limits, *, wai
     if waits and now.num_running and may_fit:
         return ""
     known = [hours for hours in needs if hours is not None]
-    wanted = now.spent + sum(known)
-    about = f"; all that are left take about {wanted:,.2f} in all" if len(known) == len(needs) else ""
+    about = f"; all that are left take about {sum(known):,.2f} more" if len(known) == len(needs) else ""
     return (
         f"the budget of {limits.budget:,.2f} chip-hours ends the queue: {now.spent:,.2f} are spent, "
         f"{max(0.0, limits.budget - now.spent):,.2f} are left, and no trial fits{about}; raise --budget to continue"

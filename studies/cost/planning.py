@@ -11,7 +11,8 @@ from studies.outcome import HOUR, chips_of, price_of
 from studies.suites import Member, Study
 
 PUZZLES = ("sudoku", "maze")  # sources whose number of examples in a pass is data.puzzle_count
-UNKNOWN = "not known: rehearse them first, by --rehearse"
+UNREHEARSED = "not known: rehearse them first, by --rehearse"
+UNCOUNTED = "not known: only the data say how many steps their epochs have"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,14 +93,15 @@ def table(study: Study, members: list[Member], topology: str, found: Mapping[str
 
 def _sums(topology: str, found: list[Estimate]) -> list[str]:
     known = [one for one in found if one.hours is not None]
-    hours, unknown = sum(one.hours for one in known), len(found) - len(known)
+    hours, uncounted = sum(one.hours for one in known), sum(one.steps is None for one in found if one.hours is None)
+    unknown = {UNREHEARSED: len(found) - len(known) - uncounted, UNCOUNTED: uncounted}
     costs = [one.cost for one in known if one.cost is not None]
     cost = f", ${sum(costs):,.2f}" if costs else ""
     measured = sum(one.is_measured for one in known)
     note = f"; {measured} of them are done, with their measured hours" if measured else ""
     return [
         f"training of {counted(len(known), 'trial')} on {topology}, one after the other: {hours:,.2f} h{cost}{note}",
-        *([f"{counted(unknown, 'trial')}: {UNKNOWN}"] if unknown else []),
+        *(f"{counted(number, 'trial')}: {why}" for why, number in unknown.items() if number),
     ]
 
 

@@ -15,6 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from configs.base import KEYS
 from configs.errors import ConfigError
 from configs.key import EXECUTION, TRANSFER
+from settings import loading
 from studies import suites, trials
 from studies.search import samplers, searches, spaces
 from studies.search.searching import TRIES, Search, Searcher
@@ -92,7 +93,7 @@ class Population(Searcher):
 
 
 def check(search: Search) -> None:
-    """Raise ConfigError if a population cannot be trained as asked."""
+    """Raise ConfigError if a population cannot be trained as asked, also in its later generations."""
     if search.prune != "none":
         raise ConfigError(f"--prune={search.prune} is not for --method=pbt, which replaces its worst members itself")
     if search.population < 2 or search.count % search.population:
@@ -108,6 +109,10 @@ def check(search: Search) -> None:
     for key in sorted(searched):
         if key.startswith("model.") and not KEYS[key].scope & (EXECUTION | TRANSFER):
             raise ConfigError(f"--method=pbt copies weights, so {key} may not differ; leave it out of the space")
+    recipe = loading.run_recipe(search.recipe)
+    first, later = (search.member(recipe, "0", changes).refusal for changes in ({}, {"train.init_from": search.root}))
+    if later and not first:
+        raise ConfigError(f"--method=pbt continues the weights of trials, and that is refused here: {later}")
 
 
 def parent_of(member: int, generation: list[FrozenTrial], rng: np.random.Generator) -> FrozenTrial:
@@ -133,7 +138,7 @@ def perturbed(point: dict, space: dict[str, BaseDistribution], rng: np.random.Ge
             others = distribution.choices
             found[name] = others[rng.integers(len(others))] if rng.random() < RESAMPLED else old
         else:
-            found[name] = samplers.nearest(distribution, old * FACTORS[rng.integers(2)])
+            found[name] = samplers.scaled(distribution, old, FACTORS[rng.integers(2)])
     return found
 
 

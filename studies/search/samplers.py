@@ -5,6 +5,7 @@ Evolution and local search are samplers of Optuna. They keep no state but what t
 after any interruption, with any number of workers.
 """
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -121,6 +122,12 @@ def nearest(distribution: BaseDistribution, value: float) -> int | float:
     return _value(distribution, min(_place(distribution, inside), 1.0))
 
 
+def scaled(distribution: BaseDistribution, value: float, factor: float) -> int | float:
+    """Return a number of a distribution times a factor, or the next one if a step is too large for that."""
+    new = nearest(distribution, value * factor)
+    return new if new != value else nearest(distribution, value + math.copysign(distribution.step or 0, factor - 1))
+
+
 def _value(distribution: BaseDistribution, place: float):
     """Return the value at a place in [0, 1] of a distribution."""
     if isinstance(distribution, CategoricalDistribution):
@@ -158,7 +165,7 @@ def _tpe(space: Space, seed: int) -> optuna.samplers.BaseSampler:
 METHODS: dict[str, Callable[[Space, int], optuna.samplers.BaseSampler]] = {
     "random": lambda space, seed: optuna.samplers.RandomSampler(seed),
     "tpe": _tpe,
-    "cmaes": lambda space, seed: optuna.samplers.CmaEsSampler(seed=seed),
+    "cmaes": lambda space, seed: optuna.samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False),
     "evolution": Evolution,
     "local_search": LocalSearch,
 }

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Callable
 
 from configs.errors import ConfigError, shown
+from configs.space import Range
 from reporting.display import aligned
 from settings import loading
 from studies import launch, progress, suites
@@ -51,6 +52,8 @@ def asked(parsed, overrides: dict[str, str], root: str) -> Search:
         parsed.population if is_population else 0, parsed.also or "",
     )  # fmt: skip
     suites.loaded_from(loading.run_recipe(search.recipe), overrides, parsed.topology)  # reports mistyped keys
+    if parsed.method == "cmaes" and sum(isinstance(entry, Range) for entry in search.searched().values()) < 2:
+        raise ConfigError("--method=cmaes models two or more ranges of numbers, and draws all else; use --method=tpe")
     if is_population:
         population.check(search)
     often = searching.evaluated_often(search)

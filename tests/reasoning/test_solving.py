@@ -192,6 +192,8 @@ def test_generate_searches_and_says_what_it_cannot_do(run, tmp_path):
     ):
         status, out, err = finish(command(*asked, *words, cache=tmp_path))
         assert (status, out) == (2, "") and said in err
+    key_alone = command(*asked[:2], f"--prompt={PROBLEMS[0]}", "--config.tot.search=mcts", cache=tmp_path)
+    assert "error: --config.tot.search is read by a search alone; add --search=bfs" in finish(key_alone)[2]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from configs.errors import ConfigError
 from files.json_reader import JsonError
 from input_pipeline.tokenization import ByteTokenizer
 from scoring import core_metric
-from scoring.core_metric import CoreTask, centered, examples, figures_of, read_folder, rows_of_item
+from scoring.core_metric import CoreTask, centered, check_lengths, examples, figures_of, read_folder, rows_of_item
 from scoring.figures import Figure
 from scoring.likelihood import LanguageModel, Likelihood
 from tests.scoring.test_texts import END, stand_in
@@ -60,6 +60,17 @@ def test_a_folder_is_read_with_its_baselines_and_an_order_that_stays(folder):
     assert sorted(item["line"] for item in tasks[0].items) == [1, 2, 3, 4]
     assert tasks == read_folder(folder)
     assert read_folder(folder, limit=3)[0].items == tasks[0].items[:3]
+
+
+def test_a_continuation_that_does_not_fit_is_named_before_anything_is_scored(folder):
+    tasks, tokenizer = read_folder(folder), ByteTokenizer()
+    check_lengths(tasks, tokenizer, 64)
+    choose, complete, _ = tasks
+    complete.items[1]["continuation"] = "x" * 65
+    with pytest.raises(ConfigError, match=r"^--core: line \d+ of complete has a continuation of 65 tokens, more than"):
+        check_lengths(tasks, tokenizer, 64)
+    choose.items[0]["choices"] = ["x" * 65 + "a", "x" * 65 + "b"]
+    check_lengths([choose], tokenizer, 64)
 
 
 def tokens(text: str) -> list[int]:

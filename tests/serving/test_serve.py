@@ -168,6 +168,7 @@ def test_a_client_that_disconnects_frees_its_row(chatting, client):
 
 
 MISTAKES = [  # changes of a valid request, status, part of the message, parameter
+    ({"prompt": "x", "top_logprobs": 1}, "top_logprobs is not a parameter of this endpoint", "top_logprobs"),
     ({"prompt": "x", "temprature": 1}, "temprature is not a parameter; did you mean temperature?", "temprature"),
     ({"prompt": "x", "temperature": "hot"}, "temperature should be a valid number, not 'hot'", "temperature"),
     ({"prompt": "x", "temperature": -1}, "temperature should be greater than or equal to 0, not -1", "temperature"),

@@ -3,9 +3,12 @@
 
 import dataclasses
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -44,7 +47,7 @@ def test_workers_end_before_the_budget_is_exceeded_and_go_on_with_a_larger_one(t
     """Nothing is known of the first trial, so it runs alone. It takes more than the budget, and no other one starts."""
     said = run(tmp_path, Limits(budget=1e-6, price=0.0), workers=2)
     assert said.startswith("1: 1 trial is left: the budget of 0.00 chip-hours ends the queue: 0.0")
-    assert said.endswith(" in all; raise --budget to continue")
+    assert said.endswith(" more; raise --budget to continue")
     assert "its chip-hours are not known; it runs alone to measure them" in capfd.readouterr().out
     done, waits = trials_of(tmp_path)
     assert (done.state.name, waits.state.name) == ("COMPLETE", "WAITING") and starts(done) == 1
@@ -110,7 +113,7 @@ def test_a_trial_that_does_not_fit_makes_way_for_a_later_one_that_does(tmp_path)
     queue.finish(trial, 1.0, {}, {})
     assert budget.reason_to_end(queue, {first, second}, limits) == (
         "the budget of 2.00 chip-hours ends the queue: 0.50 are spent, 1.50 are left, and no trial fits; "
-        "all that are left take about 3.50 in all; raise --budget to continue"
+        "all that are left take about 3.00 more; raise --budget to continue"
     )
     assert budget.left_of("budget", 2.0, queue, 0.0) == "budget: 2.00 chip-hours, 0.50 spent, 1.50 left ($0.00)"
 
@@ -166,6 +169,22 @@ def test_a_trial_that_reaches_the_budget_saves_and_goes_back_to_the_queue(tmp_pa
     saved = list((tmp_path / "runs").glob("*/*/checkpoints/*"))
     assert 0 < len(saved) < 1000 and not queue.claims.holders()
     assert first.user_attrs["ran_seconds"] > 0.5 and "ran_seconds" not in second.user_attrs
+
+
+def test_the_time_of_a_killed_worker_counts_without_a_budget_too(tmp_path):
+    """What ran up to the last beat before the kill is stored, and the worker that goes on adds to it."""
+    from studies.worker import Task
+
+    _, digests = queued(tmp_path, **{"train.steps": "1000"})  # 30 s
+    task = Task(f"sqlite:///{tmp_path}/studies.db", "s", digests, "eval_exact_accuracy", STAND_IN)
+    command = [sys.executable, "-c", WORK, json.dumps(dataclasses.asdict(task))]
+    with subprocess.Popen(command, cwd=ROOT, env=environment(tmp_path), start_new_session=True) as worker:
+        deadline = time.monotonic() + 60
+        while not any(trial.user_attrs.get("ran_seconds", 0.0) > 0.5 for trial in trials_of(tmp_path)):
+            assert time.monotonic() < deadline and worker.poll() is None
+            time.sleep(0.1)
+        os.killpg(worker.pid, signal.SIGKILL)
+    assert trials_of(tmp_path)[0].user_attrs["ran_seconds"] > 0.5
 
 
 def test_a_trial_of_which_nothing_is_known_starts_only_when_no_other_one_runs(tmp_path):

@@ -108,6 +108,16 @@ def test_every_method_draws_values_of_every_type_from_their_ranges(method):
     assert {trial.params["depth"] for trial in study.get_trials()} <= {1, 3, 5, 7, 9}
 
 
+def test_a_number_that_is_scaled_by_less_than_a_step_moves_to_the_next_one():
+    steps, counts = optuna.distributions.IntDistribution(0, 60, step=10), optuna.distributions.IntDistribution(1, 9)
+    assert [samplers.scaled(steps, value, 1.2) for value in (0, 10, 20, 50, 60)] == [10, 20, 30, 60, 60]
+    assert [samplers.scaled(steps, value, 0.8) for value in (0, 10, 20, 50)] == [0, 0, 10, 40]
+    assert [samplers.scaled(counts, value, 1.2) for value in (1, 2, 8)] == [2, 3, 9]
+    assert [samplers.scaled(counts, value, 0.8) for value in (1, 2, 8)] == [1, 1, 6]
+    rates = optuna.distributions.FloatDistribution(1e-4, 1.0, log=True)
+    assert samplers.scaled(rates, 0.1, 1.2) == pytest.approx(0.12) and samplers.scaled(rates, 1.0, 1.2) == 1.0
+
+
 def test_a_mutation_changes_one_parameter_and_numbers_to_values_nearby():
     rng, space = np.random.default_rng(0), space_of_every_type()
     point = {"rate": 1e-2, "share": 0.5, "depth": 5, "kind": "a"}

@@ -231,6 +231,10 @@ def test_a_search_without_a_valid_point_fails_with_the_first_reason(tmp_path):
     [
         (["--space=none.py"], "--space=none.py is not a Python file"),
         (["--method=tpes"], "should be one of"),
+        (
+            ["--method=cmaes", "--config.optimizer.warmup_steps=5", "--config.optimizer.weight_decay=0.1"],
+            "--method=cmaes models two or more ranges of numbers",
+        ),
         (["--name=../up"], "--name=../up is no name of a folder in --root"),
         (["again"], "stray argument 'again'; search takes no name; --name names its study"),
         (["--seeds=3"], "--seeds is not read by search; omit it"),

@@ -159,6 +159,13 @@ def test_a_plan_and_a_dry_run_need_no_database_and_write_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_plan_says_why_hours_are_unknown_and_a_group_without_configurations_is_refused(tmp_path):
+    status, out, err = ended(sweep(tmp_path, "plan", "extra-beyond", "--topology=v4-64"))
+    assert status == 0 and "1 trial: not known: only the data say how many steps their epochs have" in out, err
+    status, _, err = ended(sweep(tmp_path, "run", "baseline", "--base=mini", "--dry-run"))
+    assert status == 2 and err == "error: baseline has no configurations for --base=mini\n"
+
+
 @pytest.mark.slow
 @needs_optuna
 def test_trials_with_other_seeds_are_mentioned_by_commands_that_do_not_mean_them(tmp_path):
