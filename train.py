@@ -360,8 +360,7 @@ def main(command: command_line.Command) -> None:
         if processes.index() == 0:
             print("\n".join(lines))
     elif flags.evaluate_only:
-        if config.data.source == preference.SOURCE:  # a stored configuration is loaded as a language model
-            config.train.objective = "dpo"
+        preference.to_evaluate(config)
         if any(command.loaded.typed.get(key) for key in DATA_READ):
             corpus = corpora.prepare_to_evaluate(config.data, vocab_size=config.model.vocab_size)
         else:

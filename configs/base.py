@@ -254,7 +254,7 @@ train.epochs = Key(0.0, "instead of steps: passes over the training documents", 
 train.global_batch = Key(32, "sequences in an update, over all devices", above=0, most=10**9, scope=RESUME | READ)
 train.sequence_length = Key(512, "tokens in a sequence", above=0, most=10**9, scope=WEIGHTS)
 train.gradient_accumulation = Key(
-    0, "microbatches per update; 0: 1, on CPU as many as keep each near 10 s", scope=RESUME
+    0, "microbatches per update; 0: 1, on CPU as many as keep each near 10 s", scope=RESUME | READ
 )
 train.z_loss = Key(0.0, "weight of the mean of log(Z)^2, Z being the softmax's denominator; 0: off")
 train.balance_loss = Key(0.0, "weight of the loss that balances experts, in each microbatch (Switch: 1e-2); 0: off")
@@ -293,8 +293,9 @@ train.recheck_every = Key(
     scope=RESUME,
 )  # fmt: skip
 train.hang_seconds = Key(
-    1800.0, "seconds without a finished step after which each process logs its stacks and ends; 0: never", scope=RESUME
-)
+    1800.0, "seconds without a finished step after which each process logs its stacks and ends; 0: never. Runs whose "
+    "steps a CPU takes in parts have no such limit", scope=RESUME,
+)  # fmt: skip
 
 batch = Section(KEYS, "batch", READ)  # how train.global_batch is reached, in memory and in time
 batch.fit = Key(

@@ -40,6 +40,7 @@ except ModuleNotFoundError as missing:
 STARTED = time.monotonic()  # start of this process, up to a fraction of a second
 FLAGS = flags.FLAGS
 LOG = logging.getLogger("torus")  # a command with a workdir adds its file to it
+typed_by_user: list[str] = []  # what an adapter of another system has turned into sys.argv
 TRAIN, READ, IGNORE = "train", "read", "ignore"  # what a command does with the run that may be in its workdir
 
 flags.DEFINE_string(
@@ -90,7 +91,7 @@ class Command:
     @property
     def origin(self) -> dict:
         """The content for the run's run.json."""
-        return self.loaded.origin | {"command": without_secrets(sys.argv)}
+        return self.loaded.origin | {"command": without_secrets(typed_by_user or sys.argv)}
 
     def banner(self) -> list[str]:
         """Return lines about ignored variables, the simulation, and the sizes that it changed."""

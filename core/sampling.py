@@ -105,8 +105,15 @@ class BatchSampler:
         try:
             with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
                 found = dict(arrays)
+            rows, now = len(found["tokens"]), wanted["tokens"].shape[0]
+            if rows != now:
+                return {}, (
+                    f"step {step + 1} trains on the {rows} answers that were drawn before it, so "
+                    f"train.global_batch={now} cannot begin there; resume with {rows} rows, or type "
+                    f"--config.train.global_batch after a step that ends its grpo.updates"
+                )
             check_batch(found, wanted, str(file))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError) as error:
             return {}, (
                 f"{file} cannot be read, and step {step + 1} trains on the answers in it; copy it back, or remove "
                 f"checkpoints/{step} to resume at an earlier step ({error})"

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from configs import base
 from configs.errors import ConfigError, did_you_mean, shown, similar
-from core import ending
+from core import command_line, ending
 from files.json_reader import JsonError
 from files.yaml_reader import parse_yaml
 from settings import loading, validation
@@ -127,5 +127,6 @@ def train(
     """Run train.py with `arguments` of the typed words; `configuration` is that of a YAML file's content and name."""
     ending.install()
     loading.READERS |= dict.fromkeys(SUFFIXES, lambda file: configuration(read_file(file, example), str(file)))
+    command_line.typed_by_user = list(sys.argv)
     sys.argv[1:] = arguments(sys.argv[1:])
     runpy.run_module("train", run_name="__main__", alter_sys=True)

@@ -55,6 +55,10 @@ class GRPO(LanguageModeling):
     sampler: rollouts.Sampler | None = None
     progress = ("reward",)
 
+    def check_to_train(self) -> None:
+        """Raise ConfigError if no recipe registered the reward."""
+        self.sampler.check_reward()
+
     def notes(self, config) -> list[str]:
         """Say how few rows are asked, and that random weights draw the first answers if no run is named."""
         found, rows, grpo = [], config.train.global_batch, config.grpo

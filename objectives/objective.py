@@ -60,6 +60,9 @@ class Objective:
         """Return the other models that the loss needs."""
         return ()
 
+    def check_to_train(self) -> None:
+        """Raise ConfigError if this process lacks what only training needs, such as a function of the recipe."""
+
     def notes(self, config) -> list[str]:
         """Return lines, printed before step 1 of a new run, about what is allowed but may surprise."""
         return []

@@ -4,6 +4,7 @@
 import json
 import pathlib
 import tempfile
+from typing import NotRequired
 
 from checkpointing import host_parts
 from files.atomic import write_atomically
@@ -20,10 +21,11 @@ SOURCE = "backup.json"  # in the folder of a backup, so that no other run is mix
 
 
 class Source(Object):
-    """The run that a folder is the backup of: its folder, and the pod, "" for a folder in a bucket."""
+    """The run that a folder is the backup of: its folder, the pod and its creation; "" for a folder in a bucket."""
 
     folder: str
     pod: str
+    created: NotRequired[str]
 
 
 def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
@@ -32,16 +34,22 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
         raise usage_error(f"backup takes one folder of this machine, by default {BACKUP}")
     target = pathlib.Path(rest[0] if rest else BACKUP)
     folder = _run_folder(settings)
-    source = {"folder": folder, "pod": "" if "://" in folder else settings.name}
-    if (kept := _source_of(target)) not in (None, source):
-        raise PodError(f"{target} is the backup of {' of '.join(filter(None, kept.values()))}; name another folder")
+    in_bucket = "://" in folder
+    pod = {} if in_bucket else transport.describe() or {}
+    created = pod.get("createTime", "")
+    source = {"folder": folder, "pod": "" if in_bucket else settings.name, "created": created}
+    kept = {"created": created} | (_source_of(target) or source)
+    if kept != source:
+        when = f", created {kept['created']}" if kept["created"] else ""
+        of_pod = f" of {kept['pod']}{when}" if kept["pod"] else ""
+        raise PodError(f"{target} is the backup of {kept['folder']}{of_pod}; name another folder")
     is_here = folder.startswith("/") and settings.transport == "local"
     if is_here and not (settings.dry_run or pathlib.Path(folder).is_dir()):
         raise usage_error(f"{folder} is no folder; `launch` a run first, or name its folder with --workdir")
     if "://" in folder or is_here:
         words = ["gcloud", "storage", "rsync", "-r", folder] if "://" in folder else ["cp", "-r", f"{folder}/."]
         expect_success([call(settings, [*words, local_folder(settings, str(target))], show=True)], f"back {folder} up")
-    elif not folder.startswith("/") and (num_workers := transport.num_workers) > 1:
+    elif not folder.startswith("/") and (num_workers := pod.get("workers") or transport.num_workers) > 1:
         _join(settings, transport, num_workers, folder, target)
     else:
         everything = "/." if settings.transport == "local" else "/*"  # cp and scp put a folder into an existing one

@@ -40,8 +40,13 @@ def search(settings: Settings) -> int:
     end, failures = time.monotonic() + settings.wait_seconds, {}
     while tries:
         for one in list(tries):
+            left = end - time.monotonic()
+            if settings.wait and failures and left < 0:
+                break
             is_last = settings.wait and len(tries) == 1  # then it waits in the queue
-            if not (failure := _attempt(one, end - time.monotonic() if is_last else QUEUED_POLLS * one.poll_seconds)):
+            queued = left if is_last else QUEUED_POLLS * one.poll_seconds
+            at_once = settings.wait_seconds if not settings.wait else max(0.0, left)
+            if not (failure := _attempt(one, min(queued, at_once) if one.queued else at_once)):
                 records.keep_creation(one)
                 note(one, f"{one.name} is ready, {_way(one)}, in {one.zone}: export ZONE={one.zone}")
                 return 0
@@ -67,14 +72,9 @@ def ways(settings: Settings) -> list[dict[str, bool]]:
     return [*at_once, {"queued": True}]
 
 
-def _attempt(settings: Settings, queued_seconds: float) -> str:
-    """Ask one zone for a pod in one way; return "" if there is one then, else why not.
-
-    Args:
-      queued_seconds: how long a queued request may wait.
-    """
+def _attempt(settings: Settings, patience: float) -> str:
+    """Ask one zone for a pod in one way; return "" if there is one within `patience` seconds, else why not."""
     note(settings, f"{settings.zone}: trying {_way(settings)}")
-    patience = queued_seconds if settings.queued else settings.wait_seconds
     gcloud, made = Gcloud(dataclasses.replace(settings, wait_seconds=patience)), False
     try:
         gcloud.create()
@@ -85,7 +85,7 @@ def _attempt(settings: Settings, queued_seconds: float) -> str:
         return ""
     except PodError as error:
         note(settings, f"{settings.zone}: {error}")
-        if made:
+        if made or not LASTING.search(str(error)):  # a failed `create` may have begun to make one
             _clean_up(gcloud, tries=1)
         return str(error)
     except KeyboardInterrupt:

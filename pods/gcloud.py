@@ -49,6 +49,7 @@ class Node(Object, total=False):
     state: Word
     health: Word
     acceleratorType: Word
+    createTime: Annotated[str, pydantic.Field(pattern="^[0-9A-Za-z:.+-]{0,50}$")]
     networkEndpoints: list[Endpoint]
     queuedResource: Annotated[str, pydantic.Field(pattern="^(.*/)?[a-z0-9][a-z0-9-]*$")]
     metadata: dict[str, object]

@@ -13,7 +13,7 @@ import re
 import shlex
 import tempfile
 
-from pods import capacity, deploy, hosts, records
+from pods import capacity, deploy, hosts, recipes, records
 from pods.calls import note
 from pods.connection import connect
 from pods.errors import PodError, usage_error
@@ -47,8 +47,9 @@ def create(settings: Settings, transport: Transport, rest: list[str]) -> int:
     if exists and not settings.queued:
         pod = transport.describe() or {}
         print(_summary(settings, pod))
-        if pod.get("acceleratorType", settings.accel) != settings.accel and not settings.type:
-            print(f"warning: the existing pod is a {pod['acceleratorType']}, but ACCEL={settings.accel}")
+        actual = pod.get("acceleratorType", settings.accel)
+        if recipes.ours(actual) != recipes.ours(settings.accel) and not settings.type:
+            print(f"warning: the existing pod is a {actual}, but ACCEL={settings.accel}")
         if settings.workers and settings.workers != pod.get("workers", settings.workers):
             print(f"warning: the existing pod has {pod['workers']} workers, but --workers={settings.workers}")
     return 0

@@ -57,16 +57,21 @@ def of_pod(settings: Settings, transport: Transport) -> Settings:
     """Return the settings with the pod's accelerator type; a usage error if the user typed another."""
     pod = None if settings.dry_run or settings.type else transport.describe()
     actual = pod.get("acceleratorType") if pod else None
-    if not actual or actual == settings.accel:
+    if not actual or ours(actual) == ours(settings.accel):
         return settings
     if settings.given("accel"):
         raise usage_error(f"ACCEL={settings.accel}, but the pod {settings.name} is a {actual}; leave ACCEL out")
     return dataclasses.replace(settings, accel=actual)
 
 
+def ours(accelerator: str) -> str:
+    """Return the name that an accelerator type of Google has here."""
+    return accelerator.replace(V5E_AT_GOOGLE, V5E)
+
+
 def preset(settings: Settings) -> topologies.Topology | None:
     """Return the topology of the pod, all its slices, from configs/topologies.py; None if there is none."""
-    name = settings.accel.replace(V5E_AT_GOOGLE, V5E)
+    name = ours(settings.accel)
     if settings.type:
         wanted = f"{settings.type}:{settings.topology}"
         name = next((name for name, values in topologies.SLICES.items() if values[-1] == wanted), "")
@@ -137,11 +142,10 @@ def storage_keys(workdir: str, num_workers: int) -> dict[str, object]:
 
 def data_keys(settings: Settings) -> dict[str, object]:
     """Return the configuration keys of the Hugging Face data sets DATASET and DATASET2; of C4 a part without SPLIT."""
-    is_c4 = settings.dataset == FIELDS["dataset"].default and not settings.given("split")
-    first = f"{settings.dataset}:{settings.split}{C4_PART if is_c4 else ''}"
-    subset = settings.config if not settings.config.endswith(".py") else ""
-    if settings.given("dataset") and not settings.given("config"):
-        subset = ""  # the default subset belongs to the default data set
+    is_c4 = settings.dataset == FIELDS["dataset"].default
+    first = f"{settings.dataset}:{settings.split}{C4_PART if is_c4 and not settings.given('split') else ''}"
+    is_typed = settings.given("config") and not settings.config.endswith(".py")  # else it is a recipe
+    subset = settings.config if is_typed else FIELDS["config"].default if is_c4 else ""
     keys = {"data.source": "huggingface", "data.subset": subset, "data.field": settings.text_key}
     if not settings.dataset2:
         return keys | {"data.path": first}

@@ -102,7 +102,7 @@ def measure(train: Callable, config, folder: pathlib.Path, **arguments) -> Trial
             raise RunError("a trial has no profile; the line `have no profile` above says why")
         profile = json.loads((folder / FILE).read_text()) if processes.index() == 0 else None
     finally:
-        if processes.index() == 0:
+        if processes.index() == 0 or short.checkpoint.per_host:
             shutil.rmtree(folder, ignore_errors=True)
     profile = processes.shared("tuned profile", lambda: profile)
     found = [Advice(**{name: one[name] for name in Advice._fields}) for one in profile["advice"]]

@@ -84,6 +84,6 @@ def registered(name: str) -> Reward:
     if name not in REWARDS:
         raise ConfigError(
             f"grpo.reward={name} is not task, reference, random, or a function that the recipe registers "
-            f"({', '.join(REWARDS) or 'it registers none'}); see docs/reasoning.md"
+            f"({', '.join(REWARDS) or 'it registers none'}); name that recipe by --config, see docs/reasoning.md"
         )
     return REWARDS[name]

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
-from configs.errors import ConfigError
 from inference.batching import Batch, Request
 from inference.choice import Sampling
 from inference.engine import Engine
@@ -25,6 +24,7 @@ from reasoning.answers import Lines, Turns, answers_of, registered
 
 MOST_ROWS = 128  # of the cache; more answers wait
 EPSILON = 1e-4  # added to the deviation of a group
+REWARD_NAMES = ("task", "reference", "random")  # those that are no function of a recipe
 
 
 class Texts(NamedTuple):
@@ -57,6 +57,11 @@ class Sampler:
     temperature: float
     divides: bool
     reward: str
+
+    def check_reward(self) -> None:
+        """Raise ConfigError if the reward is a function that no recipe registered."""
+        if self.reward not in REWARD_NAMES:
+            registered(self.reward)
 
     def sample(
         self, engine: Engine, batch: dict[str, jax.Array], key: jax.Array
@@ -117,9 +122,9 @@ class Sampler:
 
 
 def check_probabilities(rewards: Iterable[float]) -> None:
-    """Raise ConfigError unless all rewards are from 0 to 1."""
+    """Raise DataError unless all rewards are from 0 to 1; training then saves and ends."""
     if wrong := [one for one in rewards if not 0 <= np.float32(one) <= 1]:
-        raise ConfigError(f"train.objective=value_head predicts rewards from 0 to 1; grpo.reward gave {wrong[0]:g}")
+        raise DataError(f"train.objective=value_head predicts rewards from 0 to 1; grpo.reward gave {wrong[0]:g}")
 
 
 def _drawn(batch: Batch, requests: Sequence[Request], form: Lines | Turns) -> list[tuple[list[int], list[float]]]:

@@ -8,6 +8,17 @@ from configs.errors import ConfigError
 SOURCE = "preferences"  # of data.source
 
 
+def to_evaluate(config: ConfigDict) -> None:
+    """Have preference data evaluated as they are trained on; ConfigError for a run without a model to compare with."""
+    if config.data.source == SOURCE and not config.train.init_from:
+        raise ConfigError(
+            f"data.source={SOURCE} compares a run with the model that it began from, and this one began from none; "
+            "name a run of train.objective=dpo"
+        )
+    if config.data.source == SOURCE:  # a stored configuration is loaded as a language model
+        config.train.objective = "dpo"
+
+
 def check_source(config: ConfigDict) -> None:
     """Raise ConfigError if preference data is given to an objective that would train on both answers alike."""
     if config.data.source == SOURCE and config.train.objective != "dpo":

@@ -57,6 +57,12 @@ def trained_to(folder) -> int | None:
 
     The checkpoint is not verified here, but when it is restored.
     """
+    step, record = _newest_record(folder)
+    return None if "weights_only" in record else step
+
+
+def _newest_record(folder) -> tuple[int | None, _Record]:
+    """Return (step, record) of the newest checkpoint; (None, {}) without one."""
     checkpoints = folder / "checkpoints"
     steps = (
         [int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal() and path.name.isascii()]
@@ -64,12 +70,11 @@ def trained_to(folder) -> int | None:
         else []
     )
     if not steps:
-        return None
+        return None, {}
     try:
-        record = read_json(checkpoints / str(max(steps)) / "record.json", _Record)
+        return max(steps), read_json(checkpoints / str(max(steps)) / "record.json", _Record)
     except (JsonError, OSError):  # damaged, which the restore reports
-        record = {}
-    return None if "weights_only" in record else max(steps)
+        return max(steps), {}
 
 
 def read_config(folder) -> dict[str, Scalar]:
@@ -135,10 +140,12 @@ def load_to_continue(
     loaded = resolve(config, _origins(folder, kept), folder.name, folder / CONFIG, topology, overrides, environment)
     moved = {key for key in RUNS if stored[key]}  # a checkpoint has their digests
     free = keys_of(RESUME) | moved
-    for key, value in loaded.typed.items() if step is not None else ():
-        if value != stored[key] and key not in free:
+    fixed = KEYS.keys() if step is not None else _newest_record(folder)[1].get("weights_only", ())
+    for key, value in loaded.typed.items():
+        if value != stored[key] and key in fixed and key not in free:
+            what = "has imported weights" if step is None else f"was trained to step {step}"
             raise ConfigError(
-                f"{folder} was trained to step {step} with {key}={shown(stored[key])}, now {shown(value)}. "
+                f"{folder} {what} with {key}={shown(stored[key])}, now {shown(value)}. "
                 f"Leave out --config.{key} to continue that run, or use a new --workdir."
             )
     if not stored["data.tokenizer"] and loaded.config.data.tokenizer == "sentencepiece":
@@ -184,9 +191,8 @@ def load_to_read(
     fixed = [key for key in overrides if key in stored and key not in free]
     if fixed:
         raise ConfigError(f"--config.{fixed[0]} is fixed by the run in {folder}; leave it out")
-    values = stored | {
-        name: key.default for name, key in KEYS.items() if name in of_machine or name.startswith(OF_TRAINING)
-    }
+    unread = {name: key.default for name, key in KEYS.items() if name in of_machine or name.startswith(OF_TRAINING)}
+    values = stored | unread
     if stored["data.tokenizer"] not in (*BUILT_IN_TOKENIZERS, ""):
         files = [folder / file for file in ("tokenizer.json", "tokenizer.model")]  # as imported, or trained
         values["data.tokenizer"] = str(next((file for file in files if file.is_file()), files[-1]))
@@ -195,7 +201,7 @@ def load_to_read(
         values |= dict.fromkeys(DATA_READ, "")
     # Allow evaluation on longer sequences than the run was trained on.
     values["model.max_length"] = max(values["model.max_length"], typed.get("train.sequence_length", 0))
-    origins = dict.fromkeys(stored, str(folder / CONFIG))
+    origins = dict.fromkeys(stored.keys() - unread.keys(), str(folder / CONFIG))
     config = from_flat(values)
     drop_other_models(config)
     loaded = resolve(config, origins, folder.name, folder / CONFIG, topology, overrides, {})

@@ -159,7 +159,7 @@ MISTAKES = [
     ("sweep.py plan trm --grant_days=0 --topology=v4-64", {}, "--grant_days=0.0 must be greater than 0: days"),
     ("sweep.py plan trm --grant_days=3", {}, "--grant_days needs the slice; add it, as --topology="),
     ("sweep.py plan trm --budget=3", {}, "--budget is not read by plan, but by run and status; omit it"),
-    ("sweep.py run trm --keep=some", {}, "flag --keep=some: value should be one of <all|best|last|none>"),
+    ("sweep.py run trm --keep=some", {}, "--keep=some: value should be one of <all|best|last|none>"),
     ("sweep.py run trm --workdir=x", {}, "--workdir is not read here: a study has its recipe"),
     (f"{TRAIN} --config.model.dtype=float16", {}, "model.dtype=float16 is refused: gradients below 6e-8 are 0 in it "),
     ("benchmarks/run_all.py layout", {}, "layout is not a benchmark; the benchmarks are ca"),

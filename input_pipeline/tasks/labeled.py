@@ -17,7 +17,7 @@ class LabeledWindows(Windows):
     """Rows of `inputs`, int32 [N, T], with `labels`, int32 [N]; labels of padding are -1.
 
     Attributes:
-        digest: of all rows of the file, of both splits.
+        digest: of all rows of the file and of their split.
         vocab_size: number of classes.
         largest_input: of all rows.
     """
@@ -62,6 +62,7 @@ def split(path: Path, holdout_fraction: float) -> tuple[LabeledWindows, LabeledW
     held_out = np.array([is_held_out(row.tobytes(), holdout_fraction) for row in rows])
     if held_out.all() or not held_out.any():
         raise DataError(f"{path}: {len(rows)} rows are too few for data.holdout_fraction={holdout_fraction}")
-    num_classes, of_file = int(rows[:, -1].max()) + 1, digest(rows.tobytes() + str(rows.shape).encode())
-    train, rest = (LabeledWindows(rows[mask], num_classes, of_file) for mask in (~held_out, held_out))
+    of_split = digest(rows.tobytes() + str(rows.shape).encode() + held_out.tobytes())
+    num_classes = int(rows[:, -1].max()) + 1
+    train, rest = (LabeledWindows(rows[mask], num_classes, of_split) for mask in (~held_out, held_out))
     return train, rest

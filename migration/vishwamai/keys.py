@@ -113,7 +113,8 @@ def _batch(read: dict, source: str) -> dict:
 def arguments(typed: list[str]) -> list[str]:
     """Return the arguments of train.py; print a line to stderr for each key that has no counterpart.
 
-    Without an accelerator, the slice of v4 with `tpu_cores` chips is simulated, unless another mesh is chosen.
+    Without an accelerator, `tpu_cores` chips are simulated, of a slice of v4 if there is one, unless another mesh is
+    chosen.
     """
     found = [SWITCHES.get(word, word) for word in typed]
     file, _ = guides.take(found, "--config")
@@ -125,8 +126,12 @@ def arguments(typed: list[str]) -> list[str]:
     sys.stderr.writelines(notes(given))
     if given.get(FOLDER) and not guides.take(found, "--workdir")[0]:
         found.append(f"--workdir={given[FOLDER]}")
-    slice_name = topologies.of_size(topologies.get("v4-8"), cores(given, file))
+    number = cores(given, file)
+    slice_name = topologies.of_size(topologies.get("v4-8"), number)
     is_chosen = guides.take(found, "--topology")[0] or os.environ.get("TPU_MESH_CONFIG")
-    if slice_name and not is_chosen and startup.attached_accelerator() == "cpu":
-        found.append(f"--topology={slice_name}")
+    if not is_chosen and startup.attached_accelerator() == "cpu":
+        if slice_name:
+            found.append(f"--topology={slice_name}")
+        else:
+            os.environ |= {"TPU_MESH_CONFIG": f"1,1,{number}", "TPU_AXIS_NAMES": "data,model,fsdp"}
     return found

@@ -115,8 +115,10 @@ class Alerts(Sink):
 
     def tell_end(self, line: str, status: int) -> None:
         """Alert about the end of a process that cannot wait."""
-        if status not in (0, INTERRUPTED) and (not self.process or line.startswith("process 0 of")):
-            self.send(event_of(line), line.removeprefix("error: "))
+        said = line.removeprefix("error: ")
+        is_lost = said.startswith("process 0 of") and said.endswith("died")  # else it has told its own end
+        if status not in (0, INTERRUPTED) and (not self.process or is_lost):
+            self.send(event_of(said), said)
         self._end(SHORT_END_SECONDS)
 
     def send(self, event: str, text: str) -> None:

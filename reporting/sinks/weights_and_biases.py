@@ -6,12 +6,13 @@ import importlib.util
 import logging
 import os
 import pathlib
+import sys
 import threading
 
 from configs.errors import ConfigError
 from files.atomic import write_atomically
 from reporting.sink import Sink, is_interruption, numbers
-from settings.keys import flat
+from settings.keys import HIDDEN, flat
 
 LOG = logging.getLogger("torus")
 PROJECT = "torus"
@@ -62,10 +63,16 @@ class WeightsAndBiases(Sink):
         path = workdir / ID_FILE
         known = path.read_text().strip() if path.exists() else None
         self.failures, self.teardown = wandb.errors.Error, wandb.teardown
-        self.run = wandb.init(
-            **given, id=known, resume="allow", dir=str(workdir), config=flat(config),
-            settings=wandb.Settings(console="off"),  # the output is the run's own
-        )  # fmt: skip
+        typed, secret = sys.argv, config.logging.alerts
+        if secret:
+            sys.argv = [word.replace(secret, HIDDEN) for word in typed]  # the client records them
+        try:
+            self.run = wandb.init(
+                **given, id=known, resume="allow", dir=str(workdir), config=flat(config),
+                settings=wandb.Settings(console="off"),  # the output is the run's own
+            )  # fmt: skip
+        finally:
+            sys.argv = typed
         self.run.define_metric("*", step_metric="step")
         for name, best in COMPARED.items():
             self.run.define_metric(name, step_metric="step", summary=f"{best},last")

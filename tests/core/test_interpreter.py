@@ -42,7 +42,7 @@ def test_arguments_and_exit_status_stay_what_they_are(bare, tmp_path):
         [bare, "-X", "dev", "-m", "examples.tpu_v4_32_training", "--steps=0", f"--workdir={tmp_path} x"],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
-    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: flag --steps=0")
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: --steps=0")
 
 
 def test_without_an_environment_one_line_says_what_to_run(bare, tmp_path):

@@ -204,6 +204,8 @@ def test_routers_go_out_without_a_bias_or_not_at_all(runs, tmp_path):
     assert config.optimizer.bias_step == 0
     loaded = stored_config.load_to_continue(imported, None, None, "", {}, {}).config
     assert flat(loaded) == flat(config) | {"mesh.fsdp": -1}
+    with pytest.raises(ConfigError, match=r"has imported weights with model.num_layers=\d, now 9"):
+        stored_config.load_to_continue(imported, None, None, "", {"model.num_layers": "9"}, {})
     workdir = tmp_path / "run"
     shutil.copytree(imported, workdir)
     config = config.copy_and_resolve_references()

@@ -9,8 +9,9 @@ import pytest
 from flax import nnx
 
 from configs.base import MESH_AXES, get_config
+from configs.errors import ConfigError
 from core.assembly import assemble
-from objectives.grpo import GRPO
+from objectives.grpo import GRPO, make
 from objectives.objective import bits_of
 from parallelism.mesh import mesh_context
 from tests.support import assert_close, forward, make_model, model_config, packed_batch, random_weights
@@ -136,3 +137,13 @@ def test_the_gradient_of_fresh_answers_is_that_of_reinforce():
         return -(p * ADVANTAGES[:, None] * mask(batch())).sum() / mask(batch()).sum()
 
     jax.tree.map(assert_close, found, jax.jit(jax.grad(reinforce))(nearby))
+
+
+def test_training_needs_the_recipe_of_its_reward_and_reading_does_not():
+    config = get_config()
+    config.train.objective, config.grpo.reward = "grpo", "is_short"
+    objective = make(config)
+    with pytest.raises(ConfigError, match=r"grpo.reward=is_short is not .*; name that recipe by --config"):
+        objective.check_to_train()
+    config.grpo.reward = "random"
+    make(config).check_to_train()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from configs.errors import ConfigError
+from input_pipeline.errors import DataError
 from objectives.objective import bits_of
 from objectives.value_head import ValueHead
 from reasoning import rollouts
@@ -42,7 +42,7 @@ def test_the_loss_is_the_cross_entropy_of_the_reward_at_each_token_of_an_answer(
 
 @pytest.mark.parametrize("reward", [-1.0, 1.5, np.nan])
 def test_a_reward_that_is_no_probability_ends_the_run_in_a_line(reward):
-    with pytest.raises(ConfigError, match=f"rewards from 0 to 1; grpo.reward gave {reward:g}"):
+    with pytest.raises(DataError, match=f"rewards from 0 to 1; grpo.reward gave {reward:g}"):
         rollouts.check_probabilities([0.0, 1.0, reward])
 
 

@@ -68,6 +68,19 @@ def test_with_wait_all_zones_are_tried_again_but_not_where_it_cannot_succeed(gcl
     assert "no zone has capacity now; trying 3 ways again in 0 s" in done.stdout
 
 
+def test_what_a_failed_request_may_have_made_is_deleted_and_no_try_begins_after_the_time(gcloud):
+    stuck = {"verb": "tpu-vm create torus --zone=us-central2-b", "status": 1, "times": 1}
+    stuck["stderr"] = "The operation has not finished in 1800 seconds. It may still be underway"
+    capacity = "us-central2-b:demand europe-west4-b:spot"
+    done = gcloud.run("create", ZONES, FAKE_CAPACITY=capacity, FAKE_FAILURES=json.dumps([stuck]))
+    assert done.status == 0, done.stderr
+    assert made(done.argvs)[:2] == [
+        ("create", "us-central2-b", "tpu-vm", False), ("delete", "us-central2-b", "tpu-vm", False)
+    ]  # fmt: skip
+    late = gcloud.run("create", ZONES, "--wait", "--wait_seconds=0", NAME="late", FAKE_CAPACITY="")
+    assert late.status == 1 and len(made(late.argvs)) == 1
+
+
 def test_a_pod_that_is_there_is_neither_made_nor_deleted(gcloud):
     done = gcloud.run("create", ZONES, "--wait")  # this fake has a pod in every zone
     assert done.status == 0 and made(done.argvs) == [] and "exists already" in done.stdout

@@ -148,6 +148,14 @@ def test_the_scripts_have_the_defaults_of_the_earlier_system(gcloud, entry):
         assert any(name in words and value in words for words in map(str.split, values.splitlines())), line
 
 
+def test_a_backup_is_not_mixed_with_that_of_a_later_pod_of_the_same_name(gcloud):
+    folder = str(gcloud.folder / "backup")
+    first, same, later = (gcloud.run("backup", folder, FAKE_HOSTS="1", FAKE_CREATED=f"2026-11-{day}T08:00:00Z")
+                          for day in (1, 1, 2))  # fmt: skip
+    assert (first.status, same.status, later.status) == (0, 0, 1)
+    assert "/backup is the backup of " in later.last_line and "created 2026-11-1T08:00:00Z; name" in later.last_line
+
+
 def test_a_pod_gets_a_new_secret_that_is_on_no_command_line_and_in_no_answer(gcloud):
     """The processes of its runs know each other by it."""
     made = [gcloud.run(*words.split()) for words in ("create", "create --queued", "create --dry-run")]

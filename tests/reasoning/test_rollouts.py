@@ -103,6 +103,10 @@ def test_several_updates_train_on_the_same_answers_also_after_a_resume_between_t
         shutil.rmtree(tmp_path / "lost" / "checkpoints" / "4")
         shutil.copytree(tmp_path / "lost", tmp_path / "resumed")
         assert train.train(config.copy_and_resolve_references(), tmp_path / "resumed").metrics == whole.metrics
+        fewer = config.copy_and_resolve_references()
+        fewer.train.global_batch = 4
+        with pytest.raises(RunError, match=r"step 4 trains on the 8 answers that were drawn before it, so"):
+            train.train(fewer, tmp_path / "lost")
         (tmp_path / "lost" / "rollouts" / "3.npz").unlink()
         with pytest.raises(RunError, match=r"rollouts/3\.npz cannot be read, and step 4 trains on the answers"):
             train.train(config.copy_and_resolve_references(), tmp_path / "lost")

@@ -128,7 +128,7 @@ def test_a_last_word_that_fails_does_not_keep_the_process_from_its_end(monkeypat
 def test_process_1_tells_only_that_process_0_is_lost(tmp_path):
     with receiver() as server:
         write_a_run(server.url, tmp_path, process=1)
-        for line in ("process 2 of 3 (host) died", "process 0 of 3 (host) died"):
+        for line in ("error: process 2 of 3 (host) died", "error: a reason", "error: process 0 of 3 (host) died"):
             second = alerts.Alerts(server.url, "mine", 1)
             second.tell_end(line, 1)
             sink.LAST_WORDS.remove(second.tell_end)

@@ -87,6 +87,19 @@ def test_weights_and_biases_gets_every_figure_and_a_run_that_continues_is_the_sa
         assert b"write_seconds" not in content and b"train/mfu" not in content
 
 
+def test_weights_and_biases_does_not_record_a_secret_that_was_typed(offline, workdir, monkeypatch):
+    secret = "http://127.0.0.1:9/hook-of-mine"
+    typed = ["train.py", "--config.logging.wandb=true", f"--config.logging.alerts={secret}"]
+    monkeypatch.setattr(sys, "argv", typed)
+    config = config_with(wandb=True)
+    with config.unlocked():
+        config.logging.alerts = secret
+    weights_and_biases.make(config, workdir, 0).close(None)
+    [kept] = workdir.rglob("*.wandb")
+    assert b"--config.logging.wandb=true" in kept.read_bytes() and b"hook-of-mine" not in kept.read_bytes()
+    assert sys.argv == typed
+
+
 def test_the_runs_of_a_group_of_a_study_are_compared_in_one_table(offline, tmp_path):
     """Each trial is a run of its group, named by its configuration; columns have the best figure and the last."""
     study, _ = suites.find("trm")

@@ -153,6 +153,14 @@ def test_a_run_continues_with_the_machine_keys_of_its_recipe_whether_it_is_named
         assert config.logging.alerts == ""
 
 
+def test_only_values_that_a_run_gives_a_reader_are_named_as_its_own(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(flat(base.get_config()) | {"mesh.fsdp": 1, "train.steps": 7}))
+    loaded = stored_config.load_to_read(tmp_path, {})
+    assert loaded.origins["train.steps"] == str(tmp_path / "config.json")
+    assert loaded.config.mesh.fsdp == -1 and "mesh.fsdp" not in loaded.origins
+    assert stored_config.load_to_read(tmp_path, {"train.gradient_accumulation": "2"}).config.train.steps == 7
+
+
 def test_a_stored_language_model_takes_any_length_and_puzzles_keep_theirs(tmp_path):
     stored = flat(base.get_config())
     (tmp_path / "config.json").write_text(json.dumps(stored))
