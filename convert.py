@@ -57,7 +57,7 @@ import jax
 from core import assembly, output_files
 from settings.keys import flat
 from migration import hugging_face, hugging_face_hub, logits, peft, trm_reference
-from input_pipeline.cache import expanded
+from files.paths import expanded
 from parallelism.mesh import mesh_context
 from checkpointing import workdir as workdirs
 from checkpointing.checkpoints import CheckpointError, Checkpoints
@@ -107,7 +107,7 @@ def import_hugging_face(command: command_line.Command, _: pathlib.Path) -> None:
 def export_hugging_face(command: command_line.Command, folder: pathlib.Path) -> None:
     """Write a folder in Hugging Face's format."""
     source = command.config.train.init_from
-    if source and not pathlib.Path(source).expanduser().exists():
+    if source and not expanded(source).exists():
         print(f"Note: there is no train.init_from={source} here; if it is an import, its number types are not known")
     step = hugging_face.export(logits.float32_run(command.config), command.workdir, folder, logits.check_same)
     tokenizer = any((folder / name).is_file() for name in hugging_face.TOKENIZERS)
@@ -157,7 +157,10 @@ def export_trm(command: command_line.Command, file: pathlib.Path) -> None:
     with Checkpoints(command.address) as checkpoints, mesh_context(run.mesh):
         step = newest_checkpoint(checkpoints, command.config)
         params = checkpoints.restore_eval_params(step, run.abstract_state.params)
-    trm_reference.save(file, jax.device_get(params))
+    try:
+        trm_reference.save(file, jax.device_get(params))
+    except OSError as error:
+        raise ConfigError(f"--trm={file}: {error.strerror or error}; name a file that can be written") from None
     print(f"step {step} of {command.address} is in {file}")
 
 

@@ -51,7 +51,7 @@ from configs.errors import ConfigError
 from core import output_files, solving as searching
 from objectives import breadth
 from objectives.breadth import Breadth
-from input_pipeline.cache import expanded
+from files.paths import expanded
 from parallelism.mesh import mesh_context
 from puzzles import pictures, puzzle_file, solving
 from reasoning import page as tree_page
@@ -164,7 +164,7 @@ def check_kind(flags, config, address) -> None:
         raise ConfigError(f"--{given[0]}: {address} is a recursive model, which solves puzzles; give it --puzzle=FILE")
     if given:
         raise ConfigError(
-            f"--{given[0]}: {address} is a language model, which does not solve puzzles; give it --prompt"
+            f"--{given[0]}: {address} is no recursive model, which solves puzzles; a language model takes --prompt"
         )
     if flags.html and not solves and not flags.search:
         raise ConfigError("--html shows how a puzzle or problems were solved; it needs --search, or a recursive model")

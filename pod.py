@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 
+from files.paths import PathError
 from core import interpreter
 
 try:
@@ -132,7 +133,7 @@ def run(arguments: list[str]) -> int:
         discard_output()
         print("error: the program that reads this output has closed it", file=sys.stderr)
         return 1
-    except (PodError, ConfigError) as error:
+    except (PodError, ConfigError, PathError) as error:
         if ending.stdout_has_no_reader():
             discard_output()
         sys.stdout.flush()

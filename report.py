@@ -5,6 +5,7 @@ It shows losses, speed, memory, goodput, events, evaluations and the configurati
 run may still be going on, and may be in a gs:// folder. docs/observability.md describes the page.
 """
 
+from files.paths import expanded
 from core import command_line
 
 import os
@@ -76,7 +77,7 @@ def local_folder(place: str) -> pathlib.Path:
         except (ConfigError, RunError) as error:
             raise type(error)(str(error).removeprefix("--workdir=")) from None
         return bucket.folder
-    return pathlib.Path(place).expanduser()
+    return expanded(place)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from cluster import processes
 from configs.errors import ConfigError
 from core import output_files
 from core.scored_model import check_same_on_hosts, restored_model
-from input_pipeline.cache import expanded
+from files.paths import expanded
 from parallelism.mesh import mesh_context
 from scoring import core_metric, figures, questions, tasks
 from settings import validation
@@ -78,15 +78,15 @@ def check(command: command_line.Command) -> list[Callable[..., Scores]]:
     if flags.include_path and not expanded(flags.include_path).is_dir():
         raise ConfigError(f"--include_path={flags.include_path} is not a folder; name one with task definitions")
     output_files.check_of_run("results", command, RESULTS)
+    if flags.results and expanded(flags.results).resolve() in [expanded(file).resolve() for file in flags.questions]:
+        raise ConfigError(f"--results={flags.results} is a file of --questions, and would replace it; name another")
     tokenizer, found = tokenizer_of(command.address, config), []
     if flags.questions:
         items = questions.read_files(flags.questions, "--questions", flags.limit)
         tasks.check_lengths(items, tokenizer, config.model.max_length, "--questions")
         found.append(of_questions(items))
     if flags.core:
-        of_folder = core_metric.read_folder(expanded(flags.core), flags.limit)
-        core_metric.check_lengths(of_folder, tokenizer, config.model.max_length)
-        found.append(of_core(of_folder))
+        found.append(of_core(core_metric.read_folder(expanded(flags.core), flags.limit)))
     if flags.tasks:
         found.append(of_harness(flags.tasks, flags.include_path, flags.limit))
     return found

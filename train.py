@@ -22,8 +22,9 @@ flags.DEFINE_string("faults", "", "faults to inject, see core/between_steps/faul
 def use_of_run(parsed) -> str:
     """Return whether the run in the workdir is trained or only read; ConfigError if it is read in two ways."""
     asked = [name for name in ("evaluate_only", "verify_checkpoints", "explain_step", "tune") if parsed[name].value]
-    if len(asked) > 1:
-        raise ConfigError(f"--{asked[0]} and --{asked[1]} ask different questions; give one")
+    others = [*asked[1:], *(name for name in ("profile", "faults") if parsed[name].value)]
+    if asked and others:
+        raise ConfigError(f"--{asked[0]} and --{others[0]} do not go together; give one")
     return command_line.TRAIN if asked in ([], ["tune"]) else command_line.READ
 
 
@@ -139,12 +140,13 @@ def train(
         with layouts.named(after):
             run = assembly.assemble(on_mesh)
             preflight.check_state_fits(run)
-    is_elsewhere = bucket is not None or store is not None
-    check_sources(run.objective, config, is_new=not (is_elsewhere or (workdir / stored_config.CONFIG).exists()))
+    is_new = bucket is None and store is None and not (workdir / stored_config.CONFIG).exists()
+    check_sources(run.objective, config, is_new=is_new)
     if batches is None:
         task_items(config)  # reports mistakes before documents are read
     else:
         check_without_corpus(config)
+    workdirs.check_writable(config, workdir)
     asked = {key: flat(config)[key] for key in ("batch.fit", "train.gradient_accumulation")}
     fit_batch(config, announce)
     corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
@@ -329,12 +331,12 @@ def train_from(job: Job, record: dict | None):
 
 def finish(job: Job, state) -> str:
     """Evaluate, draw a sample and write the summary; the last state is already saved. Return the reason of a Result."""
-    job.signals.at_once = True
-    if any(processes.gather("asked to stop", job.signals.requested)):  # a stop that came after the last boundary
-        raise Interrupted(job.config.train.steps)
-    lines = job.close(state)
-    if processes.index() == 0:
-        workdirs.write_summary(job.workdir, lines)
+    with job.signals.saved_at(job.config.train.steps):
+        if any(processes.gather("asked to stop", job.signals.requested)):  # a stop that came after the last boundary
+            raise Interrupted(job.config.train.steps)
+        lines = job.close(state)
+        if processes.index() == 0:
+            workdirs.write_summary(job.workdir, lines)
     return "finished"
 
 

@@ -22,6 +22,7 @@ from checkpointing.source_run import newest_checkpoint, restore_eval_params
 from configs.errors import ConfigError
 from core import assembly, solving
 from core.evaluators import engine_of
+from files.paths import expanded
 from inference import sampling
 from inference.prompts import text_prompt, text_start
 from input_pipeline import tokenization
@@ -44,7 +45,7 @@ def open_run(workdir: str | pathlib.Path) -> "TrainedRun":
     """
     if "://" in str(workdir):
         raise ConfigError(f"{workdir}: only a local folder can be opened; copy the run, or use `generate.py --workdir`")
-    folder = pathlib.Path(workdir).expanduser()
+    folder = expanded(workdir)
     loaded = stored_config.load_to_read(folder, {})
     validation.validate(loaded.config, 1, loaded)
     return TrainedRun(folder, loaded.config)

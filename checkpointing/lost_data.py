@@ -7,7 +7,7 @@ from cluster.interruption import Interrupted, Interruption
 
 
 class DataGone(RunError):
-    """Data became unreadable; the message says which data, why, and at which step the run was saved."""
+    """Data became unreadable, or a reward is unusable; the message says why, and at which step the run was saved."""
 
 
 class LostData:

@@ -19,6 +19,7 @@ from checkpointing.folder import UNFINISHED
 from checkpointing.folder_store import RECORD, STATE, Files, FolderStore, is_in, sync
 from checkpointing.store import CheckpointError
 from cluster import processes
+from files.paths import expanded
 
 
 class SharedFolder(FolderStore):
@@ -38,7 +39,7 @@ class SharedFolder(FolderStore):
         super().__init__(workdir)
         # The staging folder has a folder for each process of each run.
         own = f"{copy_name(str(self.place.parent))}/process_{processes.index()}"
-        self.staging = staging and pathlib.Path(staging).expanduser().absolute() / own
+        self.staging = staging and expanded(staging).absolute() / own
         self.num_arrays, self.chunks = 0, {}  # of the present save
 
     def begin(self, step: int, arrays: dict) -> None:

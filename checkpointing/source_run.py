@@ -65,6 +65,11 @@ class SourceRun:
             dict(model) | {"head_dim": model.head_dim or model.embed_dim // model.num_heads}
             for model in (config.model, self.configuration().model)
         )
+        if ours["name"] != theirs["name"]:
+            raise ConfigError(
+                f"model.name={ours['name']} differs from the {theirs['name']} of {self.key}={self.name}; name a run of "
+                f"{ours['name']}"
+            )
         for key, value in ours.items():
             if value != theirs[key] and f"model.{key}" not in may_differ:
                 raise ConfigError(

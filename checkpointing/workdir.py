@@ -7,6 +7,7 @@ The record of the newest checkpoint decides whether a run can be resumed there.
 import contextlib
 import fcntl
 import json
+import os
 import pathlib
 import secrets
 import time
@@ -19,6 +20,7 @@ from configs.base import KEYS, keys_of
 from configs.errors import shown
 from configs.key import MACHINE, RESUME
 from files.atomic import write_atomically
+from files.paths import expanded
 from reporting.display import listed
 from settings import stored_config
 
@@ -49,6 +51,16 @@ def exclusive(workdir: pathlib.Path, *, is_copy: bool = False, per_host: bool = 
         if not (is_copy or per_host):
             _check_same_folder(workdir)
         yield
+
+
+def check_writable(config, workdir: pathlib.Path) -> None:
+    """Raise CheckpointError if a folder of the run surely cannot be written, before documents are read."""
+    staging = expanded(config.checkpoint.staging or workdir)
+    for key, folder in (("--workdir", workdir), ("checkpoint.staging", staging)):
+        there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+        if not (there.is_dir() and os.access(there, os.W_OK)):
+            what = "cannot be written" if there.is_dir() else "is a file"
+            raise CheckpointError(f"{key}={folder}: {there} {what}; name a folder that can be written")
 
 
 def _hold(lock, workdir: pathlib.Path) -> None:

@@ -27,6 +27,12 @@ class Interrupted(OfAllProcesses):
         super().__init__(f"{where}; run the same command to continue")
 
 
+class InterruptedHere(Exception):
+    """A signal ended this process at once, and so ends the others; the state is saved."""
+
+    exit_status = 75
+
+
 class Interruption:
     """The stop request: `requested` is true after the first signal or `ask`. A second signal ends without saving.
 
@@ -46,6 +52,15 @@ class Interruption:
         self.signalled = True
         self.echo_until = time.monotonic() + ECHO_SECONDS if number == signal.SIGTERM else 0.0
         self._stop("stopping; a second signal (Ctrl-C) stops at once, without saving")
+
+    @contextlib.contextmanager
+    def saved_at(self, step: int):
+        """Within the block the last state is saved, so the first signal ends the run."""
+        self.at_once = True
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise InterruptedHere(f"saved at step {step}; run the same command to continue") from None
 
     def ask(self, why: str) -> None:
         """Request a stop as the first signal does, from any thread; the next signal still counts as the first.

@@ -128,10 +128,12 @@ def _address(name: str, environment: Mapping[str, str]) -> tuple[str, int]:
     address = ADDRESS.fullmatch(environment[name])
     if not address:
         raise ConfigError(f"{name}={environment[name]} is not an address; write HOST:PORT or [IPV6]:PORT")
-    port = address["port"] or (environment.get("MASTER_PORT", "") if name == "MASTER_ADDR" else "") or DEFAULT_PORT
-    number = _number(f"the port of {name}", port)
+    what, port = f"the port of {name}", address["port"] or DEFAULT_PORT
+    if name == "MASTER_ADDR" and not address["port"] and environment.get("MASTER_PORT"):
+        what, port = "MASTER_PORT", environment["MASTER_PORT"]
+    number = _number(what, port)
     if not 1 < number <= LAST_PORT:
-        raise ConfigError(f"the port of {name}={number} must be greater than 1 and at most {LAST_PORT}")
+        raise ConfigError(f"{what}={number} must be greater than 1 and at most {LAST_PORT}")
     return address["bracketed"] or address["host"] or address["bare"], number
 
 

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 
 from core import interpreter
+from files.paths import expanded
 
 try:
     from absl import flags
@@ -137,7 +138,8 @@ def parse_flags(description: str, not_read: tuple[str, ...] = (), why: str = "")
     given = [f"config.{key}" for key in overrides if "config" in not_read]
     if given := [*given, *(name for name in not_read if FLAGS[name].present)]:
         raise ConfigError(f"--{given[0]} is not read here: {why}; omit it")
-    if empty := [name for name in ("config", "topology", "workdir") if FLAGS[name].present and not FLAGS[name].value]:
+    texts = [name for name in FLAGS if FLAGS[name].flag_type() == "string"]
+    if empty := [name for name in texts if FLAGS[name].present and not FLAGS[name].value]:  # of an unset variable
         raise ConfigError(f"--{empty[0]}= has no value; add one, or omit the flag")
     return overrides
 
@@ -271,7 +273,7 @@ def _load(overrides: dict[str, str], use: str) -> Loaded:
 
 def _same(recipe: str, workdir: pathlib.Path) -> bool:
     """Return whether --config names the folder of the run."""
-    path = pathlib.Path(recipe).expanduser()
+    path = expanded(recipe)
     return path.is_dir() and workdir.is_dir() and path.samefile(workdir)
 
 
@@ -339,9 +341,9 @@ def _workdir() -> tuple[pathlib.Path, Bucket | None]:
     topology = f"-{FLAGS.topology}" if FLAGS.topology else ""
     name = FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}{topology}"
     try:
-        workdir = pathlib.Path(name).expanduser()
+        workdir = expanded(name)
         is_file = workdir.exists() and not workdir.is_dir()
-    except (OSError, RuntimeError, ValueError) as error:  # the name is too long, or the user unknown
+    except (OSError, ValueError) as error:  # the name is too long, or the user unknown
         raise ConfigError(f"--workdir={shown(name)}: {' '.join(str(error).split())[:200]}") from None
     if is_file:
         raise ConfigError(f"--workdir={name} is a file; name a folder")

@@ -8,7 +8,7 @@ from checkpointing.bucket import path_of
 from configs.errors import ConfigError
 from core.command_line import FLAGS, Command
 from files.atomic import write_atomically
-from input_pipeline.cache import expanded
+from files.paths import expanded
 
 
 def check(flag: str, default: pathlib.Path | None = None) -> None:

@@ -3,6 +3,7 @@
 
 import io
 import pathlib
+import zipfile
 from collections.abc import Callable
 
 import jax
@@ -113,7 +114,7 @@ class BatchSampler:
                     f"--config.train.global_batch after a step that ends its grpo.updates"
                 )
             check_batch(found, wanted, str(file))
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             return {}, (
                 f"{file} cannot be read, and step {step + 1} trains on the answers in it; copy it back, or remove "
                 f"checkpoints/{step} to resume at an earlier step ({error})"

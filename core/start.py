@@ -81,14 +81,11 @@ def other_models(objective: Objective) -> list[FrozenModel]:
 
 
 def check_sources(objective: Objective, config, *, is_new: bool) -> None:
-    """Raise ConfigError if something to train with is missing, before documents are read.
-
-    It may be a function of the recipe, or a run whose weights are needed, or the checkpoint of that run.
+    """Raise ConfigError if a run whose weights are needed is missing or has no checkpoint, before documents are read.
 
     Args:
       is_new: whether the run surely has no checkpoint, so that `train.init_from` initializes it.
     """
-    objective.check_to_train()
     for model in other_models(objective):
         frozen_models.source_of(model, config).check_has_checkpoint()
     if config.train.init_from and is_new:

@@ -16,7 +16,11 @@ Without a TPU the mesh is simulated, and the model is scaled down. TPU_MESH_CONF
 import itertools
 import math
 import os
+import pathlib
+import sys
 import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # if it is run as a file
 
 from core import command_line
 from migration import valkyrie

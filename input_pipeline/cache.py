@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from files.atomic import writing
+from files.paths import expanded
 from input_pipeline.errors import DataError
 
 
@@ -24,19 +25,12 @@ def digest_of_json(value) -> str:
     return digest(json.dumps(value, sort_keys=True).encode())
 
 
-def expanded(path: str | Path) -> Path:
-    """Return a path in which `~` is replaced by a home folder; DataError if there is no such user."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise DataError(f"{path}: this system has no user with that home folder; name another path") from None
-
-
 def cache_path(cache_dir: str) -> Path:
     """Return the folder that data.cache_dir names; '' is $XDG_CACHE_HOME/torus, else ~/.cache/torus.
 
     Raises:
-        DataError: the name begins with ~, and there is no such user, or this user has no home folder.
+        PathError: the name begins with ~, and there is no such user.
+        DataError: this user has no home folder.
     """
     if cache_dir:
         return expanded(cache_dir)

@@ -12,7 +12,8 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from input_pipeline.cache import cache_folder, expanded
+from files.paths import expanded
+from input_pipeline.cache import cache_folder
 from input_pipeline.chat.encoding import format_of_tokenizer
 from input_pipeline.chat.messages import KINDS
 from input_pipeline.chat.records import Rendered

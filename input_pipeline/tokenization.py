@@ -20,8 +20,9 @@ import sentencepiece
 
 from files.atomic import writing
 from files.json_reader import Object, parse_json
+from files.paths import expanded
 from input_pipeline import sentencepiece_training
-from input_pipeline.cache import digest, expanded, locked
+from input_pipeline.cache import digest, locked
 from input_pipeline.errors import DataError
 from input_pipeline.reading.documents import Span, check_unchanged
 from input_pipeline.reading.json_lines import shown
@@ -328,7 +329,7 @@ def open_tokenizer(name: str) -> AnyTokenizer:
     """Return one of BUILT_IN, or the tokenizer in a .model file or a tokenizer.json; DataError if there is none."""
     if not name:
         raise DataError(
-            "the model was imported without a tokenizer; name the one that it was trained with: "
+            "data.tokenizer is empty; name one (that of the weights, if they were imported without it): "
             f"--config.data.tokenizer=FILE, a tokenizer.json or a .model file, or {' or '.join(BUILT_IN)}"
         )
     if name in BUILT_IN:

@@ -14,6 +14,7 @@ from configs import base
 from configs.errors import ConfigError, did_you_mean, shown, similar
 from core import command_line, ending
 from files.json_reader import JsonError
+from files.paths import expanded
 from files.yaml_reader import parse_yaml
 from settings import loading, validation
 from settings.keys import convert
@@ -95,7 +96,7 @@ def configured(config: ConfigDict, values: Mapping, source: str) -> ConfigDict:
 
 def read_file(typed: str | pathlib.Path, example: str) -> dict:
     """Return the keys in a YAML file of the current folder, or of this workspace; ConfigError if there are none."""
-    path = pathlib.Path(typed).expanduser()
+    path = expanded(typed)
     file = next((file for file in (path, loading.ROOT / path) if file.is_file()), None)
     if file is None:
         raise ConfigError(f"--config={typed} is not a file; {example} is one")
@@ -127,6 +128,6 @@ def train(
     """Run train.py with `arguments` of the typed words; `configuration` is that of a YAML file's content and name."""
     ending.install()
     loading.READERS |= dict.fromkeys(SUFFIXES, lambda file: configuration(read_file(file, example), str(file)))
-    command_line.typed_by_user = list(sys.argv)
+    command_line.typed_by_user = sys.orig_argv[1:]  # also of `python -m`
     sys.argv[1:] = arguments(sys.argv[1:])
     runpy.run_module("train", run_name="__main__", alter_sys=True)

@@ -32,6 +32,7 @@ from configs import base
 from configs.errors import ConfigError
 from core import assembly
 from files.json_reader import JsonError, read_json
+from files.paths import expanded
 from input_pipeline.tokenization import open_tokenizer
 from migration import hugging_face_families as families
 from migration import safetensors_files
@@ -223,7 +224,7 @@ class Saved:
 
 def kept_in(config, workdir: pathlib.Path) -> pathlib.Path | None:
     """Return the folder KEPT of a run or of the run that it was initialized from; None if neither has one."""
-    folders = [workdir, *([pathlib.Path(config.train.init_from).expanduser()] if config.train.init_from else [])]
+    folders = [workdir, *([expanded(config.train.init_from)] if config.train.init_from else [])]
     return next((folder / KEPT for folder in folders if (folder / KEPT / TYPES).is_file()), None)
 
 

@@ -15,6 +15,7 @@ from huggingface_hub import errors
 from huggingface_hub.utils import disable_progress_bars
 
 from configs.errors import ConfigError
+from files.paths import expanded
 from migration.hugging_face import OTHER_FILES, WRITTEN
 
 NOT_READ = ["*/*", "consolidated*"]  # other formats of the same weights
@@ -26,7 +27,7 @@ def folder_of(name: str) -> pathlib.Path:
     Raises:
       ConfigError: there is no such folder, and the hub has no such model, denies access, or does not answer.
     """
-    folder = pathlib.Path(name).expanduser()
+    folder = expanded(name)
     if folder.exists() or not _may_be_on_hub(name):
         return folder
     if not sys.stderr.isatty():

@@ -47,7 +47,7 @@ class ValueHead(GRPO):
         return of_model() / 3
 
     def sample_batch(self, engine, batch, key):
-        """Return answers as GRPO does; raises ConfigError for a reward that is no probability."""
+        """Return answers as GRPO does; raises DataError for a reward that is no probability."""
         sampled = super().sample_batch(engine, batch, key)
         rollouts.check_probabilities(record["reward"] for record in sampled.records)
         return sampled

@@ -38,8 +38,9 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
     pod = {} if in_bucket else transport.describe() or {}
     created = pod.get("createTime", "")
     source = {"folder": folder, "pod": "" if in_bucket else settings.name, "created": created}
-    kept = {"created": created} | (_source_of(target) or source)
-    if kept != source:
+    kept = {"created": ""} | (_source_of(target) or source)
+    is_later = kept["created"] and created and kept["created"] != created
+    if is_later or any(kept[name] != source[name] for name in ("folder", "pod")):
         when = f", created {kept['created']}" if kept["created"] else ""
         of_pod = f" of {kept['pod']}{when}" if kept["pod"] else ""
         raise PodError(f"{target} is the backup of {kept['folder']}{of_pod}; name another folder")
@@ -60,7 +61,7 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
     if not settings.dry_run:
         files = [file for file in target.rglob("*") if file.is_file()]
         print(f"{folder} is in {target}: {len(files)} files, {sum(f.stat().st_size for f in files) / 1e6:.1f} MB")
-        write_atomically(target / SOURCE, json.dumps(source).encode())
+        write_atomically(target / SOURCE, json.dumps(source | {"created": created or kept["created"]}).encode())
     return 0
 
 

@@ -85,7 +85,7 @@ def _attempt(settings: Settings, patience: float) -> str:
         return ""
     except PodError as error:
         note(settings, f"{settings.zone}: {error}")
-        if made or not LASTING.search(str(error)):  # a failed `create` may have begun to make one
+        if made or not (error.exit_status == 2 or LASTING.search(str(error))):  # `create` may have begun to make one
             _clean_up(gcloud, tries=1)
         return str(error)
     except KeyboardInterrupt:
@@ -104,7 +104,8 @@ def _clean_up(gcloud: Gcloud, tries: int) -> None:
                 break
     except PodError as error:
         line = f"{error}; delete it with `pod.py delete --zone={settings.zone}{' --queued' * settings.queued}`"
-    note(settings, f"{settings.zone}: {line}")
+    if "nothing to delete" not in line:
+        note(settings, f"{settings.zone}: {line}")
 
 
 def _way(settings: Settings) -> str:

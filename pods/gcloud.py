@@ -136,7 +136,8 @@ class Gcloud:
             return self._imagined()
         slowest = next((node for node in nodes if node.get("state") != "READY"), nodes[0])
         endpoints = [endpoint for node in nodes for endpoint in node.get("networkEndpoints", [])]
-        return slowest | {"networkEndpoints": endpoints, "workers": len(endpoints)}
+        created = {name: nodes[0][name] for name in ("createTime",) if name in nodes[0]}
+        return slowest | created | {"networkEndpoints": endpoints, "workers": len(endpoints)}
 
     def exists(self) -> bool:
         """Return whether there is a pod or a queued resource of this name, in any state."""

@@ -13,6 +13,7 @@ import re
 import shlex
 import tempfile
 
+from files.paths import expanded
 from pods import capacity, deploy, hosts, recipes, records
 from pods.calls import note
 from pods.connection import connect
@@ -138,7 +139,7 @@ def copy(settings: Settings, transport: Transport, rest: list[str]) -> int:
     transport, worker = connect(dataclasses.replace(settings, name=pod)), settings.worker or "all"
     remote = f"{pod}:{(source or target)[2]}"
     if target:
-        path = pathlib.Path(rest[0]).expanduser()
+        path = expanded(rest[0])
         if not path.exists():
             raise usage_error(f"copy: there is no {rest[0]} here")
         transport.copy(str(path), remote, worker=worker, recurse=path.is_dir())

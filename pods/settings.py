@@ -17,6 +17,7 @@ from absl import flags
 
 from configs import topologies
 from configs.errors import did_you_mean, shown, similar
+from files.paths import expanded
 from pods.errors import usage_error
 from settings import loading
 from settings.environment import UNREAD_VARIABLES
@@ -173,7 +174,7 @@ class Settings:
     @property
     def pod_folder(self) -> pathlib.Path:
         """The local folder of this pod."""
-        return pathlib.Path(self.pod_root).expanduser() / self.name
+        return expanded(self.pod_root) / self.name
 
     def run_folder(self, name: str = "") -> str:
         """Return the folder of the run, the same path on all hosts; its `name` is that of the recipe by default.

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ENABLE_* switches of the earlier systems, and the configuration keys that each switch sets."""
 
-import pathlib
 from collections.abc import Mapping
 from typing import Annotated, NamedTuple
 
 import pydantic
 
 from files.json_reader import JsonError, Object, Scalar, read_json
+from files.paths import expanded
 from pods.errors import usage_error
 from pods.settings import FIELDS, truth
 
@@ -95,7 +95,7 @@ def resolve(*sources: Mapping) -> Resolved:
 def read_file(path: str) -> File:
     """Return the content of a file of switches; PodError (exit status 2) if it is missing or invalid."""
     try:
-        return read_json(pathlib.Path(path).expanduser(), File)
+        return read_json(expanded(path), File)
     except OSError as error:
         raise usage_error(f"{path}: {error.strerror}; name a JSON file of switches") from None
     except JsonError as error:

@@ -146,20 +146,21 @@ def hangs(settings: Settings, worker: Worker) -> str:
 
 
 def status(settings: Settings, transport: Transport, rest: list[str]) -> int:
-    """Print the state of the pod and of every worker; return 1 if there is a problem."""
+    """Print the state of the pod and of every worker; return 1 if there is a problem, with the first one on stderr."""
 
-    def picture() -> tuple[str, int]:
+    def picture() -> tuple[str, str]:
         record = records.read(settings) if records.launched(settings) else None
         pod = transport.describe()
         record = studies.with_progress(settings, transport, record) if record and pod else record
         workers = look(settings, transport, record) if pod else []
         wrong = problems(settings, pod, workers, launched=record is not None)
+        first = next(iter(wrong), "")
         if settings.json:
             rows = [dataclasses.asdict(worker) | {"process": worker.process()} for worker in workers]
-            return json.dumps({"pod": pod, "launched": record, "workers": rows, "problems": wrong}), bool(wrong)
+            return json.dumps({"pod": pod, "launched": record, "workers": rows, "problems": wrong}), first
         table = ["", *aligned(_rows(workers))] if workers else []
         lines = [*_heading(settings, pod, record), *table, *[f"PROBLEM: {line}" for line in wrong]]
-        return "\n".join(lines), bool(wrong)
+        return "\n".join(lines), first
 
     return _show(settings, picture)
 
@@ -179,18 +180,18 @@ def metrics(settings: Settings, transport: Transport, rest: list[str]) -> int:
     price, topology = price_per_chip_hour(settings), recipes.preset(settings)
     chips = topology.chips if topology else None
 
-    def picture() -> tuple[str, int]:
+    def picture() -> tuple[str, str]:
         try:
             workdir, began = studies.trained_now(settings, transport, record)
             lines, config = _read_run(settings, transport, workdir)
         except PodError as error:
             if settings.watch and record.get("study"):  # the next trial has not trained yet
-                return str(error), 1
+                return str(error), str(error)
             raise
         figures = summarise(lines, config["train_steps"], chips, price, began)
         if settings.json:
-            return json.dumps(figures), 0
-        return "\n".join(aligned([[name, _figure(name, value)] for name, value in figures.items()])), 0
+            return json.dumps(figures), ""
+        return "\n".join(aligned([[name, _figure(name, value)] for name, value in figures.items()])), ""
 
     return _show(settings, picture)
 
@@ -337,15 +338,21 @@ def _figure(name: str, value) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _show(settings: Settings, picture: Callable[[], tuple[str, int]]) -> int:
-    """Print a picture and return its exit status; with --watch repeat it, in place on a terminal."""
+def _show(settings: Settings, picture: Callable[[], tuple[str, str]]) -> int:
+    """Print a picture, and a problem to stderr; return the exit status. With --watch repeat it, on a terminal in place.
+
+    Args:
+      picture: returns the text and a problem, "" if there is none.
+    """
     if settings.dry_run:  # the calls print themselves
         picture()
         return 0
     if not settings.watch:
-        text, status = picture()
-        print(text)
-        return int(status)
+        text, problem = picture()
+        print(text, flush=True)
+        if problem:
+            print(f"error: {problem}", file=sys.stderr)
+        return int(bool(problem))
     seconds = settings.poll_seconds if settings.given("poll_seconds") else WATCH_SECONDS
     if not sys.stdout.isatty():
         while True:

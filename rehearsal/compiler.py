@@ -24,6 +24,7 @@ from configs import topologies
 from configs.base import keys_of
 from configs.errors import ConfigError
 from configs.key import UNCOMPILED
+from files.paths import expanded
 from rehearsal import sealed
 from settings.keys import flat
 
@@ -255,7 +256,7 @@ def _request(config, topology: topologies.Topology, call: Call | None = None) ->
 
 def _teacher(config) -> str:
     """Return the file that determines a teacher's shapes, a run's configuration or a recipe; "" if there is none."""
-    path = pathlib.Path(config.distillation.teacher).expanduser()
+    path = expanded(config.distillation.teacher)
     file = path if path.suffix == ".py" else path / "config.json"
     return file.read_text() if config.distillation.teacher and file.is_file() else ""
 

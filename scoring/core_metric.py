@@ -29,7 +29,6 @@ import pydantic
 from configs.errors import ConfigError
 from files.json_reader import JsonError, Object, parse_json
 from files.yaml_reader import parse_yaml
-from input_pipeline.tokenization import AnyTokenizer
 from scoring import figures
 from scoring.figures import Figure
 from scoring.likelihood import LanguageModel, Likelihood, Row, log_likelihoods
@@ -165,22 +164,22 @@ def _items(path: pathlib.Path, schema: type) -> list[dict]:
     return found
 
 
-def check_lengths(tasks: Sequence[CoreTask], tokenizer: AnyTokenizer, max_length: int) -> None:
-    """Raise ConfigError if more than `max_length` tokens of a continuation are scored; choices may begin alike."""
+def check_lengths(model: LanguageModel, tasks: Sequence[CoreTask]) -> None:
+    """Raise ConfigError if a continuation is longer than the model's texts, before anything is scored."""
     for task in tasks:
-        for item in task.items:
-            texts = item["choices"] if task.kind == "multiple_choice" else [item["continuation"]]
-            encoded = [np.array(tokenizer.encode(text)) for text in texts]
-            length = max(map(len, encoded)) - (_shared(encoded) if len(encoded) > 1 else 0)
-            if length > max_length:
+        alone = dataclasses.replace(task, num_examples=0)  # examples before it change no continuation
+        for number, item in enumerate(task.items):
+            length = max(len(row.continuation) for row in rows_of_item(model, alone, number))
+            if length > model.max_length:
                 raise ConfigError(
                     f"--core: line {item['line']} of {task.label} has a continuation of {length} tokens, more than "
-                    f"model.max_length={max_length}; shorten it"
+                    f"model.max_length={model.max_length}; shorten it"
                 )
 
 
 def score(model: LanguageModel, tasks: Sequence[CoreTask]) -> list[dict]:
     """Return the result of each item of all tasks, for the file of results; the same in all processes."""
+    check_lengths(model, tasks)
     found = []
     for task in tasks:
         named = dataclasses.replace(model, on_batch=lambda _, *batch, label=task.label: model.on_batch(label, *batch))

@@ -16,7 +16,7 @@ import pydantic
 
 from configs.errors import ConfigError
 from files.json_reader import JsonError, Object, parse_json
-from input_pipeline.cache import expanded
+from files.paths import expanded
 
 MOST_BYTES = 1 << 30  # of a file of questions
 Text = Annotated[str, pydantic.Field(min_length=1)]

@@ -3,7 +3,6 @@
 
 import contextlib
 import os
-import pathlib
 import signal
 import socket
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from configs.errors import ConfigError, shown
+from files.paths import expanded
 
 KEY_VARIABLE = "TORUS_API_KEY"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -43,7 +43,7 @@ def read_key(file: str, host: str) -> str:
     if file:
         source = f"--api_key_file={file}"
         try:
-            key = pathlib.Path(file).expanduser().read_text().strip()
+            key = expanded(file).read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{source} cannot be read ({error}); name a text file that has only the key") from None
         if not key:

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from configs import base
 from configs.errors import ConfigError, did_you_mean, similar
+from files.paths import expanded
 from settings import stored_config
 from settings.keys import flat
 from settings.resolving import Loaded, resolve
@@ -68,7 +69,7 @@ def run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
 
     Nothing in a run's folder is executed; the folder provides the model that is stored there.
     """
-    folder = pathlib.Path(path).expanduser()
+    folder = expanded(path)
     if stored_config.is_run(folder):
         return stored_config.load_as_recipe(folder)
     file = next((p for p in (pathlib.Path(path), ROOT / path) if p.is_file()), None)

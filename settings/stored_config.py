@@ -15,6 +15,7 @@ from configs.base import BUILT_IN_TOKENIZERS, KEYS, keys_of
 from configs.errors import ConfigError, shown
 from configs.key import MACHINE, READ, RESUME, SECRET, WEIGHTS
 from files.json_reader import JsonError, Object, Scalar, read_json
+from files.paths import expanded
 from settings.keys import DATA_READ, flat, from_flat, parse_typed
 from settings.resolving import Loaded, resolve
 
@@ -46,7 +47,7 @@ def run_folder(key: str, name: str, path: Callable = pathlib.Path):
     Args:
       path: makes a path of its name.
     """
-    folder = path(name).expanduser()
+    folder = path(name) if "://" in name else expanded(name)
     if not is_run(folder):
         raise ConfigError(f"{key}={name} holds no run (no {CONFIG} there); name the folder of one")
     return folder
@@ -141,13 +142,14 @@ def load_to_continue(
     moved = {key for key in RUNS if stored[key]}  # a checkpoint has their digests
     free = keys_of(RESUME) | moved
     fixed = KEYS.keys() if step is not None else _newest_record(folder)[1].get("weights_only", ())
-    for key, value in loaded.typed.items():
-        if value != stored[key] and key in fixed and key not in free:
-            what = "has imported weights" if step is None else f"was trained to step {step}"
-            raise ConfigError(
-                f"{folder} {what} with {key}={shown(stored[key])}, now {shown(value)}. "
-                f"Leave out --config.{key} to continue that run, or use a new --workdir."
-            )
+    differs = [key for key, value in loaded.typed.items() if value != stored[key] and key in fixed and key not in free]
+    if differs:
+        what = "has imported weights" if step is None else f"was trained to step {step}"
+        keys = "; ".join(f"{key}={shown(stored[key])}, now {shown(loaded.typed[key])}" for key in differs)
+        raise ConfigError(
+            f"{folder} {what} with {keys}. Leave out {' and '.join(f'--config.{key}' for key in differs)} to continue "
+            "that run, or use a new --workdir."
+        )
     if not stored["data.tokenizer"] and loaded.config.data.tokenizer == "sentencepiece":
         raise ConfigError(no_tokenizer(folder))
     loaded.notes, loaded.of_run, loaded.origin = notes, True, origin

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import importlib
 import json
-import pathlib
 from collections.abc import Iterable
 
 from configs import topologies
@@ -14,6 +13,7 @@ from configs.base import KEYS, keys_of
 from configs.errors import ConfigError, did_you_mean, shown, similar
 from configs.group import Base, Changes, Group, Suite
 from configs.key import MACHINE
+from files.paths import expanded
 from settings import loading, validation
 from settings.keys import flat
 from settings.resolving import resolve
@@ -116,7 +116,7 @@ def is_known(name: str) -> bool:
 
 def recipe_of(path: str) -> str:
     """Return the path of a recipe for trials on any machine: relative to the workspace, or absolute if not in it."""
-    here = pathlib.Path(path).expanduser().absolute()
+    here = expanded(path).absolute()
     return str(here) if here.exists() and here != loading.ROOT / path else path
 
 
@@ -155,7 +155,7 @@ def owners(members: Iterable[Member]) -> dict[str, Member]:
 
 def _name_of(asked: str) -> str:
     """Return the name that a name or a path below configs/experiments/ means; another path is no name."""
-    path = pathlib.Path(asked).expanduser()
+    path = expanded(asked)
     places = [loading.ROOT / path, path.absolute()]
     if len(path.parts) > 1 and not any(place.exists() and EXPERIMENTS in place.parents for place in places):
         return asked
@@ -236,4 +236,4 @@ def folders(root: str, members: Iterable[Member]) -> dict[str, str]:
 
 def runs_of(root: str) -> str:
     """Return the root of a study's folders for workers in any folder: an absolute path, or the address of a bucket."""
-    return root if "://" in root else str(pathlib.Path(root).expanduser().absolute())
+    return root if "://" in root else str(expanded(root).absolute())

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 from cluster import processes
-from cluster.interruption import Interrupted
 from core.callbacks import Callback
+from reporting.sink import is_interruption
 from settings.loading import ROOT
 
 PAGE = "report.html"  # in the run's folder
@@ -25,7 +25,7 @@ class RunReport(Callback):
         """Write the page; a failure is an event."""
         if processes.index() or not job.config.logging.report:
             return
-        if isinstance(sys.exc_info()[1], Interrupted | KeyboardInterrupt):  # what is ending the run
+        if is_interruption(sys.exc_info()[1]):  # what is ending the run
             return
         with job.clock.within("evaluation"):  # else it would count as training, and as a step that hangs
             problem = write_page(job.workdir)

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from input_pipeline.cache import cache_folder, expanded, locked, write_json
+from files.paths import expanded
+from input_pipeline.cache import cache_folder, locked, write_json
 from input_pipeline.errors import DataError
 from input_pipeline.progress import progress
 from input_pipeline.puzzles import arc, dataset, drawn, maze, sudoku, sudoku_generator, tables

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from input_pipeline.cache import expanded
+from files.paths import expanded
 from input_pipeline.errors import DataError
 from input_pipeline.reading.formats import ROWS, Column, check_column
 from input_pipeline.reading.records import reason

@@ -9,6 +9,7 @@ from checkpointing import frozen_models
 from configs.errors import ConfigError
 from core import solving
 from core.loader import Loader, LoaderLoss
+from files.paths import expanded
 from migration.vishwamai import keys
 from migration.vishwamai.device_mesh import TPUMeshContext, attached
 from objectives import distillation
@@ -27,7 +28,7 @@ class VishwamAIPipeline:
     def __init__(self, config: Mapping):
         """Raises ConfigError: a key is unknown or not supported, or a value is inconsistent."""
         self.given, self.config = keys.KEYS.dotted(config), keys.recipe(config)
-        self.workdir = pathlib.Path(str(self.given.get(keys.FOLDER) or FOLDER)).expanduser()
+        self.workdir = expanded(str(self.given.get(keys.FOLDER) or FOLDER))
 
     def generate(
         self, prompts: Sequence[str], *, use_tot: bool | None = None, use_error_correction: bool | None = None,

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from cluster import interruption as module
-from cluster.interruption import interruption
+from cluster.interruption import InterruptedHere, Interruption, interruption
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -81,3 +81,10 @@ def test_after_the_block_signals_do_what_they_did_before():
     with interruption():
         assert [signal.getsignal(number) for number in SIGNALS] != before
     assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_a_signal_after_the_last_save_ends_the_run_at_once_and_says_where_it_is_saved():
+    signals, said = Interruption(), r"^saved at step 7; run the same command to continue$"
+    with pytest.raises(InterruptedHere, match=said) as caught, signals.saved_at(7):
+        signals.request(signal.SIGTERM, None)
+    assert caught.value.exit_status == 75

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from files.paths import PathError
 from input_pipeline import sources
 from input_pipeline.errors import DataError
 from input_pipeline.reading import formats
@@ -136,7 +137,7 @@ def test_a_new_source_is_a_function(names, texts, monkeypatch):
     ],
 )
 def test_what_cannot_be_found_is_an_error(names, changes, message):
-    with pytest.raises(DataError, match="^" + re.escape(message)) as caught:
+    with pytest.raises((DataError, PathError), match="^" + re.escape(message)) as caught:
         names(**changes)
     assert caught.value.exit_status == 2 and "\n" not in str(caught.value)
 

@@ -328,7 +328,7 @@ def test_the_commands_convert_and_say_so(tmp_path):
     (tmp_path / "text.txt").write_text("some text of my own, and more\n" * 200)
     for script, *more in (("train.py", f"--config.data.path={tmp_path}/text.txt"), ("generate.py", "--prompt=a")):
         status, _, err = finish(command(script, *given, *more, cache=tmp_path))
-        assert status == 2 and "error: the model was imported without a tokenizer; name the one" in err
+        assert status == 2 and "error: data.tokenizer is empty; name one (that of the weights, if they were imp" in err
     keys = [f"--config.data.path={tmp_path}/text.txt", "--config.data.tokenizer=sentencepiece"]
     status, _, err = finish(command("train.py", *given, *keys, cache=tmp_path))
     refused = "was imported without a tokenizer, and a new one would not fit its weights"

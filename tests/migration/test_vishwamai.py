@@ -124,6 +124,11 @@ def test_arguments_become_those_of_train(tmp_path, monkeypatch):
     assert keys.arguments([file]) == [file, "--workdir=here", "--topology=v4-64"]
     (tmp_path / "nowhere.yaml").write_text("checkpoint_dir:\ntpu: {tpu_cores: 32}")
     assert keys.arguments([f"--config={tmp_path}/nowhere.yaml"])[1:] == ["--topology=v4-64"]
+    (tmp_path / "six.yaml").write_text("checkpoint_dir:\ntpu: {tpu_cores: 6}")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "environ", dict(os.environ))
+        assert keys.arguments([f"--config={tmp_path}/six.yaml"])[1:] == [], "no slice of v4 has six chips"
+        assert (os.environ["TPU_MESH_CONFIG"], os.environ["TPU_AXIS_NAMES"]) == ("1,1,6", "data,model,fsdp")
     monkeypatch.setenv("TPU_MESH_CONFIG", "4,4,2")
     assert keys.arguments([file]) == [file, "--workdir=here"]
     assert keys.arguments([]) == [f"--config={keys.FILE}"]

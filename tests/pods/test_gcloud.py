@@ -153,6 +153,7 @@ def test_a_backup_is_not_mixed_with_that_of_a_later_pod_of_the_same_name(gcloud)
     first, same, later = (gcloud.run("backup", folder, FAKE_HOSTS="1", FAKE_CREATED=f"2026-11-{day}T08:00:00Z")
                           for day in (1, 1, 2))  # fmt: skip
     assert (first.status, same.status, later.status) == (0, 0, 1)
+    assert gcloud.run("backup", folder, "--dry-run", FAKE_HOSTS="1").status == 0, "it does not know the creation"
     assert "/backup is the backup of " in later.last_line and "created 2026-11-1T08:00:00Z; name" in later.last_line
 
 

@@ -348,7 +348,9 @@ def test_a_second_backup_copies_what_is_in_the_folder(tmp_path, transport, insid
     """cp reads no patterns of a shell, and the scp of gcloud needs one."""
     asked, _ = settings.read([f"--transport={transport}", "--name=mine", "--workdir=~/run"], {})
     copied = []
-    there = types.SimpleNamespace(num_workers=1, copy=lambda source, target, worker: copied.append((source, target)))
+    there = types.SimpleNamespace(
+        num_workers=1, describe=lambda: None, copy=lambda source, target, worker: copied.append((source, target))
+    )
     backup.backup(asked, there, [str(tmp_path)])
     assert copied == [(f"mine:~/run{inside}", str(tmp_path))]
 
@@ -359,6 +361,8 @@ def test_a_backup_is_of_the_launched_run_unless_another_is_typed(tmp_path, monke
     monkeypatch.setattr(records, "launched", lambda _: True)
     monkeypatch.setattr(records, "read", lambda _: LAUNCH | {"workdir": "/launched/tiny"})
     copied = []
-    there = types.SimpleNamespace(num_workers=1, copy=lambda source, target, worker: copied.append(source))
+    there = types.SimpleNamespace(
+        num_workers=1, describe=lambda: None, copy=lambda source, target, worker: copied.append(source)
+    )
     backup.backup(asked, there, [str(tmp_path)])
     assert copied == [f"mine:{folder}/*"]

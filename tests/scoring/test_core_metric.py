@@ -63,14 +63,15 @@ def test_a_folder_is_read_with_its_baselines_and_an_order_that_stays(folder):
 
 
 def test_a_continuation_that_does_not_fit_is_named_before_anything_is_scored(folder):
-    tasks, tokenizer = read_folder(folder), ByteTokenizer()
-    check_lengths(tasks, tokenizer, 64)
-    choose, complete, _ = tasks
-    complete.items[1]["continuation"] = "x" * 65
-    with pytest.raises(ConfigError, match=r"^--core: line \d+ of complete has a continuation of 65 tokens, more than"):
-        check_lengths(tasks, tokenizer, 64)
+    model, (choose, complete, resolve) = stand_in(ByteTokenizer(), 64), read_folder(folder)
+    check_lengths(model, [choose, complete, resolve])
     choose.items[0]["choices"] = ["x" * 65 + "a", "x" * 65 + "b"]
-    check_lengths([choose], tokenizer, 64)
+    check_lengths(model, [choose])
+    complete.items[1]["continuation"] = "x" * 64  # and the space before it
+    resolve.items[0]["context_options"] = ["the " + "x" * 60, "a " + "x" * 60]  # which end alike
+    for task, length in ((complete, 65), (resolve, 69)):
+        with pytest.raises(ConfigError, match=rf"^--core: line \d+ of {task.label} has a continuation of {length} tok"):
+            check_lengths(model, [task])
 
 
 def tokens(text: str) -> list[int]:

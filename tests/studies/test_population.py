@@ -136,6 +136,7 @@ def test_fewer_trials_than_have_begun_begin_no_more(tmp_path):
         ({}, SPACE.replace("optimizer.name", "train.seed").replace('"adamw", "lion"', "1, 2"), "omit train.seed"),
         ({}, SPACE.replace("optimizer.name", "model.mlp_dim").replace('"adamw", "lion"', "64, 128"), "model.mlp_dim"),
         ({}, SETS, "model.mlp_dim may not differ"),
+        ({"recipe": "configs/countdown_value_head.py"}, SPACE, "value_head trains new ones on a frozen model"),
         ({"recipe": "configs/trm/sudoku_mini.py"}, SPACE, r"refused here: train.init_from=.* needs model.name="),
     ],
 )
