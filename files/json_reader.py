@@ -70,18 +70,22 @@ def rule_of(error: dict) -> str:
     return OF_PYDANTIC.sub("", error["msg"])
 
 
+def _in_a_line(key: str) -> str:
+    return _shortened(key if key.isprintable() else key.encode("unicode_escape").decode())
+
+
 def _first_line(errors: pydantic.ValidationError) -> str:
     """Return the first error as a part of a line."""
     every = errors.errors(include_url=False)
     first = every[0]
-    key = _shortened(".".join(map(str, first["loc"])).encode("unicode_escape").decode())
+    key = _in_a_line(".".join(map(str, first["loc"])))
     match first["type"]:
         case "json_invalid":
             return f"is not valid JSON ({first['ctx']['error']})"
         case "missing":
             given = list(first["input"])[:MOST_KEYS] if isinstance(first["input"], dict) else []
             near = difflib.get_close_matches(str(first["loc"][-1]), map(str, given), n=1, cutoff=0.8)
-            return f"{key} is missing" + (f"; did you mean it by {_shortened(near[0])}?" if near else "")
+            return f"{key} is missing" + (f"; did you mean it by {_in_a_line(near[0])}?" if near else "")
     if choices := _alternatives(every):
         key = _shortened(key.rpartition(".")[0])
         return f"{key}: should be {', '.join(choices[:-1])} or {choices[-1]}, but is {_shortened(repr(first['input']))}"

@@ -25,6 +25,8 @@ class Report(Object, total=False):
         (b'{"step": 1, "other": ' + b'{"a":' * 100_000, "is not valid JSON (recursion limit exceeded"),
         (b"[]", "r.json: should be an object, but is []"),
         (b"{}", "r.json: step is missing"),
+        (b'{"st\\nep": 1}', "r.json: step is missing; did you mean it by st\\nep?"),
+        ('{"seconds": {"größe": "x"}, "step": 1}'.encode(), "r.json: seconds.größe: should be a valid number"),
         (b'{"step": "1"}', "r.json: step: should be a valid integer, but is '1'"),
         (b'{"step": 1e400}', "step: should be a valid integer, but is inf"),
         (b'{"step": -1}', "step: should be greater than or equal to 0, but is -1"),
