@@ -66,6 +66,8 @@ def main(command: command_line.Command) -> None:
 def check(command: command_line.Command) -> list[Callable[..., Scores]]:
     """Return what scores a model on what the flags ask for; report mistakes before the slow restore of the weights."""
     flags, config = command_line.FLAGS, command.config
+    if "" in flags.questions:
+        raise ConfigError("--questions= has no value; name a file, or omit the flag")
     if not (flags.questions or flags.core or flags.tasks):
         raise ConfigError("nothing to score; give --questions=FILE.jsonl, --core=FOLDER or --tasks=NAME")
     if config.train.objective == "recursive":

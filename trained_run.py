@@ -34,6 +34,7 @@ from settings.decoding import dropless
 from settings.together import TASKS
 
 KINDS = ("train", "eval", "event")  # of lines of metrics.jsonl
+NOT_OF_TEXT = ("recursive", "classification")  # objectives of other models than language models
 
 
 def open_run(workdir: str | pathlib.Path) -> "TrainedRun":
@@ -53,7 +54,7 @@ def open_run(workdir: str | pathlib.Path) -> "TrainedRun":
 
 def tokenizer_of(address, config) -> tokenization.AnyTokenizer:
     """Return the tokenizer of a run; ConfigError if it was not trained on text."""
-    if config.data.source in ("synthetic", "labeled", *TASKS):
+    if config.data.source in ("synthetic", "labeled", *TASKS) or config.train.objective in NOT_OF_TEXT:
         raise ConfigError(f"{address} was not trained on text, so it has no tokenizer")
     return tokenization.open_tokenizer(config.data.tokenizer)
 
@@ -103,7 +104,10 @@ class TrainedRun:
 
         Raises:
           ValueError: the tokens are not whole numbers below the vocabulary's size in two dimensions.
+          ConfigError: the run is no language model.
         """
+        if self.config.train.objective in NOT_OF_TEXT:
+            raise ConfigError(f"{self.address} is no language model, so it has no logits of tokens")
         tokens_BT, most = np.asarray(tokens_BT), self.config.model.vocab_size
         if tokens_BT.ndim != 2 or not np.issubdtype(tokens_BT.dtype, np.integer):
             raise ValueError(f"tokens are {tokens_BT.dtype} {list(tokens_BT.shape)}; give whole numbers [rows, length]")

@@ -138,7 +138,7 @@ def parse_flags(description: str, not_read: tuple[str, ...] = (), why: str = "")
     given = [f"config.{key}" for key in overrides if "config" in not_read]
     if given := [*given, *(name for name in not_read if FLAGS[name].present)]:
         raise ConfigError(f"--{given[0]} is not read here: {why}; omit it")
-    texts = [name for name in FLAGS if FLAGS[name].flag_type() == "string"]
+    texts = [name for name in FLAGS if FLAGS[name].flag_type() in ("string", "comma separated list of strings")]
     if empty := [name for name in texts if FLAGS[name].present and not FLAGS[name].value]:  # of an unset variable
         raise ConfigError(f"--{empty[0]}= has no value; add one, or omit the flag")
     return overrides

@@ -70,6 +70,8 @@ def setup_tpu_mesh(device_count: int = 32, use_global: bool = True, validate: bo
 
     from parallelism.mesh import make_mesh
 
+    if device_count < 1:
+        raise ConfigError(f"device_count={device_count} must be 1 or more")
     devices = jax.devices() if use_global else jax.local_devices()
     default = ",".join(map(str, validation.nearest_shape(EARLIER_MESH, device_count)))
     environment = os.environ if os.environ.get("TPU_MESH_CONFIG") else {"TPU_MESH_CONFIG": default}

@@ -39,7 +39,12 @@ class LoopProfile(Profile):
         self._waiting += self._began - (self._ended or self._began)
 
     def end_step(self, result=None) -> None:
-        """End a step; waits for the arrays in `result`, since JAX returns before they are computed."""
+        """End a step; waits for the arrays in `result`, since JAX returns before they are computed.
+
+        Raises ValueError if no step has begun.
+        """
+        if self._began is None:
+            raise ValueError("end_step() ends a step that start_step() has begun; call that first")
         jax.block_until_ready(result)
         self._ended = time.perf_counter()
         self._seconds.append(self._ended - self._began)

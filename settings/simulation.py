@@ -37,6 +37,11 @@ TARGETS = {  # largest value of each key in a simulation
     "evaluation.chunk_tokens": 16,
 }
 ROUNDED = ("train.global_batch", "batch.first")  # rounded up to a multiple that the mesh divides, unless typed
+AXES = {  # of the mesh, which split these sizes
+    "model.num_heads": ("model",), "model.num_kv_heads": ("model",), "model.vocab_size": ("model",),
+    "model.embed_dim": ("fsdp", "context", "expert"), "model.mlp_dim": ("model", "fsdp", "context"),
+    "model.num_experts": ("expert", "model"), "train.sequence_length": ("context",),
+}  # fmt: skip
 OF_A_RAMP = {"batch.first": 8, "batch.increase_step": 40}
 OF_PUZZLES = {  # additional keys of a recursive model; the number of cells of a puzzle cannot change
     "model.high_cycles": 2,
@@ -63,7 +68,7 @@ def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]
     for key, unit in units.items():
         if before[key] % unit and (key in typed or key not in ROUNDED):
             fitting = multiples_text(before[key], unit)
-            who = "the mesh and train.gradient_accumulation need" if key in ROUNDED else "its mesh axis needs"
+            who = "the mesh and train.gradient_accumulation need" if key in ROUNDED else _who_needs(key, config)
             raise ConfigError(f"{key}={before[key]} is not a multiple of {unit}, which {who}; use {fitting}")
     targets = TARGETS | {"model.num_layers": max(TARGETS["model.num_layers"], config.model.global_every)}
     if config.model.name == "trm":
@@ -81,6 +86,12 @@ def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]
     _keep_group_size(config, before, typed)
     after = flat(config)
     return {key: (before[key], after[key]) for key in before if before[key] != after[key]}
+
+
+def _who_needs(key: str, config: ConfigDict) -> str:
+    """Return the mesh axes that split the size of a key, with their sizes and a verb."""
+    axes = [f"mesh.{axis}={config.mesh[axis]}" for axis in AXES.get(key, ()) if config.mesh[axis] > 1]
+    return f"{' and '.join(axes)} need{'s' * (len(axes) == 1)}" if axes else "a mesh of the run needs"
 
 
 def _units(config: ConfigDict) -> dict[str, int]:

@@ -203,7 +203,7 @@ MISTAKES = [
     # topology
     ("train.py --topology=v4_32", {}, "--topology=v4_32 is unknown; did you mean v4-32"),
     (f"{TRAIN} --topology=cpu-8", {}, "train.global_batch=4 is not a multiple of its 8 shards"),
-    (f"{TRAIN} --topology=v4-8 --config.model.embed_dim=18", {}, "which its mesh axis needs; use 16 or 20"),
+    (f"{TRAIN} --topology=v4-8 --config.model.embed_dim=18", {}, "which mesh.fsdp=4 needs; use 16 or 20"),
     ("generate.py --workdir=HERE/solver --config=configs/tiny.py", {}, "--config=configs/tiny.py is not the recipe of"),
     ("generate.py --workdir=HERE/solver --topology=v4-8", {}, "--topology is not read here: this command runs"),
     ("rehearse.py --topology=v4-33", {}, "--topology=v4-33 is unknown; did you mean v4-32"),

@@ -136,7 +136,7 @@ def test_a_command_scores_questions_as_the_run_computes_them(folder):
     assert bits == pytest.approx(-text["log_likelihood"] / np.log(2) / 68, abs=1e-4)
 
 
-@pytest.mark.parametrize("recipe", ["digits", "meta_sinusoid", "meta_in_context"])
+@pytest.mark.parametrize("recipe", ["digits", "meta_sinusoid", "meta_in_context", "trm/sudoku_mini"])
 def test_a_model_of_numbers_has_no_tokenizer_for_a_prompt(recipe):
     config = loading.load(f"configs/{recipe}.py", "", {}).config
     with pytest.raises(ConfigError, match="runs/x was not trained on text, so it has no tokenizer"):

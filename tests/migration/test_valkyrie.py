@@ -55,6 +55,8 @@ def test_without_the_environment_the_mesh_is_the_nearest_to_that_of_the_guide(mo
             valkyrie.setup_tpu_mesh(**arguments)
     with pytest.raises(ConfigError, match="there are 8"):
         valkyrie.setup_tpu_mesh(4)
+    with pytest.raises(ConfigError, match="device_count=-1 must be 1 or more"):
+        valkyrie.setup_tpu_mesh(-1)
 
 
 def test_the_configuration_of_the_guide_is_the_7b_model_and_nothing_of_it_is_allocated(mesh):

@@ -148,6 +148,8 @@ def test_waiting_for_batches_is_the_first_advice_where_it_is_waited_and_only_the
 
 def test_a_step_that_compiles_again_and_again_is_told_so():
     profiler = TPUProfiler(MESH)
+    with pytest.raises(ValueError, match=r"start_step\(\) has begun; call that first"):
+        profiler.end_step()
     for size in range(3, 7):
         profiler.start_step()
         profiler.end_step(jax.jit(lambda x: jnp.sin(x @ x.T).sum())(jnp.ones((size, size))))
