@@ -140,8 +140,7 @@ def train(
         with layouts.named(after):
             run = assembly.assemble(on_mesh)
             preflight.check_state_fits(run)
-    is_new = bucket is None and store is None and not (workdir / stored_config.CONFIG).exists()
-    check_sources(run.objective, config, is_new=is_new)
+    check_sources(run.objective, config, is_new=not (bucket or store or (workdir / stored_config.CONFIG).exists()))
     if batches is None:
         task_items(config)  # reports mistakes before documents are read
     else:
