@@ -57,8 +57,9 @@ def check_writable(config, workdir: pathlib.Path) -> None:
     """Raise CheckpointError if a folder of the run surely cannot be written, before documents are read."""
     staging = expanded(config.checkpoint.staging or workdir)
     for key, folder in (("--workdir", workdir), ("checkpoint.staging", staging)):
-        there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-        if not (there.is_dir() and os.access(there, os.W_OK)):
+        places = (folder.absolute(), *folder.absolute().parents)
+        there = next(place for place in places if os.path.exists(place))  # also if its folder cannot be searched
+        if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
             what = "cannot be written" if there.is_dir() else "is a file"
             raise CheckpointError(f"{key}={folder}: {there} {what}; name a folder that can be written")
 

@@ -23,10 +23,6 @@ from studies.worker import main
 
 FRACTION = 4  # a quarter is replaced by a quarter
 FACTORS = 0.8, 1.2  # of a number that is changed
-FROZEN_BASE = {  # objectives that train a new part of a model, and when; train.init_from does not continue it
-    "value_head": lambda values: True,
-    "error_correction": lambda values: not values["error_correction.joint_weight"],
-}
 RESAMPLED = 0.25  # probability of another value for a parameter that is no number
 
 
@@ -117,11 +113,12 @@ def check(search: Search) -> None:
     first, later = (search.member(recipe, "0", changes).refusal for changes in ({}, {"train.init_from": search.root}))
     if later and not first:
         raise ConfigError(f"--method=pbt continues the weights of trials, and that is refused here: {later}")
-    values = search.member(recipe, "0", {}).values
-    if values and FROZEN_BASE.get(values["train.objective"], lambda _: False)(values):
+    values = search.member(recipe, "0", {}).values or {}
+    objective, joint = values.get("train.objective"), values.get("error_correction.joint_weight")
+    if objective == "value_head" or (objective == "error_correction" and not joint):
         raise ConfigError(
-            f"--method=pbt continues the weights of trials, but train.objective={values['train.objective']} trains new "
-            "ones on a frozen model; use another method"
+            f"--method=pbt continues the weights of trials, but train.objective={objective} trains new ones on a frozen "
+            "model; use another method"
         )
 
 
