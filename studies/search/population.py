@@ -117,8 +117,8 @@ def check(search: Search) -> None:
     objective, joint = values.get("train.objective"), values.get("error_correction.joint_weight")
     if objective == "value_head" or (objective == "error_correction" and not joint):
         raise ConfigError(
-            f"--method=pbt continues the weights of trials, but train.objective={objective} trains new ones on a frozen "
-            "model; use another method"
+            f"--method=pbt continues the weights of trials, but train.objective={objective} trains new ones on a "
+            "frozen model; use another method"
         )
 
 
