@@ -126,7 +126,7 @@ def check_flags(loaded: Loaded) -> None:
         raise ConfigError(f"batch.fit=auto is for a single rehearsal; leave it out with --{asked[0]}")
     if loaded.topology and FLAGS.compare:
         raise ConfigError("--compare names its topologies itself; leave out --topology")
-    if FLAGS["compare"].present and not all(FLAGS.compare or [""]):
+    if not all(FLAGS.compare):
         raise ConfigError("--compare needs topologies, separated by commas: --compare=v4-32,v5e-16")
     if FLAGS.price is not None and not 0 <= FLAGS.price < math.inf:
         raise ConfigError(f"--price={FLAGS.price} must be 0 or greater: dollars per chip-hour")

@@ -138,7 +138,7 @@ MISTAKES = [
     ("benchmarks/run_all.py --text=x", {}, "--text=x is not read by every benchmark; name one"),
     ("benchmarks/same_programs.py --against=HERE/none nosuch", {}, "nosuch is not recorded; there are "),
     ("benchmarks/same_programs.py --against=HERE/none", {}, "HERE/none has no program to compare with; keep some "),
-    ("rehearse.py --topology=v4-8 --compare=", {}, "--compare needs topologies"),
+    ("rehearse.py --topology=v4-8 --compare=", {}, "--compare= has no value"),
     ("rehearse.py --compare=v4-8,", {}, "--compare needs topologies"),
     ("rehearse.py --topology=v4-8 --config.logging.alerts=https://x.y/z", {}, "--config.logging.alerts is a secret"),
     ("rehearse.py --topology=v4-8 --compare=v4-32", {}, "--compare names its topologies itself; leave out --topology"),
