@@ -115,7 +115,7 @@ def started(
     values = KEYS | {"data.path": f"{place}/texts/*.txt"} | (OF_FOUR if count > 1 else {})
     values |= {key.replace("__", "."): value for key, value in changes.items()}
     keys = [f"--config.{key}={value}" for key, value in values.items()]
-    arguments = ["train.py", f"--workdir={place / workdir}", f"--faults={faults}", *keys]
+    arguments = ["train.py", f"--workdir={place / workdir}", *([f"--faults={faults}"] if faults else []), *keys]
     if count == 1:
         return [Watched(groups.start_alone(arguments, cache=place / "cache"))]
     how = {"count": count, "cache": place / "cache", "devices": 4, "port": port, "absent": absent}

@@ -106,7 +106,8 @@ class Story:
     def pretrain(self, name: str, *, injected: str = "", mesh: dict | None = None, status: int = 0) -> str:
         """Train on the own texts on a simulated v4-32."""
         keys = KEYS | {"data.path": f"{self.place}/texts/*.txt", "train.steps": STEPS} | (mesh or {})
-        return self.train(name, "--topology=v4-32", f"--faults={injected}", status=status, **keys)
+        faults = [f"--faults={injected}"] if injected else []
+        return self.train(name, "--topology=v4-32", *faults, status=status, **keys)
 
 
 def check(holds: bool, promise: str) -> None:
