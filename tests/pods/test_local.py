@@ -204,6 +204,7 @@ def words_of(done) -> list[str]:
         ),
         ("launch_pretrain_hf", {"SPLIT": "train"}, {"config.data.path": "allenai/c4:train"}, set()),
         ("launch_pretrain_hf", {"DATASET": "one/two"}, {"config.data.path": "one/two:train"}, set()),
+        ("launch_pretrain_hf", {"DATASET": "allenai/c4"}, {"config.data.subset": "en"}, set()),
         (
             "launch_pretrain_hf",
             {"DATASET": "one/two", "SPLIT": "validation", "TEXT_KEY": "body", "DATASET2": "three/four",
