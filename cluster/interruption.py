@@ -60,7 +60,7 @@ class Interruption:
         try:
             yield
         except KeyboardInterrupt:
-            raise InterruptedHere(f"saved at step {step}; run the same command to continue") from None
+            raise InterruptedHere(str(Interrupted(step))) from None
 
     def ask(self, why: str) -> None:
         """Request a stop as the first signal does, from any thread; the next signal still counts as the first.

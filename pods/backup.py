@@ -47,8 +47,8 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
     is_here = folder.startswith("/") and settings.transport == "local"
     if is_here and not (settings.dry_run or pathlib.Path(folder).is_dir()):
         raise usage_error(f"{folder} is no folder; `launch` a run first, or name its folder with --workdir")
-    if "://" in folder or is_here:
-        words = ["gcloud", "storage", "rsync", "-r", folder] if "://" in folder else ["cp", "-r", f"{folder}/."]
+    if in_bucket or is_here:
+        words = ["gcloud", "storage", "rsync", "-r", folder] if in_bucket else ["cp", "-r", f"{folder}/."]
         expect_success([call(settings, [*words, local_folder(settings, str(target))], show=True)], f"back {folder} up")
     elif not folder.startswith("/") and (num_workers := pod.get("workers") or transport.num_workers) > 1:
         _join(settings, transport, num_workers, folder, target)

@@ -44,9 +44,10 @@ def search(settings: Settings) -> int:
             if settings.wait and failures and left < 0:
                 break
             is_last = settings.wait and len(tries) == 1  # then it waits in the queue
-            queued = left if is_last else QUEUED_POLLS * one.poll_seconds
-            at_once = settings.wait_seconds if not settings.wait else max(0.0, left)
-            if not (failure := _attempt(one, min(queued, at_once) if one.queued else at_once)):
+            patience = max(0.0, left) if settings.wait else settings.wait_seconds
+            if one.queued and not is_last:
+                patience = min(patience, QUEUED_POLLS * one.poll_seconds)
+            if not (failure := _attempt(one, patience)):
                 records.keep_creation(one)
                 note(one, f"{one.name} is ready, {_way(one)}, in {one.zone}: export ZONE={one.zone}")
                 return 0

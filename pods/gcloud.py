@@ -136,7 +136,7 @@ class Gcloud:
             return self._imagined()
         slowest = next((node for node in nodes if node.get("state") != "READY"), nodes[0])
         endpoints = [endpoint for node in nodes for endpoint in node.get("networkEndpoints", [])]
-        created = {name: nodes[0][name] for name in ("createTime",) if name in nodes[0]}
+        created = {"createTime": nodes[0]["createTime"]} if "createTime" in nodes[0] else {}
         return slowest | created | {"networkEndpoints": endpoints, "workers": len(endpoints)}
 
     def exists(self) -> bool:

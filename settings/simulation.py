@@ -37,11 +37,6 @@ TARGETS = {  # largest value of each key in a simulation
     "evaluation.chunk_tokens": 16,
 }
 ROUNDED = ("train.global_batch", "batch.first")  # rounded up to a multiple that the mesh divides, unless typed
-AXES = {  # of the mesh, which split these sizes
-    "model.num_heads": ("model",), "model.num_kv_heads": ("model",), "model.vocab_size": ("model",),
-    "model.embed_dim": ("fsdp", "context", "expert"), "model.mlp_dim": ("model", "fsdp", "context"),
-    "model.num_experts": ("expert", "model"), "train.sequence_length": ("context",),
-}  # fmt: skip
 OF_A_RAMP = {"batch.first": 8, "batch.increase_step": 40}
 OF_PUZZLES = {  # additional keys of a recursive model; the number of cells of a puzzle cannot change
     "model.high_cycles": 2,
@@ -90,7 +85,8 @@ def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]
 
 def _who_needs(key: str, config: ConfigDict) -> str:
     """Return the mesh axes that split the size of a key, with their sizes and a verb."""
-    axes = [f"mesh.{axis}={config.mesh[axis]}" for axis in AXES.get(key, ()) if config.mesh[axis] > 1]
+    splitting = [axis for together in _axes(config).get(key, ()) for axis in together]
+    axes = [f"mesh.{axis}={config.mesh[axis]}" for axis in splitting if config.mesh[axis] > 1]
     return f"{' and '.join(axes)} need{'s' * (len(axes) == 1)}" if axes else "a mesh of the run needs"
 
 
@@ -103,17 +99,28 @@ def _units(config: ConfigDict) -> dict[str, int]:
 def _units_on(config: ConfigDict) -> dict[str, int]:
     """Return `_units` for `config.mesh`, from the axis rules and the number of microbatches."""
     mesh, microbatches = config.mesh, max(1, config.train.gradient_accumulation)
-    return {
-        "model.num_heads": mesh.model,
-        "model.num_kv_heads": mesh.model,
-        "model.embed_dim": mesh.fsdp * mesh.context * mesh.expert,
-        "model.mlp_dim": math.lcm(mesh.model, mesh.fsdp * mesh.context if config.model.num_experts else 1),
-        "model.num_experts": mesh.expert * mesh.model,
+    of_axes = {
+        key: math.lcm(*(math.prod(mesh[axis] for axis in together) for together in several))
+        for key, several in _axes(config).items()
+    }
+    return of_axes | {
         "model.low_cycles": max(1, config.model.low_latents),
-        "model.vocab_size": mesh.model,
-        "train.sequence_length": mesh.context,
         "train.global_batch": batch_shards(mesh) * microbatches,
         "batch.first": batch_shards(mesh) * microbatches,
+    }
+
+
+def _axes(config: ConfigDict) -> dict[str, tuple[tuple[str, ...], ...]]:
+    """Return {key: groups of mesh axes}; an array of the key's size is split by all axes of a group together."""
+    model, of_experts = ("model",), (("fsdp", "context"),) if config.model.num_experts else ()
+    return {
+        "model.num_heads": (model,),
+        "model.num_kv_heads": (model,),
+        "model.embed_dim": (("fsdp", "context", "expert"),),
+        "model.mlp_dim": (model, *of_experts),
+        "model.num_experts": (("expert", "model"),),
+        "model.vocab_size": (model,),
+        "train.sequence_length": (("context",),),
     }
 
 

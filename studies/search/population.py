@@ -110,10 +110,10 @@ def check(search: Search) -> None:
         if key.startswith("model.") and not KEYS[key].scope & (EXECUTION | TRANSFER):
             raise ConfigError(f"--method=pbt copies weights, so {key} may not differ; leave it out of the space")
     recipe = loading.run_recipe(search.recipe)
-    first, later = (search.member(recipe, "0", changes).refusal for changes in ({}, {"train.init_from": search.root}))
-    if later and not first:
-        raise ConfigError(f"--method=pbt continues the weights of trials, and that is refused here: {later}")
-    values = search.member(recipe, "0", {}).values or {}
+    first, later = (search.member(recipe, "0", changes) for changes in ({}, {"train.init_from": search.root}))
+    if later.refusal and not first.refusal:
+        raise ConfigError(f"--method=pbt continues the weights of trials, and that is refused here: {later.refusal}")
+    values = first.values or {}
     objective, joint = values.get("train.objective"), values.get("error_correction.joint_weight")
     if objective == "value_head" or (objective == "error_correction" and not joint):
         raise ConfigError(
