@@ -5,7 +5,7 @@
     python benchmarks/interactions.py --quick             the pairs of the first set alone
     python benchmarks/interactions.py --with experts EMA  the pairs with one of these features
 
-A run has as many features as the rules accept together, so that some 40 sets have all pairs. It trains for four steps
+A run has as many features as the rules accept together, so that some 50 sets have all pairs. It trains for four steps
 on eight simulated devices, and again from the checkpoint in the middle. Steps, evaluations and the last state must be
 the same. A set that the rules accept and the start of a run refuses in one line is counted as `refused_later`: a rule
 is missing.

@@ -40,23 +40,25 @@ grpo.clip = Key(0.2, "the ratio of new to old probabilities is clipped to 1 - cl
 grpo.clip_high = Key(0.0, "it is clipped to 1 + clip_high; 0: as much as clip", most=1_000)
 grpo.kl = Key(0.0, "weight of the KL divergence to the model that the run starts from; 0: no such model is kept")
 
-of_errors = Section(KEYS, "error_correction")  # finding and repairing wrong tokens, see docs/reasoning.md
-of_errors.use_error_correction = Key(
+error_correction = Section(KEYS, "error_correction")  # finding and repairing wrong tokens, see docs/reasoning.md
+error_correction.use_error_correction = Key(
     False, "whether generate.py revises what it drew, by the module of the objective error_correction",
     scope=RESUME | READ | UNCOMPILED,
 )  # fmt: skip
-of_errors.num_layers = Key(2, "layers of the module, which see both sides of a token", above=0, most=4)
-of_errors.use_mixture_density = Key(False, "whether the module also predicts a mixture density of the right token")
-of_errors.memory_efficient = Key(
+error_correction.num_layers = Key(2, "layers of the module, which see both sides of a token", above=0, most=4)
+error_correction.use_mixture_density = Key(
+    False, "whether the module also predicts a mixture density of the right token"
+)
+error_correction.memory_efficient = Key(
     False, "whether the backward pass computes the module's layers again instead of keeping what is inside them",
     scope=RESUME | READ,
 )  # fmt: skip
-of_errors.rate = Key(0.1, "share of the tokens that are replaced to train the module", above=0, most=0.5)
-of_errors.joint_weight = Key(
+error_correction.rate = Key(0.1, "share of the tokens that are replaced to train the module", above=0, most=0.5)
+error_correction.joint_weight = Key(
     0.0, "weight of the module's loss beside the model's own, which is then trained too; 0: the model is frozen",
     most=1_000,
 )  # fmt: skip
-of_errors.threshold = Key(
+error_correction.threshold = Key(
     0.7, "least confidence of a revision: its share of repairs among repairs and damages", above=0, most=1,
     scope=RESUME | READ,
 )  # fmt: skip
