@@ -131,7 +131,7 @@ def train(
       DataGone: data became unreadable; the last good state is saved.
       SaveFailed: the last state could not be saved.
     """
-    config, workdir = config.copy_and_resolve_references(), pathlib.Path(workdir)  # keys are set below
+    config, workdir = config.copy_and_resolve_references(), workdirs.local_folder(workdir)  # keys are set below
     check_names(evaluators)
     sink.check(config)
     callbacks = [*callbacks, *([batches] if isinstance(batches, Callback) else [])]

@@ -28,12 +28,12 @@ from inference.prompts import text_prompt, text_start
 from input_pipeline import tokenization
 from parallelism.mesh import mesh_context
 from reasoning.solving import Solved
-from reporting.metrics import read_steps
+from reporting.metrics import read_lines, read_steps
 from settings import stored_config, validation
 from settings.decoding import dropless
 from settings.together import TASKS
 
-KINDS = ("train", "eval", "event")  # of lines of metrics.jsonl
+KINDS = ("train", "eval", "event")  # of lines of metrics.jsonl that any run may have
 NOT_OF_TEXT = ("recursive", "classification")  # objectives of other models than language models
 
 
@@ -179,14 +179,12 @@ class TrainedRun:
             yield part
 
     def metrics(self, kind: str = "train") -> list[dict]:
-        """Return the lines of metrics.jsonl of a kind (train, eval, event), the last of each step, in order.
-
-        Raises:
-          ValueError: there is no such kind.
-        """
-        if kind not in KINDS:
-            raise ValueError(f"{kind!r} is no kind of lines; there are {', '.join(KINDS)}")
-        return read_steps(path_of(str(self.address)) / "metrics.jsonl", kind)
+        """Return the lines of metrics.jsonl of a kind, the last of each step, in order; ValueError if it has none."""
+        path = path_of(str(self.address)) / "metrics.jsonl"
+        kinds = {line["kind"] for line in read_lines(path)}
+        if kind not in kinds | set(KINDS):
+            raise ValueError(f"{path} has no lines of the kind {kind!r}; it has {', '.join(sorted(kinds))}")
+        return read_steps(path, kind)
 
 
 def _checked(

@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import pathlib
+import re
 import secrets
 import time
 
@@ -51,6 +52,16 @@ def exclusive(workdir: pathlib.Path, *, is_copy: bool = False, per_host: bool = 
         if not (is_copy or per_host):
             _check_same_folder(workdir)
         yield
+
+
+def local_folder(workdir: str | os.PathLike) -> pathlib.Path:
+    """Return the folder of a run that a caller of `train` names; CheckpointError for the URL of a bucket."""
+    if scheme := re.match(r"[a-z0-9]+(?=:/)", str(workdir)):
+        raise CheckpointError(
+            f"workdir={workdir} is no local folder; for a run in a bucket of {scheme[0]}:// give `bucket`, the result "
+            "of checkpointing.bucket.open_bucket, and its folder as `workdir`"
+        )
+    return expanded(workdir)
 
 
 def check_writable(config, workdir: pathlib.Path) -> None:

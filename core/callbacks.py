@@ -46,7 +46,10 @@ class RollBack:
 
 
 class Stopped(Exception):
-    """A callback ended the run; the state is saved. The message is its reason."""
+    """The action Stop of a callback ended the run; the state is saved. The message is its reason.
+
+    The loop raises it after the save. A callback returns Stop.
+    """
 
 
 Action = Save | Stop | Reshard | RollBack

@@ -3,7 +3,7 @@
 
 A file of core/evaluations/ has `KIND`, the name of its evaluator, and `make(config, corpus)`, which returns the
 evaluator, or None if the configuration does not ask for it. `make` raises ConfigError if it cannot be evaluated, also
-because `corpus` is None, as in a run on batches of the caller.
+because `corpus` is None, as in a run on batches of the caller. Such a run has only the evaluators that it is given.
 """
 
 import dataclasses

@@ -27,7 +27,7 @@ from input_pipeline import ledger
 from input_pipeline.errors import DataError, DataLost
 from parallelism import resharding
 from parallelism.mesh import mesh_context
-from parallelism.placement import check_shapes, local_rows, place
+from parallelism.placement import check_batches, local_rows, place
 from reporting import step_log
 from reporting.clock import Clock
 from reporting.metrics import MetricsWriter
@@ -75,6 +75,8 @@ class Job:
         self.train_step = self.compiled_steps
         for callback in self.callbacks:
             self.train_step = callback.wrap(self.train_step, self)
+            if not callable(self.train_step):
+                raise TypeError(f"{type(callback).__name__}.wrap returned {self.train_step!r}; it must return a step")
 
     def start(self, record: dict | None) -> Iterator[dict]:
         """Start from a checkpoint or from step 0; return an iterator of the batches up to the last step.
@@ -105,7 +107,8 @@ class Job:
         train, data, sharding = self.config.train, self.config.data, self.run.batch_sharding
         rows = local_rows(sharding, stage.rows)
         if not self.corpus:
-            full = check_shapes(self.batches, num_steps, self.run.abstract_batch, stage.rows)
+            size = self.config.model.vocab_size if "segments" in self.run.abstract_batch else 0  # 0: no texts
+            full = check_batches(self.batches, num_steps, self.run.abstract_batch, stage.rows, size)
             own = ({key: array[rows] for key, array in batch.items()} for batch in full)
             return place(own, sharding, stage.rows)
         batches = pipeline.training_batches(
@@ -127,14 +130,25 @@ class Job:
         self.log.display.line(line)
 
     def next_batch(self, batches: Iterator[dict], state, step: int) -> dict:
-        """Return the batch of a step; if it cannot be read, save the state of the previous step and raise DataGone."""
+        """Return the batch of a step; if it cannot be read, save the state of the previous step and raise DataGone.
+
+        A process that trains alone saves for every other error too: it comes from the batches or the reward of a user.
+        """
         try:
-            return self._sampled(next(batches), state, step)
+            with contextlib.ExitStack() as ends:
+                ends.push(lambda kind, *_: self._save_after(kind, state, step - 1))
+                return self._sampled(next(batches), state, step)
         except DataError as error:
             self.lost.record(error)
             if step > 1:
                 self.save(state, step - 1, ends=True)
             raise self.lost.stop_error(step - 1) from error
+
+    def _save_after(self, kind: type | None, state, step: int) -> None:
+        """Save a state after an exception of this kind, unless others handle it, or another process would wait."""
+        if kind and step > 0 and processes.count() == 1 and not issubclass(kind, DataError | step_log.Diverged):
+            with contextlib.suppress(step_log.Diverged):
+                self.save(state, step, ends=True)
 
     def _sampled(self, batch: dict, state, step: int) -> dict:
         """Return the batch that the objective samples from the live parameters, or `batch` if it samples none."""

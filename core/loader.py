@@ -19,12 +19,15 @@ from core.evaluators import Evaluator
 from parallelism.placement import local_rows, place
 
 NAMES = ("tokens", "targets", "segments", "positions")
+IDS = ("input_ids", "labels", "tokens", "targets")
 ONCE = "can be read only once; give a list or a data loader"
 
 
 def as_ours(batch: Mapping) -> dict[str, np.ndarray]:
     """Return the arrays of NAMES, int32 [B, T]; ConfigError if the batch has neither form."""
     arrays = {name: np.asarray(array) for name, array in batch.items()}
+    if floats := [name for name in IDS if name in arrays and arrays[name].dtype.kind not in "iub"]:
+        raise ConfigError(f"a batch has {floats[0]} of {arrays[floats[0]].dtype}; ids are integers")
     if wrong := [name for name in ("input_ids", "tokens") if name in arrays and arrays[name].ndim != 2]:
         shape = list(arrays[wrong[0]].shape)
         raise ConfigError(f"a batch has {wrong[0]} of shape {shape}; it needs [rows, length]")
@@ -115,11 +118,12 @@ def check_repeats(loader: Iterable[Mapping], name: str) -> None:
 
 def _endless(loader: Iterable[Mapping]) -> Iterator[Mapping]:
     while True:
-        before = batch = object()
+        num_rows = 0
         for batch in loader:
+            num_rows += len(next(iter(batch.values()), ()))
             yield batch
-        if batch is before:
-            raise ConfigError(f"the loader has no batches, or {ONCE}")
+        if not num_rows:
+            raise ConfigError(f"the loader has no rows, or {ONCE}")
 
 
 def _rows(batches: Iterable[dict]) -> Iterator[dict]:

@@ -5,15 +5,27 @@ import dataclasses
 
 import jax
 
+from configs.errors import ConfigError
 from core.assembly import Run
 from parallelism.mesh import mesh_context
 
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """steps(state, batch) -> (state, scalars) of `run`; the input state is donated."""
+    """steps(state, batch) -> (state, scalars) of `run`; the input state is donated.
+
+    Raises ConfigError for a run that needs the weights of another one, or has no number of steps.
+    """
 
     run: Run
+
+    def __post_init__(self):
+        of_others = [f"{role} model" for role in self.run.abstract_frozen]
+        if self.run.config.train.init_from or of_others:
+            what = " and ".join(of_others) or "train.init_from"
+            raise ConfigError(f"Steps begins with random weights and has no {what}, which train.train reads; call that")
+        if not self.run.config.train.steps:
+            raise ConfigError("Steps needs train.steps, for the learning rate; only train.train computes it from data")
 
     def init(self):
         """Return the first state, on the devices of the run."""

@@ -18,6 +18,7 @@ class Windows:
     window is not a document of its own, the subclass overrides `pieces`.
 
     Attributes:
+        digest: text that differs for other data, also for other sizes of it; a resumed run must have the same.
         fills: {array that `read` returns: its value in rows of padding}, in order.
         batch_exceeds_pass: whether a batch may be larger than an epoch, and so contain a window twice.
         segment: of a window's one piece; 0 if a window has several documents, made together, that are one piece.
@@ -30,6 +31,7 @@ class Windows:
         test_puzzles: {name: task}, if the answers to the windows of a task are votes; most sources have none.
     """
 
+    digest: str
     fills: Mapping[str, int] = dict.fromkeys(KEYS, 0)
     batch_exceeds_pass = False
     segment = 1

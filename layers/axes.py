@@ -38,11 +38,20 @@ def zeros(shape: tuple, axes: tuple) -> nnx.Param:
 
 
 def declared_axes(state: nnx.State) -> dict[tuple, tuple[tuple, tuple]]:
-    """Return {path: (shape, axis names)} of the Params of a model.
+    """Return {path: (shape, axis names)} of the Params of a model; ValueError for one that declares no names.
 
     Read the metadata here alone: flax has renamed it more than once.
     """
-    return {path: (param.shape, param.get_metadata("out_sharding")) for path, param in nnx.to_flat_state(state)}
+    declared = {}
+    for path, param in nnx.to_flat_state(state):
+        names = param.get_metadata("out_sharding", None)
+        if names is None:
+            raise ValueError(
+                f"the parameter {'.'.join(map(str, path))} of shape {param.shape} has no axis names; declare it with "
+                "weight, scale or zeros of layers/axes.py, which take a name or None for each dimension"
+            )
+        declared[path] = (param.shape, names)
+    return declared
 
 
 def declared_stddevs(state: nnx.State) -> dict[tuple, float]:

@@ -70,13 +70,22 @@ def batch_sharding(mesh, ndim: int = 2) -> NamedSharding:
 def weight_shardings(declared: dict[tuple, tuple[tuple, tuple]], mesh) -> dict:
     """Return the NamedSharding of each weight as a nested dictionary.
 
-    `declared` is {path: (shape, axis names)}; a dimension without a name is not sharded. Raises ConfigError if a mesh
-    axis does not divide a dimension.
+    `declared` is {path: (shape, axis names)}; a dimension without a name is not sharded.
+
+    Raises:
+      ConfigError: a mesh axis does not divide a dimension.
+      ValueError: a name is not in RULES, or a dimension has none.
     """
     rules, shardings = dict(RULES) | {None: None}, {}
     for path, (shape, names) in declared.items():
+        parameter = ".".join(map(str, path))
+        if len(names) != len(shape) or not rules.keys() >= set(names):
+            raise ValueError(
+                f"the parameter {parameter} of shape {shape} has the axis names {names}; give one name of RULES in "
+                "parallelism/axis_rules.py, or None, for each dimension"
+            )
         for size, name in zip(shape, names, strict=True):
-            _check_divides(".".join(map(str, path)), size, name, rules[name], mesh)
+            _check_divides(parameter, size, name, rules[name], mesh)
         shardings[path] = NamedSharding(mesh, PartitionSpec(*[rules[name] for name in names]))
     return unflatten_dict(shardings)
 

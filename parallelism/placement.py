@@ -54,18 +54,32 @@ def _one_ahead(batch: dict | None, placed: Iterator[dict]) -> Iterator[dict]:
             batch = coming.result()
 
 
-def check_shapes(batches: Iterator[dict], count: int, abstract_batch: dict, rows: int) -> Iterator[dict]:
+def check_batches(
+    batches: Iterator[dict], count: int, abstract_batch: dict, rows: int, vocab_size: int
+) -> Iterator[dict]:
     """Yield `count` batches of `rows`, after a check that they have the shapes of the compiled step.
 
-    Raises ValueError for a wrong array, with its shape and the expected one, or if there are too few batches.
+    Raises ValueError for a wrong array, with its shape and the expected one, for `tokens` and `targets` that are no ids
+    of a vocabulary (-1 is a target without loss; `vocab_size` 0: any are), or if there are too few batches.
     """
     wanted = of_rows(abstract_batch, rows)
     for number in range(1, count + 1):
         batch = next(batches, None)
         if batch is None:
             raise ValueError("the batches given to train() ended before train.steps was reached")
-        check_batch(batch, wanted, f"batch {number} given to train()")
+        what = f"batch {number} given to train()"
+        check_batch(batch, wanted, what)
+        if vocab_size:
+            check_ids(batch, vocab_size, what)
         yield batch
+
+
+def check_ids(batch: dict, vocab_size: int, what: str) -> None:
+    """Raise ValueError if `tokens` or `targets` of a batch has a number that is no id of the vocabulary."""
+    for name, least in (("tokens", 0), ("targets", -1)):
+        for number in (int(np.min(batch[name])), int(np.max(batch[name]))):
+            if not least <= number < vocab_size:
+                raise ValueError(f"{what}: {name} has {number}, and model.vocab_size={vocab_size}")
 
 
 def of_rows(abstract_batch: dict, rows: int) -> dict[str, jax.ShapeDtypeStruct]:

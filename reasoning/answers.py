@@ -11,11 +11,14 @@ from input_pipeline.tokenization import AnyTokenizer
 from reasoning.tasks import TASKS, Task
 
 Reward = Callable[[str, str], float]
+REWARD_NAMES = ("task", "reference", "random")  # those that are no function of a recipe
 REWARDS: dict[str, Reward] = {}  # by name, as `grpo.reward` has it
 
 
 def reward(function: Reward) -> Reward:
     """Register a function (prompt, answer) -> number as the reward `grpo.reward=NAME`, with the function's name."""
+    if function.__name__ in REWARD_NAMES:
+        raise ConfigError(f"@reward: {function.__name__} is the name of a reward of Torus; rename the function")
     REWARDS[function.__name__] = function
     return function
 

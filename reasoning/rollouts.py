@@ -6,6 +6,8 @@ Letters: B rows, T tokens.
 
 import dataclasses
 import itertools
+import math
+import numbers
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -20,11 +22,10 @@ from input_pipeline.errors import DataError
 from input_pipeline.packing import IGNORED, empty_rows, put_sequence
 from input_pipeline.tokenization import open_tokenizer
 from layers.attention.decode_kernels import TILE
-from reasoning.answers import Lines, Turns, answers_of, registered
+from reasoning.answers import REWARD_NAMES, Lines, Turns, answers_of, registered
 
 MOST_ROWS = 128  # of the cache; more answers wait
 EPSILON = 1e-4  # added to the deviation of a group
-REWARD_NAMES = ("task", "reference", "random")  # those that are no function of a recipe
 
 
 class Texts(NamedTuple):
@@ -110,7 +111,7 @@ class Sampler:
         if self.reward == "task":
             return [form.score(one.number, one.prompt, one.answer) for one in texts]
         function = registered(self.reward)
-        return [float(function(one.prompt, one.answer)) for one in texts]
+        return [_finite(function(one.prompt, one.answer), self.reward) for one in texts]
 
     def _advantages(self, rewards_B: np.ndarray) -> np.ndarray:
         """Return rewards minus the mean of their group, and divided by its deviation if `divides`: float32 [B]."""
@@ -119,6 +120,13 @@ class Sampler:
         if self.divides:
             centered = centered / (groups.std(axis=1, keepdims=True) + EPSILON)
         return centered.reshape(-1).astype(np.float32)
+
+
+def _finite(number: object, name: str) -> float:
+    """Return what a function of a recipe returned as a reward; DataError if that is no finite number."""
+    if not isinstance(number, numbers.Real) or not math.isfinite(number):
+        raise DataError(f"grpo.reward={name} returned {number!r:.60}; a reward must be a finite number")
+    return float(number)
 
 
 def check_probabilities(rewards: Iterable[float]) -> None:

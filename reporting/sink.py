@@ -16,7 +16,10 @@ LAST_WORDS: list[Callable[[str, int], None]] = []
 
 
 class Sink:
-    """Receives the lines of metrics.jsonl. Its failures never end the run, and are lines of the log."""
+    """Receives the lines of metrics.jsonl.
+
+    An exception of a method ends the run, so a sink logs its failures of the network and raises none.
+    """
 
     def write(self, kind: str, figures: Mapping[str, object], step: int) -> None:
         """Take the figures of a line; one call at a time, from any thread. A figure that is not finite is None."""

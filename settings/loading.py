@@ -2,6 +2,7 @@
 """Builds one configuration from a recipe file, a topology, the environment and typed overrides; records origins."""
 
 import importlib.util
+import os
 import pathlib
 import re
 import traceback
@@ -27,7 +28,7 @@ READERS: dict[str, Callable[[pathlib.Path], ConfigDict]] = {}
 
 
 def load(
-    recipe_path: str,
+    recipe_path: str | os.PathLike,
     topology_name: str,
     overrides: dict[str, str],
     environment: Mapping[str, str] = types.MappingProxyType({}),
@@ -44,6 +45,7 @@ def load(
     Raises:
       ConfigError: the recipe is missing or broken, a topology or key is unknown, or a value has the wrong type.
     """
+    recipe_path = os.fspath(recipe_path)
     config, origins = run_recipe(recipe_path)
     name, values = pathlib.Path(recipe_path).stem, flat(config)
     loaded = resolve(config, origins, name, recipe_path, topology_name, overrides, environment)
@@ -134,7 +136,7 @@ def _plain(error: Exception) -> str:
         return f"{name}={value} has type {has}, and must have type {wants}"
     if isinstance(error, AttributeError | KeyError) and (read := re.fullmatch(r"[\"']*(\w+)[\"']*", text)):
         return f"{read[1]} is not a key"
-    return text
+    return text or type(error).__name__
 
 
 def _origins(recipe: types.ModuleType, path: str) -> dict[str, str]:

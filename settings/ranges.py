@@ -9,6 +9,7 @@ from configs.base import KEYS
 from configs.errors import ConfigError, shown
 from settings.keys import one_of
 from settings.loading import ROOT
+from settings.stored_config import check_types
 
 MOST_EXAMPLES = 2**32  # a run counts examples in 32 bits
 FLOAT16 = (
@@ -19,7 +20,11 @@ MAKE = re.compile(r"^(def )?make\b", re.MULTILINE)  # in a module that a configu
 
 
 def check(values: dict[str, object]) -> None:
-    """Raise ConfigError for the first dotted key whose value is not one of its choices, or out of range."""
+    """Raise ConfigError for the first dotted key whose value has another type, is no choice of it, or is out of range.
+
+    ml_collections accepts None for every key, and a bool for a number; a stored run with these could not be read.
+    """
+    check_types(values, "the configuration")
     if values["model.dtype"] == "float16":
         raise ConfigError(FLOAT16)
     for name, value in values.items():

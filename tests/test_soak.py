@@ -96,6 +96,24 @@ def test_no_array_of_a_step_outlives_it(single_device, tmp_path):
     assert late - early < 20, alive  # one array a step would be 40
 
 
+@pytest.mark.parametrize("mistake", [KeyError("a mistake of the reader"), None, -2, 10**6])
+def test_the_steps_before_a_mistake_in_own_batches_are_saved(single_device, tmp_path, mistake):
+    config = in_process(train__steps=6)
+
+    def batches():
+        for number, batch in enumerate(own_batches(config, 6), start=1):
+            if number == 4 and mistake is None:
+                return
+            if number == 4 and isinstance(mistake, Exception):
+                raise mistake
+            yield batch if number < 4 else batch | {"targets": np.full_like(batch["targets"], mistake)}
+
+    kind, message = (KeyError, "a mistake") if isinstance(mistake, Exception) else (ValueError, "given to train()")
+    with pytest.raises(kind, match=re.escape(message)):
+        train.train(config, tmp_path, batches())
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["3"]
+
+
 @pytest.mark.parametrize("change", ["shape", "type"])
 def test_a_batch_of_another_shape_is_refused_by_name(single_device, tmp_path, change):
     config = in_process(train__steps=6)

@@ -125,9 +125,9 @@ def check(transforms: Sequence[StepTransform]) -> None:
             )
 
 
-def check_memories(memories: dict) -> None:
-    """Raise ValueError for an array, given by its shape and type, that a checkpoint cannot hold."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(memories)
+def check_storable(part: str, state: object) -> None:
+    """Raise ValueError for an array, given by shape and type, that no checkpoint can hold; `part` names the state."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
     uses = Counter(paths)
     for path, (_, leaf) in zip(paths, leaves, strict=True):
@@ -138,7 +138,7 @@ def check_memories(memories: dict) -> None:
             "is a random key; keep jax.random.key_data of it": jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key),
         }
         for problem in (problem for problem, is_there in problems.items() if is_there):
-            raise ValueError(f"memory of a step transform: {path} {problem}; a checkpoint cannot hold it")
+            raise ValueError(f"{part}: {path} {problem}; a checkpoint cannot hold it")
 
 
 def of_config(config, weights: Weights, schedule: optax.Schedule) -> tuple[StepTransform, ...]:

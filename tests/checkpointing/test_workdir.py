@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from checkpointing.checkpoints import CheckpointError
-from checkpointing.workdir import exclusive
+from checkpointing.workdir import exclusive, local_folder
 from files.lock import is_held
 from tests.support import ROOT
 
@@ -40,6 +40,13 @@ def hold(workdir: pathlib.Path) -> dict:
     """Return the name that we leave in a workdir while we hold it."""
     with exclusive(workdir):
         return json.loads((workdir / "lock").read_text())
+
+
+def test_a_caller_names_a_local_folder():
+    assert local_folder("~/runs/x") == pathlib.Path.home() / "runs" / "x"
+    for url in ("gs://bucket/x", pathlib.Path("gs://bucket/x")):
+        with pytest.raises(CheckpointError, match="is no local folder; for a run in a bucket of gs:// give `bucket`"):
+            local_folder(url)
 
 
 def test_the_second_run_is_told_host_process_and_time_of_the_first(holder, tmp_path):

@@ -46,6 +46,13 @@ def test_rows_of_several_lengths_are_refused_by_their_lengths():
         next(loader)
 
 
+def test_a_loader_without_rows_ends_and_ids_are_integers():
+    with pytest.raises(ConfigError, match="the loader has no rows, or can be read only once"):
+        next(Loader([{"input_ids": np.zeros((0, 4), int)}])._rows)
+    with pytest.raises(ConfigError, match="a batch has input_ids of float64; ids are integers"):
+        Loader([{"input_ids": np.random.random((2, 4))}])
+
+
 def test_rows_of_a_dataset_are_no_batches():
     with pytest.raises(ConfigError, match=r"input_ids of shape \[3\]; it needs \[rows, length\]"):
         Loader([{"input_ids": [1, 2, 3]}])

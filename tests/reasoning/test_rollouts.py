@@ -18,7 +18,7 @@ from input_pipeline.errors import DataError
 from input_pipeline.packing import IGNORED
 from input_pipeline.tasks.countdown import CountdownRollouts, is_correct
 from input_pipeline.tokenization import open_tokenizer
-from reasoning import rollouts
+from reasoning import answers, rollouts
 from settings import loading, validation
 from tests import groups
 
@@ -238,6 +238,22 @@ def test_an_answer_may_be_rewarded_for_the_last_line_of_that_in_the_data():
     sampler = dataclasses.replace(SAMPLER, reward="reference")
     texts = [(0, "1+2?", "Easy.\n 3\n", "It is\n3"), (0, "1+2?", "3\n4", "3"), (0, "1+2?", "", "3")]
     assert sampler._rewards(None, [rollouts.Texts(*one) for one in texts], np.zeros(3, int)) == [1, 0, 0]
+
+
+@pytest.mark.parametrize("returned", [None, float("nan"), float("inf"), "1"])
+def test_a_reward_is_a_finite_number(monkeypatch, returned):
+    monkeypatch.setitem(answers.REWARDS, "mine", lambda prompt, answer: returned)
+    sampler = dataclasses.replace(SAMPLER, reward="mine")
+    with pytest.raises(DataError, match=f"^grpo.reward=mine returned {returned!r}; a reward must be a finite number"):
+        sampler._rewards(None, [rollouts.Texts(0, "1+2?", "3", "3")], np.zeros(1, int))
+
+
+def test_a_function_cannot_take_the_name_of_a_reward_of_ours():
+    def random(prompt, answer):
+        return 1.0
+
+    with pytest.raises(ConfigError, match="random is the name of a reward of Torus; rename the function"):
+        answers.reward(random)
 
 
 def test_a_prompt_is_that_of_the_first_answer_of_a_row():

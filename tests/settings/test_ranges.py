@@ -107,3 +107,12 @@ def test_a_key_that_an_older_version_did_not_store_has_its_default(tmp_path):
 def test_the_interface_of_objectives_is_no_objective():
     line = refused(**{"train.objective": "objective"})
     assert line.startswith("train.objective=objective is unknown") and "objective," not in line.partition("all:")[2]
+
+
+@pytest.mark.parametrize(("key", "value"), [("clip_norm", None), ("warmup_steps", False), ("name", None)])
+def test_a_value_of_another_type_is_refused_since_the_run_could_not_be_read(key, value):
+    """ml_collections lets Python code set these."""
+    config = loading.load("configs/tiny.py", "", {}).config
+    config.optimizer[key] = value
+    with pytest.raises(ConfigError, match=f"^the configuration: optimizer.{key} should be of type .*, but is {value}"):
+        validation.validate(config, 1)

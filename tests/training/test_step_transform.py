@@ -11,7 +11,7 @@ from configs.base import get_config, keys_of
 from configs.key import RESUME
 from core.start import may_change
 from objectives.objective import FrozenModel
-from training.step_transform import StepTransform, check, check_memories, of_config, ordered
+from training.step_transform import StepTransform, check, check_storable, of_config, ordered
 
 
 def test_the_average_is_of_what_every_other_transform_leaves():
@@ -46,7 +46,7 @@ def test_a_memory_of_many_kinds_can_be_held():
         "c": {0: jnp.zeros(3)},
         "key": jax.random.key_data(jax.random.key(0)),
     }
-    check_memories({"mine": abstract(memory)})
+    check_storable("memory of a step transform", {"mine": abstract(memory)})
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_memory_of_many_kinds_can_be_held():
 def test_a_memory_that_a_checkpoint_cannot_hold_is_refused(memory, problem):
     """The run would else fail when it saves, or only when it resumes."""
     with pytest.raises(ValueError, match=f"^memory of a step transform: {problem}.*a checkpoint cannot hold it"):
-        check_memories({"mine": abstract(memory)})
+        check_storable("memory of a step transform", {"mine": abstract(memory)})
 
 
 def test_rows_that_carry_something_keep_the_batch_size_and_frozen_models_may_move():
