@@ -179,12 +179,16 @@ class TrainedRun:
             yield part
 
     def metrics(self, kind: str = "train") -> list[dict]:
-        """Return the lines of metrics.jsonl of a kind, the last of each step, in order; ValueError if it has none."""
+        """Return the lines of metrics.jsonl of a kind, the last of each step, in order.
+
+        Raises ValueError for a kind that this run has no lines of, unless any run may have them.
+        """
         path = path_of(str(self.address)) / "metrics.jsonl"
-        kinds = {line["kind"] for line in read_lines(path)}
-        if kind not in kinds | set(KINDS):
-            raise ValueError(f"{path} has no lines of the kind {kind!r}; it has {', '.join(sorted(kinds))}")
-        return read_steps(path, kind)
+        lines = read_steps(path, kind)
+        if not lines and kind not in KINDS:
+            kinds = sorted({line["kind"] for line in read_lines(path)})
+            raise ValueError(f"{path} has no lines of the kind {kind!r}; it has {', '.join(kinds)}")
+        return lines
 
 
 def _checked(

@@ -56,10 +56,10 @@ def exclusive(workdir: pathlib.Path, *, is_copy: bool = False, per_host: bool = 
 
 def local_folder(workdir: str | os.PathLike) -> pathlib.Path:
     """Return the folder of a run that a caller of `train` names; CheckpointError for the URL of a bucket."""
-    if scheme := re.match(r"[a-z0-9]+(?=:/)", str(workdir)):
+    if re.match(r"[A-Za-z][\w+.-]*://|(gs|s3|az|https?):/", str(workdir)):  # a Path has lost a slash
         raise CheckpointError(
-            f"workdir={workdir} is no local folder; for a run in a bucket of {scheme[0]}:// give `bucket`, the result "
-            "of checkpointing.bucket.open_bucket, and its folder as `workdir`"
+            f"workdir={workdir} is no local folder; for a run in a bucket give `bucket`, the result of "
+            "checkpointing.bucket.open_bucket, and its folder as `workdir`"
         )
     return expanded(workdir)
 

@@ -174,8 +174,8 @@ def assemble(
     with mesh_context(mesh):
         abstract_state = jax.eval_shape(make_state)
     step_transform.check_storable("memory of a step transform", abstract_state.extra)
-    step_transform.check_storable(f"carry of train.objective={config.train.objective}", abstract_state.carry)
     if optimizer is None:  # a caller's own belongs to a loop that saves nothing
+        step_transform.check_storable(f"carry of train.objective={config.train.objective}", abstract_state.carry)
         step_transform.check_storable(f"optimizer.name={config.optimizer.name}", abstract_state.optimizer)
     weights = axis_rules.weight_shardings(declared_axes(built.trained), mesh)
     shardings = _state_shardings(abstract_state, weights, mesh)

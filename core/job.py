@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 from checkpointing import workdir as workdirs
-from checkpointing.checkpoints import Checkpoints
+from checkpointing.checkpoints import Checkpoints, SaveFailed
 from checkpointing.lost_data import LostData
 from cluster import processes
 from cluster.interruption import Interruption
@@ -145,10 +145,16 @@ class Job:
             raise self.lost.stop_error(step - 1) from error
 
     def _save_after(self, kind: type | None, state, step: int) -> None:
-        """Save a state after an exception of this kind, unless others handle it, or another process would wait."""
-        if kind and step > 0 and processes.count() == 1 and not issubclass(kind, DataError | step_log.Diverged):
-            with contextlib.suppress(step_log.Diverged):
+        """Save a state after an exception of this kind, unless others handle it, or another process would wait.
+
+        A failure to save is only logged: the first exception says more.
+        """
+        is_mistake = kind and issubclass(kind, Exception) and not issubclass(kind, DataError | step_log.Diverged)
+        if is_mistake and step > 0 and processes.count() == 1:
+            try:
                 self.save(state, step, ends=True)
+            except (SaveFailed, step_log.Diverged) as failed:
+                self.log.event(f"step {step} not saved: {failed}", "save_failed", step)
 
     def _sampled(self, batch: dict, state, step: int) -> dict:
         """Return the batch that the objective samples from the live parameters, or `batch` if it samples none."""

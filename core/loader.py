@@ -16,18 +16,15 @@ from configs.errors import ConfigError
 from core.callbacks import Callback
 from core.evaluation import summary_of, summed_figures
 from core.evaluators import Evaluator
-from parallelism.placement import local_rows, place
+from parallelism.placement import check_ids, local_rows, place
 
 NAMES = ("tokens", "targets", "segments", "positions")
-IDS = ("input_ids", "labels", "tokens", "targets")
 ONCE = "can be read only once; give a list or a data loader"
 
 
 def as_ours(batch: Mapping) -> dict[str, np.ndarray]:
     """Return the arrays of NAMES, int32 [B, T]; ConfigError if the batch has neither form."""
     arrays = {name: np.asarray(array) for name, array in batch.items()}
-    if floats := [name for name in IDS if name in arrays and arrays[name].dtype.kind not in "iub"]:
-        raise ConfigError(f"a batch has {floats[0]} of {arrays[floats[0]].dtype}; ids are integers")
     if wrong := [name for name in ("input_ids", "tokens") if name in arrays and arrays[name].ndim != 2]:
         shape = list(arrays[wrong[0]].shape)
         raise ConfigError(f"a batch has {wrong[0]} of shape {shape}; it needs [rows, length]")
@@ -39,6 +36,8 @@ def as_ours(batch: Mapping) -> dict[str, np.ndarray]:
         arrays = {"tokens": tokens, "targets": targets, "segments": mask}
     if not {"tokens", "targets"} <= arrays.keys():
         raise ConfigError(f"a batch has {', '.join(arrays) or 'nothing'}; it needs input_ids, or tokens and targets")
+    if floats := [name for name in ("tokens", "targets") if arrays[name].dtype.kind not in "iub"]:
+        raise ConfigError(f"a batch has {floats[0]} of {arrays[floats[0]].dtype}; ids are integers")
     shape = arrays["tokens"].shape
     arrays = {"segments": np.ones(shape), "positions": np.broadcast_to(np.arange(shape[1]), shape)} | arrays
     return {name: arrays[name].astype(np.int32) for name in NAMES}
@@ -53,7 +52,7 @@ class Loader(Callback):
 
     def __init__(self, loader: Iterable[Mapping]):
         """Read the first batch; `length` is that of its rows."""
-        batches = map(as_ours, _endless(loader))
+        batches = _endless(loader)
         first = next(batches)
         self.length, self._loader, self._is_used = first["tokens"].shape[1], loader, False
         self._rows = _rows(itertools.chain([first], batches))
@@ -62,7 +61,7 @@ class Loader(Callback):
         """Leave out the rows of the steps before; a second run reads the loader from its beginning."""
         if self._is_used:
             check_repeats(self._loader, "the loader")
-            self._rows = _rows(map(as_ours, _endless(self._loader)))
+            self._rows = _rows(_endless(self._loader))
         self._is_used, self._stages = True, job.stages
         self._rows = itertools.islice(self._rows, record["examples"] if record else 0, None)
 
@@ -107,7 +106,9 @@ class LoaderLoss(Evaluator):
         rows, own = _rows(map(as_ours, self.loader)), local_rows(run.batch_sharding, run.eval_rows)
         while part := list(itertools.islice(rows, run.eval_rows)):
             padding = [{name: np.zeros_like(row) for name, row in part[0].items()}] * (run.eval_rows - len(part))
-            yield {name: array[own] for name, array in _stacked([*part, *padding]).items()}
+            batch = _stacked([*part, *padding])
+            check_ids(batch, run.config.model.vocab_size, "eval_loader")
+            yield {name: array[own] for name, array in batch.items()}
 
 
 def check_repeats(loader: Iterable[Mapping], name: str) -> None:
@@ -116,11 +117,11 @@ def check_repeats(loader: Iterable[Mapping], name: str) -> None:
         raise ConfigError(f"{name} {ONCE}")
 
 
-def _endless(loader: Iterable[Mapping]) -> Iterator[Mapping]:
+def _endless(loader: Iterable[Mapping]) -> Iterator[dict]:
     while True:
         num_rows = 0
-        for batch in loader:
-            num_rows += len(next(iter(batch.values()), ()))
+        for batch in map(as_ours, loader):
+            num_rows += len(batch["tokens"])
             yield batch
         if not num_rows:
             raise ConfigError(f"the loader has no rows, or {ONCE}")

@@ -14,7 +14,8 @@ from parallelism.mesh import mesh_context
 class Steps:
     """steps(state, batch) -> (state, scalars) of `run`; the input state is donated.
 
-    Raises ConfigError for a run that needs the weights of another one, or has no number of steps.
+    The learning rate of the configuration follows train.steps; `train.tokens` and `train.epochs` are not read. Raises
+    ConfigError for a run that needs the weights of another one.
     """
 
     run: Run
@@ -24,8 +25,6 @@ class Steps:
         if self.run.config.train.init_from or of_others:
             what = " and ".join(of_others) or "train.init_from"
             raise ConfigError(f"Steps begins with random weights and has no {what}, which train.train reads; call that")
-        if not self.run.config.train.steps:
-            raise ConfigError("Steps needs train.steps, for the learning rate; only train.train computes it from data")
 
     def init(self):
         """Return the first state, on the devices of the run."""

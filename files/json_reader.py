@@ -96,10 +96,11 @@ def _first_line(errors: pydantic.ValidationError) -> str:
 def _alternatives(errors: list) -> list[str]:
     """Return the names of the types that the first wrong value may have; [] if it may have one type only.
 
-    pydantic reports an error for each type, and appends the type to the location as if it were a key.
+    pydantic reports an error for each type, and appends the type to the location as if it were a key. It does so again
+    for a key that the text repeats.
     """
     place = errors[0]["loc"][:-1]
-    kinds = [error["loc"][-1] for error in errors if error["loc"][:-1] == place and error["loc"]]
+    kinds = list(dict.fromkeys(error["loc"][-1] for error in errors if error["loc"][:-1] == place and error["loc"]))
     if "float" in kinds and "int" in kinds:
         kinds.remove("int")
     return [KINDS[kind] for kind in kinds] if len(kinds) > 1 and set(kinds) <= KINDS.keys() else []

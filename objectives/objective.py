@@ -121,8 +121,8 @@ class Objective:
     def loss(self, model: nnx.Module, carry: dict, batch: dict, key: jax.Array, **frozen: nnx.Module):
         """Return (sum, weight), (carry, scalars).
 
-        `batch` has the rows of one microbatch on one device and, with mesh.model > 1, a part of their length. So
-        compute sum and weight of what is in it, and shift nothing along the length. The step adds the sums and the
+        `batch` may have only the rows of one microbatch on one device, and with mesh.model > 1 a part of their length.
+        So compute sum and weight of what is in it, and shift nothing along the length. The step adds the sums and the
         weights of all parts; core/layout_proof.py compares layouts.
 
         The weight counts what the loss is a mean over, usually tokens. Scalars are (sum, weight) pairs. They include

@@ -22,11 +22,11 @@ def make_mesh(axes: dict[str, int], devices=None) -> Mesh:
     contiguous ranges of devices. `in_space` orders the chips of a slice, so that mesh neighbours are near in the torus.
     """
     devices, axes = list(jax.devices() if devices is None else devices), {"dcn_data": 1} | axes
-    if devices[0].platform == "tpu":
-        devices = slice_by_slice(devices, axes)
-    if math.prod(axes.values()) != len(devices):
+    if -1 not in axes.values() and math.prod(axes.values()) != len(devices):
         sizes = ", ".join(f"{axis}={size}" for axis, size in axes.items() if size > 1) or "one device"
         raise ConfigError(f"the mesh is for {sizes}, but there are {len(devices)} devices; validate with their number")
+    if devices[0].platform == "tpu":
+        devices = slice_by_slice(devices, axes)
     grid = np.array(devices).reshape(tuple(axes.values()))
     return Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 

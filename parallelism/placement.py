@@ -59,8 +59,8 @@ def check_batches(
 ) -> Iterator[dict]:
     """Yield `count` batches of `rows`, after a check that they have the shapes of the compiled step.
 
-    Raises ValueError for a wrong array, with its shape and the expected one, for `tokens` and `targets` that are no ids
-    of a vocabulary (-1 is a target without loss; `vocab_size` 0: any are), or if there are too few batches.
+    Raises ValueError for a wrong array, with its shape and the expected one, for numbers that are no ids of a
+    vocabulary of `vocab_size` (0: none is checked), or if there are too few batches.
     """
     wanted = of_rows(abstract_batch, rows)
     for number in range(1, count + 1):
@@ -75,11 +75,15 @@ def check_batches(
 
 
 def check_ids(batch: dict, vocab_size: int, what: str) -> None:
-    """Raise ValueError if `tokens` or `targets` of a batch has a number that is no id of the vocabulary."""
-    for name, least in (("tokens", 0), ("targets", -1)):
-        for number in (int(np.min(batch[name])), int(np.max(batch[name]))):
-            if not least <= number < vocab_size:
-                raise ValueError(f"{what}: {name} has {number}, and model.vocab_size={vocab_size}")
+    """Raise ValueError if a batch of texts has a token or a target that is no id of the vocabulary.
+
+    A target below 0 has no loss. Tokens where `segments` is 0 are padding.
+    """
+    tokens = np.asarray(batch["tokens"])[np.asarray(batch["segments"]) > 0]
+    for name, numbers in (("tokens", tokens), ("targets", np.maximum(batch["targets"], 0))):
+        wrong = numbers[(numbers < 0) | (numbers >= vocab_size)]
+        if wrong.size:
+            raise ValueError(f"{what}: {name} has {wrong[0]}, which is no id with model.vocab_size={vocab_size}")
 
 
 def of_rows(abstract_batch: dict, rows: int) -> dict[str, jax.ShapeDtypeStruct]:

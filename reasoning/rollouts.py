@@ -7,7 +7,6 @@ Letters: B rows, T tokens.
 import dataclasses
 import itertools
 import math
-import numbers
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -124,9 +123,13 @@ class Sampler:
 
 def _finite(number: object, name: str) -> float:
     """Return what a function of a recipe returned as a reward; DataError if that is no finite number."""
-    if not isinstance(number, numbers.Real) or not math.isfinite(number):
-        raise DataError(f"grpo.reward={name} returned {number!r:.60}; a reward must be a finite number")
-    return float(number)
+    try:
+        value = math.nan if isinstance(number, str | bytes) else float(number)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if not abs(value) <= float(np.finfo(np.float32).max):  # also not if it is NaN
+        raise DataError(f"grpo.reward={name} returned {number!r:.60}; a reward must be a finite float32 number")
+    return value
 
 
 def check_probabilities(rewards: Iterable[float]) -> None:

@@ -110,9 +110,10 @@ def read_config(folder) -> dict[str, Scalar]:
 
 def check_types(values: Mapping[str, Scalar], source: str) -> None:
     """Raise ConfigError if the value of a dotted key has another type than its default; unknown keys are ignored."""
-    for key in values.keys() & KEYS.keys():
+    for key in (key for key in values if key in KEYS):
         value, kind = values[key], type(KEYS[key].default)
-        if type(value) is not kind and (type(value), kind) != (int, float):
+        allowed = int | float if kind is float else kind
+        if not isinstance(value, allowed) or isinstance(value, bool) != (kind is bool):
             raise ConfigError(f"{source}: {key} should be of type {kind.__name__}, but is {value!r:.60}")
 
 

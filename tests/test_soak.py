@@ -96,7 +96,7 @@ def test_no_array_of_a_step_outlives_it(single_device, tmp_path):
     assert late - early < 20, alive  # one array a step would be 40
 
 
-@pytest.mark.parametrize("mistake", [KeyError("a mistake of the reader"), None, -2, 10**6])
+@pytest.mark.parametrize("mistake", [KeyError("a mistake of the reader"), None, 10**6])
 def test_the_steps_before_a_mistake_in_own_batches_are_saved(single_device, tmp_path, mistake):
     config = in_process(train__steps=6)
 

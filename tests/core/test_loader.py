@@ -49,8 +49,9 @@ def test_rows_of_several_lengths_are_refused_by_their_lengths():
 def test_a_loader_without_rows_ends_and_ids_are_integers():
     with pytest.raises(ConfigError, match="the loader has no rows, or can be read only once"):
         next(Loader([{"input_ids": np.zeros((0, 4), int)}])._rows)
-    with pytest.raises(ConfigError, match="a batch has input_ids of float64; ids are integers"):
+    with pytest.raises(ConfigError, match="a batch has tokens of float64; ids are integers"):
         Loader([{"input_ids": np.random.random((2, 4))}])
+    assert Loader([{"epoch": 3, "input_ids": np.ones((2, 4), int)}]).length == 4
 
 
 def test_rows_of_a_dataset_are_no_batches():
@@ -69,7 +70,10 @@ class Weighs:
     def run(self):
         objective = types.SimpleNamespace(summary=lambda figures: figures)
         step = lambda params, batch, frozen: {"loss": (3.0, self.weight)}  # noqa: E731
-        return types.SimpleNamespace(batch_sharding=None, eval_rows=2, eval_step=step, objective=objective)
+        config = types.SimpleNamespace(model=types.SimpleNamespace(vocab_size=20))
+        return types.SimpleNamespace(
+            batch_sharding=None, eval_rows=2, eval_step=step, objective=objective, config=config
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(("weight", "expected"), [(2.0, 1.5), (0.0, np.nan)])

@@ -28,6 +28,10 @@ class Report(Object, total=False):
         (b'{"st\\nep": 1}', "r.json: step is missing; did you mean it by st\\nep?"),
         ('{"seconds": {"größe": "x"}, "step": 1}'.encode(), "r.json: seconds.größe: should be a valid number"),
         (b'{"step": "1"}', "r.json: step: should be a valid integer, but is '1'"),
+        (
+            b'{"step": 1, "config": {' + b'"a": {}, ' * 99 + b'"a": {}}}',
+            "r.json: config.a: should be true or false, a number or a string, but is {}",
+        ),
         (b'{"step": 1e400}', "step: should be a valid integer, but is inf"),
         (b'{"step": -1}', "step: should be greater than or equal to 0, but is -1"),
         (b'{"step": true}', "step: should be a valid integer, but is True"),

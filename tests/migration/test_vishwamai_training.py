@@ -86,7 +86,7 @@ def test_a_batch_of_a_tokenizer_predicts_the_next_token_and_masks_what_has_no_lo
 
 def test_a_loader_without_batches_is_one_line(tmp_path):
     config = tiny(tmp_path)
-    refused("the loader has no batches", lambda: VishwamAITrainer(VishwamAIPipeline(config), config, []))
+    refused("the loader has no rows", lambda: VishwamAITrainer(VishwamAIPipeline(config), config, []))
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 
 import jax
@@ -240,12 +241,20 @@ def test_an_answer_may_be_rewarded_for_the_last_line_of_that_in_the_data():
     assert sampler._rewards(None, [rollouts.Texts(*one) for one in texts], np.zeros(3, int)) == [1, 0, 0]
 
 
-@pytest.mark.parametrize("returned", [None, float("nan"), float("inf"), "1"])
+@pytest.mark.parametrize("returned", [None, float("nan"), float("inf"), "1", 1e300])
 def test_a_reward_is_a_finite_number(monkeypatch, returned):
     monkeypatch.setitem(answers.REWARDS, "mine", lambda prompt, answer: returned)
     sampler = dataclasses.replace(SAMPLER, reward="mine")
-    with pytest.raises(DataError, match=f"^grpo.reward=mine returned {returned!r}; a reward must be a finite number"):
+    line = f"grpo.reward=mine returned {returned!r}; a reward must be a finite float32"
+    with pytest.raises(DataError, match=re.escape(line)):
         sampler._rewards(None, [rollouts.Texts(0, "1+2?", "3", "3")], np.zeros(1, int))
+
+
+@pytest.mark.parametrize("returned", [1, True, np.True_, np.float64(1), np.array(1.0), jax.numpy.float32(1)])
+def test_a_reward_may_be_any_number_of_python_numpy_or_jax(monkeypatch, returned):
+    monkeypatch.setitem(answers.REWARDS, "mine", lambda prompt, answer: returned)
+    sampler = dataclasses.replace(SAMPLER, reward="mine")
+    assert sampler._rewards(None, [rollouts.Texts(0, "1+2?", "3", "3")], np.zeros(1, int)) == [1.0]
 
 
 def test_a_function_cannot_take_the_name_of_a_reward_of_ours():
