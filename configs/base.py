@@ -123,9 +123,7 @@ model.levels = Key(256, "of mlp_classifier: inputs are integers below it, of whi
 # Of models/trm.py only:
 model.mixer = Key("attention", "what mixes positions; mlp: a SwiGLU over them", choices=("attention", "mlp"))
 model.positions = Key("rope", "how a position is encoded", choices=("rope", "learned", "sinusoidal", "none"))
-model.high_cycles = Key(
-    3, "cycles over both latents in a step; the last gradient_cycles of them have a gradient", above=0, most=1_000
-)
+model.high_cycles = Key(3, "cycles of a step over both latents; see gradient_cycles", above=0, most=1_000)
 model.low_cycles = Key(
     6, "updates of low latents in a cycle, before that of the high latent; 0 only if low_latents=0", most=1_000
 )

@@ -2,7 +2,7 @@
 """The interface of what acts on the host between the steps of a run."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from cluster.interruption import in_thread
 from reporting.step_log import every
@@ -73,6 +73,15 @@ def check_action(callback: "Callback", action: object, present: Shape, step: int
             f"{name}.on_step returned {action}, but the next step has {present}; use the keys batch.ramp and "
             "layout.changes to change the batch size and the mesh"
         )
+
+
+def wrapped(train_step: Callable, callbacks: Iterable["Callback"], job) -> Callable:
+    """Return a train step that all callbacks have wrapped; TypeError for one that returns no step."""
+    for callback in callbacks:
+        train_step = callback.wrap(train_step, job)
+        if not callable(train_step):
+            raise TypeError(f"{type(callback).__name__}.wrap returned {train_step!r}; it must return a step")
+    return train_step
 
 
 class Callback:

@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 from checkpointing import workdir as workdirs
-from checkpointing.checkpoints import Checkpoints, SaveFailed
+from checkpointing.checkpoints import Checkpoints
 from checkpointing.lost_data import LostData
 from cluster import processes
 from cluster.interruption import Interruption
 from core import assembly, inspection, sampling
 from core.between_steps import regret
+from core.between_steps.mistakes import saved_after_a_mistake
 from core.between_steps.stages import Stage, Stages, position_of
-from core.callbacks import Callback, RollBack, check_action
+from core.callbacks import Callback, RollBack, check_action, wrapped
 from core.evaluation import next_lines, sample_lines
 from core.evaluators import EvaluationContext, Evaluator, as_numbers, without_figures
 from files.atomic import write_atomically
@@ -72,11 +73,7 @@ class Job:
     callback_seconds: float = 0.0  # that callbacks took after steps
 
     def __post_init__(self):
-        self.train_step = self.compiled_steps
-        for callback in self.callbacks:
-            self.train_step = callback.wrap(self.train_step, self)
-            if not callable(self.train_step):
-                raise TypeError(f"{type(callback).__name__}.wrap returned {self.train_step!r}; it must return a step")
+        self.train_step = wrapped(self.compiled_steps, self.callbacks, self)
 
     def start(self, record: dict | None) -> Iterator[dict]:
         """Start from a checkpoint or from step 0; return an iterator of the batches up to the last step.
@@ -130,31 +127,15 @@ class Job:
         self.log.display.line(line)
 
     def next_batch(self, batches: Iterator[dict], state, step: int) -> dict:
-        """Return the batch of a step; if it cannot be read, save the state of the previous step and raise DataGone.
-
-        A process that trains alone saves for every other error too: it comes from the batches or the reward of a user.
-        """
+        """Return the batch of a step; if it cannot be read, save the state of the previous step and raise DataGone."""
         try:
-            with contextlib.ExitStack() as ends:
-                ends.push(lambda kind, *_: self._save_after(kind, state, step - 1))
+            with saved_after_a_mistake(self, state, step - 1):
                 return self._sampled(next(batches), state, step)
         except DataError as error:
             self.lost.record(error)
             if step > 1:
                 self.save(state, step - 1, ends=True)
             raise self.lost.stop_error(step - 1) from error
-
-    def _save_after(self, kind: type | None, state, step: int) -> None:
-        """Save a state after an exception of this kind, unless others handle it, or another process would wait.
-
-        A failure to save is only logged: the first exception says more.
-        """
-        is_mistake = kind and issubclass(kind, Exception) and not issubclass(kind, DataError | step_log.Diverged)
-        if is_mistake and step > 0 and processes.count() == 1:
-            try:
-                self.save(state, step, ends=True)
-            except (SaveFailed, step_log.Diverged) as failed:
-                self.log.event(f"step {step} not saved: {failed}", "save_failed", step)
 
     def _sampled(self, batch: dict, state, step: int) -> dict:
         """Return the batch that the objective samples from the live parameters, or `batch` if it samples none."""

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run saves when a mistake of its user ends it: in batches of their own, or in a reward of their recipe."""
+
+import contextlib
+from collections.abc import Iterator
+
+from checkpointing.checkpoints import SaveFailed
+from cluster import processes
+from input_pipeline.errors import DataError
+from reporting.step_log import Diverged
+
+
+@contextlib.contextmanager
+def saved_after_a_mistake(job, state, step: int) -> Iterator[None]:
+    """Save the state of a step if the block raises an exception that the loop does not handle.
+
+    Of several processes only one may make the mistake, and a save would wait for the others; they save nothing.
+    """
+
+    def save(kind: type | None, *_) -> None:
+        is_mistake = kind and issubclass(kind, Exception) and not issubclass(kind, DataError | Diverged)
+        if is_mistake and step > 0 and processes.count() == 1:
+            try:
+                job.save(state, step, ends=True)
+            except (SaveFailed, Diverged) as failed:  # the mistake says more
+                job.log.event(f"step {step} not saved: {failed}", "save_failed", step)
+
+    with contextlib.ExitStack() as ends:
+        ends.push(save)
+        yield
