@@ -47,8 +47,8 @@ def declared_axes(state: nnx.State) -> dict[tuple, tuple[tuple, tuple]]:
         names = param.get_metadata("out_sharding", None)
         if names is None:
             raise ValueError(
-                f"the parameter {'.'.join(map(str, path))} of shape {param.shape} has no axis names; declare it with "
-                "weight, scale or zeros of layers/axes.py, which take a name or None for each dimension"
+                f"the parameter {'.'.join(map(str, path))} of shape {param.shape} has no axis names; a model holds "
+                "only what weight, scale or zeros of layers/axes.py declare, with a name or None for each dimension"
             )
         declared[path] = (param.shape, names)
     return declared

@@ -11,7 +11,7 @@ import numpy as np
 from configs.errors import OfAllProcesses
 from reporting.display import Display
 from reporting.goodput import Goodput
-from reporting.metrics import MetricsWriter
+from reporting.metrics import OF_A_LINE, MetricsWriter
 from reporting.throughput import Speed, log_memory
 
 POLL_SECONDS = 0.001
@@ -189,6 +189,11 @@ class StepLog:
     def _log(self, step: int, figures: dict) -> None:
         rates = self.speed.interval(self.run.mesh.size, self.run.flops_per_example, self.peak_flops)
         rates["goodput"] = self.goodput.fraction()
+        if taken := figures.keys() & {*OF_A_LINE, "event", *rates}:
+            raise ValueError(
+                f"a scalar of the objective or of a step transform is called {min(taken)}, as a part of each line of "
+                "metrics.jsonl; rename it"
+            )
         self.writer.write("train", step=step, **figures, **rates)
         log_memory()
         self.display.train(step, figures | rates, self.run.objective.progress)

@@ -163,6 +163,8 @@ def make_train_step(
             change, memories[transform.name], more = transform.update(
                 context, change, state.extra.get(transform.name, {})
             )  # fmt: skip
+            if taken := scalars.keys() & more.keys():
+                raise ValueError(f"a scalar of {transform.name} and another one are called {min(taken)}; rename one")
             scalars = scalars | more
 
         def accepted(new, old):

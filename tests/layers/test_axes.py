@@ -12,7 +12,7 @@ from tests.support import one_device_mesh
 
 def test_a_parameter_of_plain_flax_is_named():
     state = nnx.state(nnx.Dict(mine=nnx.Param(jnp.zeros((2, 3)))))
-    with pytest.raises(ValueError, match=r"the parameter mine of shape \(2, 3\) has no axis names; declare it with "):
+    with pytest.raises(ValueError, match=r"the parameter mine of shape \(2, 3\) has no axis names; a model "):
         declared_axes(state)
 
 

@@ -5,6 +5,7 @@ import json
 import types
 
 import jax.numpy as jnp
+import pytest
 
 from configs import base
 from objectives.objective import Objective
@@ -43,3 +44,9 @@ def test_the_loss_of_a_batch_in_which_nothing_counts_is_unknown(tmp_path):
 def test_a_figure_may_be_an_array_as_the_load_of_each_expert(tmp_path):
     (line,) = logged(tmp_path, {"expert_load": [[0.25, 0.75], [0.5, 0.5]]})
     assert line["expert_load"] == [[0.25, 0.75], [0.5, 0.5]]
+
+
+@pytest.mark.parametrize("name", ["step", "kind", "event", "mfu"])
+def test_a_scalar_with_the_name_of_a_part_of_a_line_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match=f"is called {name}, as a part of each line of metrics.jsonl; rename it"):
+        logged(tmp_path, {name: 1.0})

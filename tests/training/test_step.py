@@ -23,6 +23,7 @@ from tests.support import assert_close, packed_batch
 from training.optimizers import Weights
 from training.state import TrainState
 from training.step import Graphs, make_eval_step, make_gradient, make_train_step, mean
+from training.step_transform import StepTransform
 from training.transforms.average import Average
 from training.transforms.guard import Guard
 
@@ -53,8 +54,9 @@ def line_batch(weight=None) -> dict:
 
 
 def line_step(
-    num_microbatches=1, optimizer=None, schedule=lambda step: 0.1 / (1 + step), seed=0, ema_decay=0.0, **options
-):
+    num_microbatches=1, optimizer=None, schedule=lambda step: 0.1 / (1 + step), seed=0, ema_decay=0.0, transforms=(),
+    **options,
+):  # fmt: skip
     """Return (train_step, first state), by default of plain gradient descent."""
     graph, params = nnx.split(Line())
     params, optimizer = nnx.to_pure_dict(params), optimizer or optax.sgd(schedule)
@@ -62,7 +64,7 @@ def line_step(
 
     optimizer = optax.with_extra_args_support(optimizer)
     average = [Average(Weights({("slope",): ("embed",)}), ema_decay)] if ema_decay else []
-    transforms = [*average, Guard(schedule)]
+    transforms = [*average, Guard(schedule), *transforms]
     step = make_train_step(gradient, optimizer, transforms, seed=seed)
     carry = {"last": jnp.arange(float(ROWS))}
     extra = {transform.name: transform.init(params) for transform in transforms}
@@ -248,6 +250,18 @@ def test_progress_is_told_as_each_microbatch_ends():
     jax.effects_barrier()
     assert sorted(t[:2] for t in told) == [(3, 0), (3, 1), (3, 2)]
     assert len({loss for *_, loss in told}) == 3
+
+
+def test_two_scalars_of_one_name_are_refused():
+    class Reports(StepTransform):
+        name = "mine"
+
+        def update(self, context, change, memory):
+            return change, memory, {"loss": jnp.float32(3)}
+
+    step, state = line_step(transforms=[Reports()])
+    with pytest.raises(ValueError, match=r"^a scalar of mine and another one are called loss; rename one"):
+        step(state, line_batch())
 
 
 def test_evaluation_returns_the_objectives_pairs_and_changes_nothing():
