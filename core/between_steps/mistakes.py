@@ -2,7 +2,6 @@
 """What a run saves when a mistake of its user ends it: in batches of their own, or in a reward of their recipe."""
 
 import contextlib
-from collections.abc import Iterator
 
 from checkpointing.checkpoints import SaveFailed
 from cluster import processes
@@ -10,9 +9,8 @@ from input_pipeline.errors import DataError
 from reporting.step_log import Diverged
 
 
-@contextlib.contextmanager
-def saved_after_a_mistake(job, state, step: int) -> Iterator[None]:
-    """Save the state of a step if the block raises an exception that the loop does not handle.
+def saved_after_a_mistake(job, state, step: int) -> contextlib.ExitStack:
+    """Return a context that saves the state of a step if its block raises an exception that the loop does not handle.
 
     Of several processes only one may make the mistake, and a save would wait for the others; they save nothing.
     """
@@ -25,6 +23,6 @@ def saved_after_a_mistake(job, state, step: int) -> Iterator[None]:
             except (SaveFailed, Diverged) as failed:  # the mistake says more
                 job.log.event(f"step {step} not saved: {failed}", "save_failed", step)
 
-    with contextlib.ExitStack() as ends:
-        ends.push(save)
-        yield
+    context = contextlib.ExitStack()
+    context.push(save)
+    return context
