@@ -139,7 +139,7 @@ def train(
     for after, on_mesh in layouts.on_each_mesh(config).items():
         with layouts.named(after):
             run = assembly.assemble(on_mesh)
-            preflight.check_state_fits(run)
+            preflight.check_device(run)
     check_sources(run.objective, config, is_new=not (bucket or store or (workdir / stored_config.CONFIG).exists()))
     if batches is None:
         task_items(config)  # reports mistakes before documents are read

@@ -230,6 +230,11 @@ def importing_tensorflow() -> Future:
     return future
 
 
+def is_importing_tensorflow() -> bool:
+    """Return whether the import is under way, for which the batches of short steps wait."""
+    return importing_tensorflow.cache_info().currsize > 0 and not importing_tensorflow().done()
+
+
 def _tensorflow():
     tf = tensorflow()
     tf.data.Dataset.range(0)  # initialises it

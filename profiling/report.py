@@ -141,6 +141,11 @@ def _notes(whole: dict) -> list[str]:
         found.append("any instruction of the step; this platform's trace has none, so only the host's times are known")
     elif whole["step_seconds"] is None:
         found.append("the runs of the program, so the times of single steps are unknown")
+    if graphs := [row["name"] for row in whole["operations"] or () if row["name"].startswith("command_buffer")]:
+        found.append(
+            f"the operations of {graphs[0]}, which XLA records as a CUDA graph; with "
+            "XLA_FLAGS=--xla_gpu_enable_command_buffer= in the environment it launches each"
+        )
     if whole["peak_bytes_per_second"] is None:
         advice = "" if platform == "cpu" else "; --topology names hardware whose bandwidth is known"
         found.append(f"a bandwidth of main memory to compare with{advice}")

@@ -18,6 +18,7 @@ import jax
 from cluster import processes
 from cluster.hub import RunError
 from core.callbacks import Callback, Stop
+from input_pipeline.batches import importing_tensorflow
 from profiling.advice import Advice
 from profiling.recording import FILE, Profile
 from profiling.windows import Window
@@ -120,6 +121,7 @@ def tune(train: Callable, config, workdir: pathlib.Path, say: Callable[[str], No
     num_devices = math.prod(config.mesh.values())
     folder, kept, rows, tried = workdir / "tuning", {}, [], set()
     processes.log_file(workdir).parent.mkdir(parents=True, exist_ok=True)  # what the trials log
+    importing_tensorflow().result()  # until then batches of short steps wait
     best = measure(train, config, folder, **arguments)
     before = best.timing
     say(f"as it is: {_text(before)} a step")

@@ -3,6 +3,8 @@
 
 import functools
 import math
+import os
+import re
 from collections.abc import Callable
 
 import jax
@@ -15,6 +17,8 @@ from reporting.display import counted, duration
 from settings import layouts, meta_learning
 from settings.architecture import divisors, recompute_flags
 
+# Options of XLA with which a GPU adds in a fixed order (XLA, GPU determinism); the second includes the first.
+ORDERED_SUMS = re.compile(r"--xla_gpu_(exclude_nondeterministic|deterministic)_ops(?!=(false|0))")
 LARGE_INITIAL_PART = 0.1  # of an average of the parameters at the end of a run
 _measured_peak = functools.cache(throughput.measured_matmul_peak)  # a process that trains several runs measures once
 # Of the peak, for the estimate before step 1. With AMX only products reach that speed: the tiny recipe measured 17 %.
@@ -25,7 +29,24 @@ class StepTooLarge(ConfigError):
     """A step that needs more memory than the machine has."""
 
 
-def check_state_fits(run) -> None:
+def check_device(run) -> None:
+    """Raise ConfigError if the device cannot hold the state of a run, or cannot repeat its steps to be checked."""
+    _check_state_fits(run)
+    _check_steps_repeat(run.config)
+
+
+def _check_steps_repeat(config) -> None:
+    """Raise ConfigError if steps are computed twice on a GPU that adds in any order: no device would be at fault."""
+    ordered = ORDERED_SUMS.search(os.environ.get("XLA_FLAGS", ""))
+    if config.train.recheck_every and jax.default_backend() == "gpu" and not ordered:
+        raise ConfigError(
+            f"train.recheck_every={config.train.recheck_every} compares bits, but on a GPU XLA adds the gradients of "
+            "an embedding in any order; export XLA_FLAGS=--xla_gpu_exclude_nondeterministic_ops=true, or set "
+            "train.recheck_every=0"
+        )
+
+
+def _check_state_fits(run) -> None:
     """Raise ConfigError if a CPU machine's memory cannot hold the state, gradients and frozen weights of a run."""
     leaves = jax.tree.leaves((run.abstract_state, run.abstract_state.params, run.abstract_frozen))
     of_device = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
@@ -90,19 +111,9 @@ def peak_flops(topology, num_devices: int) -> tuple[float | None, str]:
 def report(run, compiled, num_steps: int, peak: tuple[float, str], is_new: bool) -> list[str]:
     """Return the lines before the first step; `is_new` if the run has no checkpoint and no imported weights.
 
-    Raises StepTooLarge if a CPU machine has too little memory.
+    Raises StepTooLarge if the devices have too little memory.
     """
-    backend, available = jax.default_backend(), throughput.host_memory_gib()[1]
-    simulated = run.mesh.size if backend == "cpu" else 1
-    needed = compiled_gib(compiled) * simulated
-    if backend == "cpu" and needed > available:
-        rows = run.config.train.global_batch // batch_shards(run.config.mesh)
-        more = [count for count in divisors(rows) if count > run.num_microbatches]
-        ways = [f"--config.train.gradient_accumulation={min(more)}"] if more else []
-        advice = " or ".join(ways + recompute_flags(run.config.model)) or "a smaller train.sequence_length or model"
-        raise StepTooLarge(f"the step needs {needed:.1f} GiB, but this machine has {available:.0f}; try {advice}")
     models, active = run.models, run.models.num_active(run.config.model)
-    of = f" of {available:.0f} GiB" if backend == "cpu" else " a device"
     shards, microbatches, rows = batch_shards(run.config.mesh), run.num_microbatches, run.config.train.global_batch
     lines = [
         f"Batch: {rows} sequences of {run.config.train.sequence_length} tokens = {rows // (shards * microbatches)} a "
@@ -110,9 +121,9 @@ def report(run, compiled, num_steps: int, peak: tuple[float, str], is_new: bool)
         f"Parameters: {models.num_parameters:,}"
         + (f", {active:,} of them for a token" if active < models.num_parameters else "")
         + (f", {models.num_trained:,} of them trained" if models.num_trained < models.num_parameters else ""),
-        f"Memory: {needed:.2f} GiB{of}",
+        _memory_line(run, compiled),
     ]
-    flops, whose = peak
+    backend, (flops, whose) = jax.default_backend(), peak
     if flops is not None:
         efficiency = USUAL_EFFICIENCY["cpu with AMX" if backend == "cpu" and throughput.has_amx() else backend]
         seconds = run.flops_per_step / (flops * efficiency)
@@ -123,6 +134,23 @@ def report(run, compiled, num_steps: int, peak: tuple[float, str], is_new: bool)
         )
     of_new = [*run.objective.notes(run.config), *([] if run.slow else ranking_notes(run.config))] if is_new else []
     return lines + notes(run.config, microbatches) + of_new
+
+
+def _memory_line(run, compiled) -> str:
+    """Return what the step needs of the memory that is there; StepTooLarge if it does not fit."""
+    backend, needed = jax.default_backend(), compiled_gib(compiled)
+    if backend == "cpu":
+        needed, available, whose, has = needed * run.mesh.size, throughput.host_memory_gib()[1], "", "this machine"
+    else:
+        available, whose, has = throughput.device_capacity_gib(), " a device", "a device"
+    if needed > available and backend != "tpu":  # the TPU compiler itself refuses such a step
+        rows = run.config.train.global_batch // batch_shards(run.config.mesh)
+        more = [count for count in divisors(rows) if count > run.num_microbatches]
+        ways = [f"--config.train.gradient_accumulation={min(more)}"] if more else []
+        advice = " or ".join(ways + recompute_flags(run.config.model)) or "a smaller train.sequence_length or model"
+        raise StepTooLarge(f"the step needs {needed:.1f} GiB, but {has} has {available:.0f}; try {advice}")
+    of = f" of {available:.0f} GiB" if available < math.inf else ""
+    return f"Memory: {needed:.2f} GiB{of}{whose}"
 
 
 def ranking_notes(config) -> list[str]:

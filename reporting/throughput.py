@@ -3,6 +3,7 @@
 
 import functools
 import logging
+import math
 import os
 import pathlib
 import sys
@@ -81,9 +82,15 @@ def _statm(process: int) -> int:
 
 
 def device_capacity_gib() -> float:
-    """Return the memory of one local device in GiB; for a CPU device, its share of the machine's memory."""
-    stats = jax.local_devices()[0].memory_stats()
-    return stats["bytes_limit"] / GIB if stats else host_memory_gib()[1] / jax.local_device_count()
+    """Return the memory that a local device gives to arrays, in GiB; infinity if an accelerator does not report it.
+
+    For a CPU device this is its share of the machine's memory.
+    """
+    first = jax.local_devices()[0]
+    if first.platform == "cpu":
+        return host_memory_gib()[1] / jax.local_device_count()
+    stats = first.memory_stats()
+    return stats["bytes_limit"] / GIB if stats else math.inf
 
 
 def device_memory_gib() -> list[float] | None:

@@ -69,6 +69,14 @@ def test_instructions_that_the_program_lacks_are_not_left_out():
     assert found["operations"][0]["bound"] is None
 
 
+def test_a_graph_of_cuda_that_hides_its_operations_is_noted_with_the_flag_that_shows_them():
+    trace = [device("/device:GPU:0", ("command_buffer_1", 0.0, 0.3, 0.3))]
+    found = summarise(trace, types.SimpleNamespace(kind=KINDS.get), 2, Peaks(None, None))
+    whole = dict.fromkeys(("step_seconds", "peak_bytes_per_second", "device_peak_gib", "energy", "rehearsed"))
+    notes = report._notes(whole | found | {"platform": "gpu"})
+    assert any("command_buffer_1" in note and "XLA_FLAGS=--xla_gpu_enable_command_buffer=" in note for note in notes)
+
+
 def test_the_slowest_device_and_the_slowest_host_are_named():
     """Of two hosts with two devices each, the last device is busy for twice as long, and the first host is slower."""
     one = dict(

@@ -2,10 +2,12 @@
 """What is said before step 1 of settings that are allowed and seldom meant."""
 
 import types
+from typing import NamedTuple
 
 import pytest
 
-from configs import base, topologies
+from configs import base, tiny, topologies
+from configs.errors import ConfigError
 from reporting import preflight
 
 
@@ -62,12 +64,68 @@ def test_a_share_of_tasks_that_whole_rows_do_not_give_is_noted():
     assert not preflight.notes(config, num_microbatches=2)
 
 
+def compiled(on_host: int = 0, unit: int = 1) -> types.SimpleNamespace:
+    """Return a program that needs 10 units of memory on a device, or 8 if an argument is in host memory."""
+    sizes = {"argument": 5, "temp": 3, "output": 4, "alias": 2, "host_argument": on_host}
+    memory = {f"{name}_size_in_bytes": size * unit for name, size in sizes.items()}
+    memory |= {"peak_memory_in_bytes": 9 * unit}
+    return types.SimpleNamespace(memory_analysis=lambda: types.SimpleNamespace(**memory))
+
+
 @pytest.mark.parametrize(("on_host", "needed"), [(0, 10), (1, 8)])
 def test_donated_arrays_count_once_and_arrays_in_host_memory_do_not_count(on_host, needed):
-    sizes = {"argument": 5, "temp": 3, "output": 4, "alias": 2, "host_argument": on_host}
-    memory = {f"{name}_size_in_bytes": size for name, size in sizes.items()} | {"peak_memory_in_bytes": 9}
-    compiled = types.SimpleNamespace(memory_analysis=lambda: types.SimpleNamespace(**memory))
-    assert preflight.compiled_bytes(compiled) == needed
+    assert preflight.compiled_bytes(compiled(on_host)) == needed
+
+
+def on_a_gpu(monkeypatch, gib: float | None) -> None:
+    """Let jax say that it has one GPU whose allocator has this much memory, or does not say how much."""
+    stats = None if gib is None else {"bytes_limit": int(gib * 2**30)}
+    device = types.SimpleNamespace(platform="gpu", memory_stats=lambda: stats)
+    monkeypatch.setattr(preflight.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(preflight.jax, "local_devices", lambda: [device])
+
+
+@pytest.mark.parametrize(("gib", "line"), [(59.7, " 10.00 GiB of 60 GiB a device"), (None, " 10.00 GiB a device")])
+def test_the_memory_of_a_step_stands_beside_that_of_a_gpu(monkeypatch, gib, line):
+    on_a_gpu(monkeypatch, gib)
+    assert preflight._memory_line(a_run(), compiled(unit=2**30)).endswith(line)
+
+
+def test_a_step_that_no_gpu_has_room_for_is_refused_with_advice(monkeypatch):
+    """Else it would fail at the first step, in the words of an allocator."""
+    on_a_gpu(monkeypatch, 9)
+    with pytest.raises(preflight.StepTooLarge, match=r"needs 10\.0 GiB, but a device has 9; try .*accumulation=2 or "):
+        preflight._memory_line(a_run(), compiled(unit=2**30))
+
+
+class State(NamedTuple):
+    """A state without arrays."""
+
+    params: tuple = ()
+
+
+def a_run() -> types.SimpleNamespace:
+    """Return what is read of a run about its device: its configuration, one device, and a state."""
+    config = tiny.get_config()
+    config.mesh.update(data=1, fsdp=1)
+    return types.SimpleNamespace(
+        config=config, num_microbatches=1, mesh=types.SimpleNamespace(size=1), abstract_frozen=None,
+        abstract_state=State(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", ["", "--xla_gpu_deterministic_ops=false", "--xla_gpu_exclude_nondeterministic_ops=0"])
+def test_on_a_gpu_that_adds_in_any_order_steps_are_not_computed_twice(monkeypatch, flags):
+    """Else a sound device would be called faulty, as one H100 was."""
+    on_a_gpu(monkeypatch, 80)
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    run = a_run()
+    preflight.check_device(run)
+    run.config.train.recheck_every = 2
+    with pytest.raises(ConfigError, match=r"train\.recheck_every=2 .* XLA_FLAGS=(?P<flag>\S+), or") as refused:
+        preflight.check_device(run)
+    monkeypatch.setenv("XLA_FLAGS", f"{flags} {refused.value.args[0].partition('XLA_FLAGS=')[2].partition(',')[0]}")
+    preflight.check_device(run)
 
 
 def test_simulated_devices_have_no_rates_of_the_chip_that_they_stand_for():
