@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 
 from cluster import processes
+from configs.errors import ConfigError
 from core.assembly import assemble
 from reporting import preflight, throughput
 from training import fit
@@ -15,6 +16,8 @@ def fit_batch(config, announce: Callable[[str], None]) -> None:
     if config.batch.fit == "none":
         return
     available = config.batch.memory_gib or throughput.device_capacity_gib()
+    if available == math.inf:
+        raise ConfigError("the devices do not report their memory, so batch.fit needs --config.batch.memory_gib")
 
     def fits(candidate) -> bool:
         count = candidate.train.gradient_accumulation

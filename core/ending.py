@@ -25,7 +25,7 @@ LOG = logging.getLogger("torus")
 WITHOUT_ERROR = (0, INTERRUPTED)  # exit statuses
 LAST_WORD_SECONDS = 5.0
 BLAME_SECONDS = 5.0  # after a failed collective, the time for the hub to notice which process died
-FULL_DEVICE = "RESOURCE_EXHAUSTED"  # what XLA says of a device without memory
+FULL_DEVICE = "out of memory"  # in what XLA says of a device; RESOURCE_EXHAUSTED may also be a full disk
 LESS_MEMORY = (
     "smaller batches take less memory; in training so do --config.model.remat=full and a larger "
     "--config.train.gradient_accumulation"
@@ -87,7 +87,7 @@ def _with_one_line(kind: type, error: BaseException, trace: types.TracebackType 
         case _:
             frame, status = traceback.extract_tb(trace)[-1], 1
             note = "".join(f"; traceback in {_relative(file)}" for file in _log_files())
-            advice = f"; {LESS_MEMORY}" if FULL_DEVICE in message else ""
+            advice = f"; {LESS_MEMORY}" if FULL_DEVICE in message.lower() else ""
             line = f"error: {kind.__name__}: {message[:400]}{advice} ({frame.filename}:{frame.lineno}{note})"
             LOG.error("the process ends with", exc_info=(kind, error, trace))
             if processes.count() > 1 and kind.__module__.startswith("jax"):

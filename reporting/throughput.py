@@ -89,8 +89,7 @@ def device_capacity_gib() -> float:
     first = jax.local_devices()[0]
     if first.platform == "cpu":
         return host_memory_gib()[1] / jax.local_device_count()
-    stats = first.memory_stats()
-    return stats["bytes_limit"] / GIB if stats else math.inf
+    return (first.memory_stats() or {}).get("bytes_limit", math.inf) / GIB
 
 
 def device_memory_gib() -> list[float] | None:

@@ -17,7 +17,7 @@ class SlowData(Callback):
         self.before, self.is_slow, self.began, self.is_importing = None, False, 0.0, False
 
     def on_step(self, job, state, step):
-        """Judge the steps of a window when it is over. None begins before batches are read ahead."""
+        """Judge the steps of a window when it is over. None begins while TensorFlow is imported."""
         is_beginning = not self.before or self.is_importing
         self.is_importing = pipeline.is_importing_tensorflow()
         if not is_beginning and job.clock.since - self.began < WINDOW_SECONDS:  # cheaper than to read the clock

@@ -224,6 +224,11 @@ def test_a_process_ends_with_one_line_and_status_2_before_jax_is_imported(argume
             1,
             "error: RuntimeError: RESOURCE_EXHAUSTED: Out of memory; smaller batches take less memory; in training",
         ),
+        (
+            "raise RuntimeError('RESOURCE_EXHAUSTED: No space left on device')",
+            1,
+            "error: RuntimeError: RESOURCE_EXHAUSTED: No space left on device (<string>",
+        ),
         ("raise KeyboardInterrupt", 75, "interrupted; run the same command to continue"),
         (
             "t = __import__('threading').Thread(target=lambda: 1 / 0); t.start(); t.join()",

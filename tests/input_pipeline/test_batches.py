@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which examples come when: the same for any number of processes, any stop, any batch."""
 
+import functools
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -116,6 +118,20 @@ def test_no_batch_waits_for_tensorflow_and_none_is_lost_or_read_twice_when_it_co
     monkeypatch.setattr(pipeline, "importing_tensorflow", ImportedLater(times))
     found = train(num_steps=9)
     assert len(found) == 9 and same(joined(found), joined(whole))
+
+
+def test_the_import_of_tensorflow_is_under_way_from_its_beginning_to_its_end(monkeypatch):
+    """What waits for it is no sign of slow data."""
+    goes_on = threading.Event()
+    importing = functools.cache(pipeline.importing_tensorflow.__wrapped__)
+    monkeypatch.setattr(pipeline, "importing_tensorflow", importing)
+    monkeypatch.setattr(pipeline, "_tensorflow", goes_on.wait)
+    seen = [pipeline.is_importing_tensorflow()]
+    future = importing()
+    seen.append(pipeline.is_importing_tensorflow())
+    goes_on.set()
+    future.result()
+    assert [*seen, pipeline.is_importing_tensorflow()] == [False, True, False]
 
 
 def test_a_run_at_step_a_million_finds_its_place_at_once(corpus, train):

@@ -18,9 +18,11 @@ SECONDS = 0.02  # of a step of the healthy configuration
 
 @pytest.fixture
 def clock(monkeypatch) -> types.SimpleNamespace:
-    """The time that tuning reads, which only the stand-in for train advances."""
-    time = types.SimpleNamespace(now=0.0, perf_counter=lambda: time.now)
+    """The time that tuning reads, which only the stand-in for train advances; TensorFlow counts as imported."""
+    time = types.SimpleNamespace(now=0.0, perf_counter=lambda: time.now, has_imported=False)
     monkeypatch.setattr(tuning, "time", time)
+    imported = types.SimpleNamespace(result=lambda: setattr(time, "has_imported", True))
+    monkeypatch.setattr(tuning, "importing_tensorflow", lambda: imported)
     return time
 
 
@@ -28,6 +30,7 @@ def fake_train(clock, costs: dict, advice: list[Advice], seen: list):
     """Return a function in place of train.train: its steps take longer for keys that have a costly value."""
 
     def train(config, folder, *, callbacks, **unused):
+        assert clock.has_imported, "short steps would wait for the import"
         _, timer = callbacks
         job = types.SimpleNamespace(log=types.SimpleNamespace(flush=lambda: None))
         slow = [key for key, (value, _) in costs.items() if _get(config, key) == value]
