@@ -146,16 +146,20 @@ def _memory_line(run, compiled) -> str:
     else:
         available, whose = throughput.device_capacity_gib(), " a device"
     if needed > available and backend != "tpu":  # the TPU compiler itself refuses such a step
-        rows = run.config.train.global_batch // batch_shards(run.config.mesh)
-        more = [count for count in divisors(rows) if count > run.num_microbatches]
-        ways = [f"--config.train.gradient_accumulation={min(more)}"] if more else []
-        advice = " or ".join(ways + recompute_flags(run.config.model)) or "a smaller train.sequence_length or model"
-        has = f"this machine has {available:.0f}"
+        has, more = f"this machine has {available:.0f}", ""
         if backend == "gpu":
-            has, advice = f"JAX gives arrays {available:.0f} GiB of a device", f"{advice}, or {MORE_OF_A_GPU}"
-        raise StepTooLarge(f"the step needs {needed:.1f} GiB, but {has}; try {advice}")
+            has, more = f"JAX gives arrays {available:.0f} GiB of a device", f", or {MORE_OF_A_GPU}"
+        raise StepTooLarge(f"the step needs {needed:.1f} GiB, but {has}; try {_less_memory(run)}{more}")
     of = f" of {available:.0f} GiB" if available < math.inf else ""
     return f"Memory: {needed:.2f} GiB{of}{whose}"
+
+
+def _less_memory(run) -> str:
+    """Return what to type so that the step of a run needs less memory."""
+    rows = run.config.train.global_batch // batch_shards(run.config.mesh)
+    more = [count for count in divisors(rows) if count > run.num_microbatches]
+    ways = [f"--config.train.gradient_accumulation={min(more)}"] if more else []
+    return " or ".join(ways + recompute_flags(run.config.model)) or "a smaller train.sequence_length or model"
 
 
 def ranking_notes(config) -> list[str]:

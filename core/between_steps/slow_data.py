@@ -14,16 +14,15 @@ class SlowData(Callback):
 
     def on_start(self, job, record):
         """Begin before the first step, whose batch waits for the pipeline to start and is not counted."""
-        self.before, self.is_slow, self.began, self.is_importing = None, False, 0.0, False
+        self.begins, self.is_slow = True, False
 
     def on_step(self, job, state, step):
         """Judge the steps of a window when it is over. None begins while TensorFlow is imported."""
-        is_beginning = not self.before or self.is_importing
-        self.is_importing = pipeline.is_importing_tensorflow()
-        if not is_beginning and job.clock.since - self.began < WINDOW_SECONDS:  # cheaper than to read the clock
+        begins, self.begins = self.begins, pipeline.is_importing_tensorflow()
+        if not begins and job.clock.since - self.began < WINDOW_SECONDS:  # cheaper than to read the clock each step
             return
         seconds = job.clock.read()
-        if is_beginning or self.is_importing:
+        if begins or self.begins:
             self.before, self.began = seconds, job.clock.since
         passed = {phase: seconds[phase] - self.before[phase] for phase in OF_STEPS}
         total, waited = sum(passed.values()), passed["data"]
