@@ -73,7 +73,10 @@ def summed_figures(
 def summary_of(run: assembly.Run, sums: dict[str, np.ndarray]) -> dict[str, float]:
     """Return the figures of sums: means, NaN if a weight is 0, and what the objective computes of them."""
     means = {name: float(total / weight) if weight else math.nan for name, (total, weight) in sums.items()}
-    return run.objective.summary(means)
+    figures = run.objective.summary(means)
+    if not isinstance(figures, dict) or "loss" not in figures:
+        raise TypeError(f"summary of the objective returned {figures!r}; it must return a dictionary with 'loss'")
+    return figures
 
 
 def heldout_batches(

@@ -27,7 +27,7 @@ from inference.engine import Engine
 from input_pipeline.batches import OnLost
 from input_pipeline.corpus import Corpus
 from parallelism.mesh import mesh_context
-from reporting.metrics import OF_A_LINE, read_lines
+from reporting.metrics import NOT_FIGURES, read_lines
 from reporting.step_log import StepLog
 from scoring import figures as scores
 from scoring import questions, tasks
@@ -86,7 +86,7 @@ class Evaluator:
     def evaluate(self, context: EvaluationContext) -> dict[str, float] | None:
         """Return figures by name, the same in all processes; None if `context.stop` said so.
 
-        A figure is a number, or an array with one element. OF_A_LINE are not names of figures.
+        A figure is a number, or an array with one element. NOT_FIGURES are not names of figures.
         """
         raise NotImplementedError
 
@@ -201,8 +201,10 @@ def as_numbers(evaluator: Evaluator, figures: dict) -> dict[str, float]:
     numbers = {}
     for name, value in figures.items():
         array = np.asarray(value)
-        if name in OF_A_LINE:
-            raise ValueError(f"evaluator {evaluator.name}: each line has its own {name!r}; rename the figure")
+        if name in NOT_FIGURES:
+            raise ValueError(
+                f"evaluator {evaluator.name}: a line of metrics.jsonl has its own {name!r}; rename the figure"
+            )
         if array.size != 1 or array.dtype.kind in "OSUMm":
             raise TypeError(f"evaluator {evaluator.name}: figure {name!r} is {value!r}; it must be one number")
         numbers[name] = array.item() if array.dtype.kind in "iub" else float(array.item())

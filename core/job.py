@@ -22,6 +22,7 @@ from core.callbacks import Callback, RollBack, check_action, wrapped
 from core.evaluation import next_lines, sample_lines
 from core.evaluators import EvaluationContext, Evaluator, as_numbers, without_figures
 from files.atomic import write_atomically
+from inference.engine import decodes
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline import ledger
@@ -325,7 +326,7 @@ class Job:
         lines.append(f"speed: {speed:,.0f} tokens/s over {self.log.total_tokens:,} tokens")
         lines.append(self.log.goodput.line())
         lines.append(f"checkpoint: {address}/checkpoints/{step}")
-        if corpus and corpus.tokenizer and self.config.evaluation.sample_tokens:
+        if corpus and corpus.tokenizer and self.config.evaluation.sample_tokens and decodes(self.run.graph):
             if not corpus.is_of_conversations:
                 with self.clock.within("evaluation"):
                     lines += sample_lines(self.run, self.eval_params(state), corpus)

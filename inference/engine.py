@@ -20,10 +20,16 @@ import numpy as np
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from configs.errors import ConfigError
 from layers.axes import constrain, declared_axes
 
 CACHE_TYPES = {"model": None, "int8": jnp.int8}  # of keys and values; "model": the compute type
 NO_TOKEN = -1  # after the tokens of a shorter row
+
+
+def decodes(graph: nnx.GraphDef) -> bool:
+    """Return whether a model has a cache, which an Engine needs."""
+    return "empty_cache" in dir(graph.nodes[0].type)
 
 
 def pad_rows(rows: Sequence[Sequence[int]], length: int = 0) -> np.ndarray:
@@ -115,8 +121,13 @@ class Engine:
         return _at_last(stream_BTD, tokens_BT)[:, 0]
 
     def empty(self, num_rows: int) -> Cache:
-        """Return a cache of rows without tokens."""
+        """Return a cache of rows without tokens; ConfigError if the model has none."""
         model = self._model()
+        if not decodes(self.graph):
+            raise ConfigError(
+                f"{type(model).__name__} has no empty_cache, so it generates nothing; models/decoder_lm.py says what a "
+                "language model needs"
+            )
         of_model = model.empty_cache(num_rows, self.length, CACHE_TYPES[self.cache_dtype])
         return Cache(of_model, constrain(jnp.zeros(num_rows, jnp.int32), "batch"))
 

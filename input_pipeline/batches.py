@@ -14,7 +14,7 @@ import numpy as np
 from input_pipeline.errors import DataError
 from input_pipeline.mixture import Mixture
 from input_pipeline.tensorflow_import import tensorflow
-from input_pipeline.windows import Windows
+from input_pipeline.windows import Windows, read_arrays
 
 MOST_AHEAD = 8  # batches, the default's limit
 MOST_READERS = 4  # the default's limit of threads, which compete for Python's lock
@@ -105,12 +105,12 @@ def evaluation_batches(
 
     def of_windows(indices: np.ndarray) -> Batch:
         try:
-            return windows.read(indices, sequence_length)
+            return read_arrays(windows, indices, sequence_length)
         except DataError as error:
             if on_lost is None:
                 raise
             on_lost(error)
-        some = windows.read(np.zeros(0, np.int64), sequence_length)
+        some = read_arrays(windows, np.zeros(0, np.int64), sequence_length)
         return {key: np.full((len(indices), *of.shape[1:]), windows.fills[key], of.dtype) for key, of in some.items()}
 
     return _read_ahead(

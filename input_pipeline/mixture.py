@@ -21,7 +21,7 @@ from math import lcm
 import numpy as np
 
 from input_pipeline.errors import DataError
-from input_pipeline.windows import Windows
+from input_pipeline.windows import Windows, read_arrays
 
 LONGEST_PERIOD = 100_000  # of a schedule; it allows weights of five digits
 FOREVER = 1 << 62  # examples
@@ -165,7 +165,7 @@ class Mixture:
         batch = {}
         for number in np.unique(parts).tolist():
             rows = parts == number
-            for key, values in self.parts[number].read(windows[rows], sequence_length).items():
+            for key, values in read_arrays(self.parts[number], windows[rows], sequence_length).items():
                 batch.setdefault(key, np.zeros((len(parts), *values.shape[1:]), values.dtype))[rows] = values
         return batch
 

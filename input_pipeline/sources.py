@@ -54,6 +54,7 @@ def read_source(
     if remote.is_url(path):
         path = remote.fetch(path, cache_folder(data.cache_dir), announce)
     found = SOURCES[data.source](data, path, vocab_size=vocab_size, seed=seed, announce=announce)
+    _check_found(data.source, found)
     needed = max(windows.vocab_size for windows in found) if isinstance(found, tuple) else 0
     if vocab_size < needed:
         raise DataError(
@@ -61,6 +62,16 @@ def read_source(
             f"--config.model.vocab_size={needed}"
         )
     return found
+
+
+def _check_found(name: str, found: object) -> None:
+    """Raise TypeError if a source returned neither documents nor two window sources."""
+    is_pair = isinstance(found, tuple) and len(found) == 2 and all(isinstance(one, Windows) for one in found)
+    if not is_pair and (isinstance(found, tuple | str) or not isinstance(found, Iterable)):
+        raise TypeError(
+            f"data.source={name} returned {type(found).__name__}; it must return an iterable of documents, or a pair "
+            "of Windows (training, held-out)"
+        )
 
 
 def _files(data, path: str, **_) -> Iterable[Document]:

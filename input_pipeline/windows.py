@@ -64,3 +64,17 @@ class Windows:
     def document_name(self, document: int) -> str:
         """Return a name for a document whose own name was not kept."""
         return f"document {document}"
+
+
+def read_arrays(source: Windows, indices: np.ndarray, sequence_length: int) -> dict[str, np.ndarray]:
+    """Return what a source reads; TypeError if these are not the int32 arrays that its `fills` names."""
+    arrays, wanted = source.read(indices, sequence_length), f"int32[{len(indices)}]"
+    found = type(arrays).__name__
+    if isinstance(arrays, dict):
+        found = {name: f"{np.asarray(array).dtype}{list(np.shape(array)[:1])}" for name, array in arrays.items()}
+    if found != dict.fromkeys(source.fills, wanted):
+        raise TypeError(
+            f"{type(source).__name__}.read returned {found}, of which only the first dimension is shown; it must "
+            f"return {wanted} for each name of `fills`: {', '.join(source.fills)}"
+        )
+    return arrays

@@ -11,7 +11,7 @@ import numpy as np
 from configs.errors import OfAllProcesses
 from reporting.display import Display
 from reporting.goodput import Goodput
-from reporting.metrics import OF_A_LINE, MetricsWriter
+from reporting.metrics import NOT_FIGURES, MetricsWriter
 from reporting.throughput import Speed, log_memory
 
 POLL_SECONDS = 0.001
@@ -38,8 +38,11 @@ class NonFinite(OfAllProcesses, ArithmeticError):
 
 def format_evaluation(objective, figures: dict[str, float], weight: int) -> tuple[str, str, str]:
     """Return the texts of an evaluation: (name, values, unit of the weight)."""
-    name, values, unit = objective.format_metrics(figures)
-    return name, values if weight else "unknown", unit
+    match objective.format_metrics(figures):
+        case (str() as name, str() as values, str() as unit):
+            return name, values if weight else "unknown", unit
+        case other:
+            raise TypeError(f"format_metrics of the objective returned {other!r}; it must return three texts")
 
 
 class StepLog:
@@ -173,7 +176,7 @@ class StepLog:
         if figures["skipped"]:
             self._report_skipped(step, figures, in_a_row)
         if every(step, self.log_every) or step == self.num_steps:
-            self._log(step, figures | {"global_batch": rows, "tokens": tokens, "total_tokens": self.total_tokens})
+            self._log(step, figures, {"global_batch": rows, "tokens": tokens, "total_tokens": self.total_tokens})
 
     def _report_skipped(self, step: int, figures: dict, in_a_row: int) -> None:
         self.streak_finite = self.last_finite and (in_a_row == 1 or self.streak_finite)
@@ -186,10 +189,10 @@ class StepLog:
                 was_finite=self.streak_finite,
             )  # fmt: skip
 
-    def _log(self, step: int, figures: dict) -> None:
-        rates = self.speed.interval(self.run.mesh.size, self.run.flops_per_example, self.peak_flops)
+    def _log(self, step: int, figures: dict, counts: dict) -> None:
+        rates = counts | self.speed.interval(self.run.mesh.size, self.run.flops_per_example, self.peak_flops)
         rates["goodput"] = self.goodput.fraction()
-        if taken := figures.keys() & {*OF_A_LINE, "event", *rates}:
+        if taken := figures.keys() & {*NOT_FIGURES, *rates}:
             raise ValueError(
                 f"a scalar of the objective or of a step transform is called {min(taken)}, as a part of each line of "
                 "metrics.jsonl; rename it"

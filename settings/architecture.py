@@ -29,16 +29,8 @@ def recompute_flags(model: ConfigDict) -> list[str]:
 def check(config: ConfigDict) -> None:
     """Raise ConfigError if the sizes of a model, or the length of a recursive model, are inconsistent."""
     model = config.model
-    if model.num_heads % model.num_kv_heads:
-        raise ConfigError(
-            f"model.num_heads={model.num_heads} is not a multiple of model.num_kv_heads={model.num_kv_heads}; "
-            f"num_kv_heads could be {divisors_text(model.num_heads, model.num_kv_heads)}"
-        )
-    if not model.head_dim:
-        advice = ", or set --config.model.head_dim"
-        divisible("model.embed_dim", model.embed_dim, "model.num_heads", model.num_heads, advice)
-    if (model.head_dim or model.embed_dim // model.num_heads) % 2:
-        raise ConfigError("the head dim (model.head_dim, or embed_dim / num_heads) must be even for rotary positions")
+    if attends(model):
+        _check_heads(model)
     every, layers = model.global_every, model.num_layers
     if every == 1 or every > layers:
         raise ConfigError(
@@ -56,6 +48,19 @@ def check(config: ConfigDict) -> None:
     if model.name == "trm":
         _check_recursion(model, config.train.sequence_length)
         _check_parallel(config.supervision)
+
+
+def _check_heads(model: ConfigDict) -> None:
+    if model.num_heads % model.num_kv_heads:
+        raise ConfigError(
+            f"model.num_heads={model.num_heads} is not a multiple of model.num_kv_heads={model.num_kv_heads}; "
+            f"num_kv_heads could be {divisors_text(model.num_heads, model.num_kv_heads)}"
+        )
+    if not model.head_dim:
+        advice = ", or set --config.model.head_dim"
+        divisible("model.embed_dim", model.embed_dim, "model.num_heads", model.num_heads, advice)
+    if (model.head_dim or model.embed_dim // model.num_heads) % 2:
+        raise ConfigError("the head dim (model.head_dim, or embed_dim / num_heads) must be even for rotary positions")
 
 
 def _check_recursion(model: ConfigDict, length: int) -> None:

@@ -36,6 +36,7 @@ MODELS = ("decoder_lm", "vector_decoder", *NO_DECODERS)
 WITHOUT_TEXT = ("classification", "meta_learning")  # objectives on numbers
 OBJECTIVES = (*OF_ONE_MODEL, "meta_learning", "distillation", "dpo", "error_correction", *DRAWS)
 BY_GRADIENT = ("maml", "first_order_maml", "reptile")
+OURS = {"model.name": MODELS, "train.objective": OBJECTIVES, "data.source": SOURCES}  # modules may be added to them
 UNREAD = "this model does not read it"
 SHARED = "a task's gradient is that of one device; use --config.mesh.data or --config.mesh.fsdp"
 NEEDS = (  # a key, its values (or ANY) that need another key, the values (or ANY) of that key, and the reason
@@ -186,15 +187,10 @@ OF_DECODER = (
 
 
 class AllBut(tuple):
-    """All values except these, so that it has those of modules that are added to ours."""
+    """All values except these."""
 
     def __contains__(self, value) -> bool:
         return not super().__contains__(value)
-
-
-def of(ours: tuple[str, ...], *readers: str) -> AllBut:
-    """Return all names except those of `ours` that are not among `readers`."""
-    return AllBut(name for name in ours if name not in readers)
 
 
 def _of_section(name: str) -> tuple[str, ...]:
@@ -207,38 +203,38 @@ READ_WITH = (  # keys, another key that decides whether they are read, and its v
         "optimizer.bias_step", "train.balance_loss", "train.router_z_loss",
     ), "model.num_experts", ANY),
     (("model.gate_scale",), "model.experts_per_token", AllBut((1,))),
-    (OF_RECURSIVE_MODEL, "model.name", of(MODELS, "trm")),
+    (OF_RECURSIVE_MODEL, "model.name", ("trm",)),
     ((*OF_DECODER, "inference.cache_dtype"), "model.name", AllBut(NO_DECODERS)),
     (OF_ATTENTION, "model.name", AllBut(("mlp_classifier", "mlp_regressor"))),
-    (("model.levels",), "model.name", of(MODELS, "mlp_classifier")),
-    (("model.input_dim",), "model.name", of(MODELS, *OF_VECTORS)),
-    (("model.output_dim",), "model.name", of(MODELS, "mlp_regressor")),
+    (("model.levels",), "model.name", ("mlp_classifier",)),
+    (("model.input_dim",), "model.name", OF_VECTORS),
+    (("model.output_dim",), "model.name", ("mlp_regressor",)),
     ((
         "distillation.divergence", "distillation.temperature", "distillation.soft_weight", "distillation.hard_weight",
         "distillation.hidden_weight",
     ), "distillation.teacher", ANY),
     (("distillation.divergence", "distillation.temperature"), "distillation.soft_weight", ANY),
-    (("preference.beta",), "train.objective", of(OBJECTIVES, "dpo")),
-    (_of_section("error_correction"), "train.objective", of(OBJECTIVES, "error_correction")),
-    (_of_section("grpo"), "train.objective", of(OBJECTIVES, *DRAWS)),
-    (_of_section("meta"), "train.objective", of(OBJECTIVES, *META)),
-    (OF_RECURSION, "train.objective", of(OBJECTIVES, "recursive")),
-    (("meta.share",), "train.objective", of(OBJECTIVES, "meta_language_modeling")),
-    (("meta.support", "meta.loss"), "train.objective", of(OBJECTIVES, "meta_learning")),
+    (("preference.beta",), "train.objective", ("dpo",)),
+    (_of_section("error_correction"), "train.objective", ("error_correction",)),
+    (_of_section("grpo"), "train.objective", DRAWS),
+    (_of_section("meta"), "train.objective", META),
+    (OF_RECURSION, "train.objective", ("recursive",)),
+    (("meta.share",), "train.objective", ("meta_language_modeling",)),
+    (("meta.support", "meta.loss"), "train.objective", ("meta_learning",)),
     (OF_INNER_LOOP, "meta.method", BY_GRADIENT),
     (("lora.alpha", "lora.targets"), "lora.rank", ANY),
     (("plasticity.rate", "plasticity.maturity"), "plasticity.method", ("continual_backprop", "redraw")),
     (("plasticity.every",), "plasticity.method", ("redo", "shrink_perturb")),
     (("plasticity.strength",), "plasticity.method", ("l2_init",)),
     (("plasticity.shrink", "plasticity.perturb"), "plasticity.method", ("shrink_perturb",)),
-    (("data.field",), "data.source", of(SOURCES, *OF_FIELDS)),
-    (("data.subset",), "data.source", of(SOURCES, "huggingface")),
-    (("data.bad_documents",), "data.source", of(SOURCES, *OF_DOCUMENTS)),
-    (("data.holdout_fraction",), "data.source", of(SOURCES, *OF_DOCUMENTS, "labeled")),
+    (("data.field",), "data.source", OF_FIELDS),
+    (("data.subset",), "data.source", ("huggingface",)),
+    (("data.bad_documents",), "data.source", OF_DOCUMENTS),
+    (("data.holdout_fraction",), "data.source", (*OF_DOCUMENTS, "labeled")),
     (("data.holdout_fraction",), "data.validation_path", NONE),
-    (OF_PUZZLES, "data.source", of(SOURCES, *PUZZLES)),
-    (("data.task_ways",), "data.source", of(SOURCES, "glyphs")),
-    (("data.task_dim",), "data.source", of(SOURCES, "linear_maps")),
+    (OF_PUZZLES, "data.source", PUZZLES),
+    (("data.task_ways",), "data.source", ("glyphs",)),
+    (("data.task_dim",), "data.source", ("linear_maps",)),
     (("optimizer.beta1",), "optimizer.name", AllBut(("adafactor",))),
     (("optimizer.beta2",), "optimizer.name", AllBut(("adafactor", "sgd"))),
     (("optimizer.final_fraction",), "optimizer.schedule", AllBut(("constant",))),
@@ -269,7 +265,7 @@ def _violated(values: dict[str, object]) -> Iterator[tuple]:
     """Yield the rules of NEEDS that are violated."""
     for rule in NEEDS:
         key, with_values, other, wanted, _ = rule
-        if _is(values[key], with_values) and not _is(values[other], wanted):
+        if _is(values[key], with_values) and not _accepts(other, values[other], wanted):
             yield rule
 
 
@@ -277,13 +273,18 @@ def check_typed(loaded: Loaded) -> None:
     """Raise ConfigError for the first typed key that is not read; values of recipes and defaults are allowed."""
     values = flat(loaded.config)
     for keys, owner, wanted in READ_WITH:
-        for key in keys if not _is(values[owner], wanted) else ():
+        for key in keys if not _accepts(owner, values[owner], wanted) else ():
             if key in loaded.typed and values[key] != KEYS[key].default:
                 now = _said(shown(values[owner]))
                 remedy = "empty" if wanted is NONE else "set"
                 raise ConfigError(
                     f"{key}={values[key]} is not read with {owner}={now}; leave it out, or {remedy} {owner}"
                 )
+
+
+def _accepts(key: str, value, wanted) -> bool:
+    """Return whether a value is wanted; no rule knows a model, objective or data source that was added to ours."""
+    return value not in OURS.get(key, (value,)) or _is(value, wanted)
 
 
 def _is(value, wanted) -> bool:

@@ -14,6 +14,7 @@ from flax import nnx
 
 from layers import taps
 from parallelism.axis_rules import rules_without
+from training import step_transform
 from training.offload import on_device
 from training.state import TrainState
 from training.step_transform import StepChange, StepContext, StepTransform
@@ -65,7 +66,9 @@ def make_gradient(
     def loss_sum(params, carry, batch, key, frozen):
         model, others = graphs.merge(params, frozen)
         with taps.measure(measures) as measured:
-            (total, weight), (carry, scalars) = loss(model, carry, batch, key, **others)
+            returned = loss(model, carry, batch, key, **others)
+        _check_loss(returned, carry)
+        (total, weight), (carry, scalars) = returned
         return total, (weight, carry, scalars | ({MEASURED: measured} if measures else {}))
 
     def value_and_gradients(params, carry, batch, key, frozen):
@@ -146,7 +149,7 @@ def make_train_step(
         gradients = jax.tree.map(lambda g: g / jnp.maximum(weight, 1), gradients)
         batch_square = norm(gradients) ** 2 if num_parts else None
         for transform in transforms:
-            gradients = transform.change_gradients(gradients, state)
+            gradients = step_transform.changed_gradients(transform, gradients, state)
         scalars = jax.tree.map(mean, scalars, is_leaf=lambda x: isinstance(x, tuple))
         updates, optimizer_state = optimizer.update(
             gradients, state.optimizer, state.params, used_rows=used_rows(carry), value=scalars["loss"]
@@ -160,9 +163,8 @@ def make_train_step(
         )  # fmt: skip
         memories = {}
         for transform in transforms:
-            change, memories[transform.name], more = transform.update(
-                context, change, state.extra.get(transform.name, {})
-            )  # fmt: skip
+            memory = state.extra.get(transform.name, {})
+            change, memories[transform.name], more = step_transform.updated(transform, context, change, memory)
             if taken := scalars.keys() & more.keys():
                 raise ValueError(f"a scalar of {transform.name} and another one are called {min(taken)}; rename one")
             scalars = scalars | more
@@ -195,9 +197,41 @@ def make_eval_step(graphs: Graphs, evaluate: Callable) -> Callable:
 
     def eval_step(params: dict, batch: dict, frozen: dict | None = None) -> dict[str, tuple]:
         others = {role: nnx.merge(graph, frozen[role]) for role, graph in graphs.others.items()}
-        return evaluate(nnx.merge(graphs.trained, params), batch, **others)
+        scalars = evaluate(nnx.merge(graphs.trained, params), batch, **others)
+        _check_scalars("evaluate", scalars)
+        return scalars
 
     return eval_step
+
+
+def _check_loss(returned: object, carry: dict) -> None:
+    """Raise TypeError if this is not what `loss` of an objective returns for a carry."""
+    match returned:
+        case ((total, weight), (next_carry, scalars)) if jnp.shape(total) == jnp.shape(weight) == ():
+            step_transform.check_like("loss of the objective returned a carry", next_carry, carry)
+            _check_scalars("loss", scalars)
+        case _:
+            raise TypeError(
+                f"loss of the objective returned {_types(returned)}; it must return two numbers and two trees, "
+                "(sum, weight), (carry, scalars)"
+            )
+
+
+def _check_scalars(method: str, scalars: object) -> None:
+    """Raise TypeError if this is not {name: (sum, weight)}, with the name "loss"."""
+    if not isinstance(scalars, dict) or "loss" not in scalars:
+        raise TypeError(f"{method} of the objective returned the scalars {_types(scalars)}; one must be 'loss'")
+    for name, pair in scalars.items():
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise TypeError(
+                f"{method} of the objective returned the scalar {name!r} as {_types(pair)}; it must be a pair, "
+                "(sum, weight)"
+            )
+
+
+def _types(tree: object) -> object:
+    """Return a tree with the types of its arrays as texts."""
+    return jax.tree.map(lambda leaf: str(jax.typeof(leaf)), tree)
 
 
 @jax.jit

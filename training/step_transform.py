@@ -125,6 +125,46 @@ def check(transforms: Sequence[StepTransform]) -> None:
             )
 
 
+def changed_gradients(transform: StepTransform, gradients: dict, state: TrainState) -> dict:
+    """Return the gradients that a transform makes of others; TypeError if they are not like them."""
+    changed = transform.change_gradients(gradients, state)
+    check_like(f"change_gradients of step transform {transform.name} returned", changed, gradients)
+    return changed
+
+
+def updated(
+    transform: StepTransform, context: StepContext, change: StepChange, memory: dict
+) -> tuple[StepChange, dict, dict]:
+    """Return what `update` of a transform returns; TypeError if it is not what the interface says."""
+    what = f"update of step transform {transform.name} returned"
+    match transform.update(context, change, memory):
+        case (StepChange() as changed, dict() as remembered, dict() as scalars):
+            check_like(f"{what} a StepChange", changed, change)
+            check_like(f"{what} a memory unlike that of init", remembered, memory)
+        case other:
+            kinds = [type(part).__name__ for part in other] if isinstance(other, tuple) else type(other).__name__
+            raise TypeError(f"{what} {kinds}; it must return a StepChange, the memory and a dictionary of scalars")
+    for name, scalar in scalars.items():
+        if not isinstance(scalar, jax.Array):
+            raise TypeError(f"{what} the scalar {name!r} as {type(scalar).__name__}; it must be an array")
+    return changed, remembered, scalars
+
+
+def check_like(what: str, tree: object, wanted: object) -> None:
+    """Raise TypeError unless a tree has the names and shapes of another one, and no wider types; `what` begins it."""
+    found, expected = (dict(jax.tree_util.tree_flatten_with_path(one)[0]) for one in (tree, wanted))
+    for path in {**expected, **found}:
+        new, old = found.get(path), expected.get(path)
+        fits = new is not None and old is not None and jnp.shape(new) == old.shape
+        if not fits or jnp.promote_types(jnp.result_type(new), old.dtype) != old.dtype:
+            name = jax.tree_util.keystr(path, simple=True, separator=".") or "it"
+            raise TypeError(f"{what}: {name} is {_type(new)}, where {_type(old)} is expected")
+
+
+def _type(leaf: jax.Array | None) -> str:
+    return "nothing" if leaf is None else f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+
+
 def check_storable(part: str, state: object) -> None:
     """Raise ValueError for an array, given by shape and type, that no checkpoint can hold; `part` names the state."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)

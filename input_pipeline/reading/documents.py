@@ -141,6 +141,8 @@ def scan(
 def _usable(documents: Iterable[Document], bad_documents: str, skipped: list) -> Iterator[Span]:
     """Yield the spans of usable documents; append (error, document) to `skipped` for the others."""
     for document in documents:
+        if "open" not in dir(document):
+            raise TypeError(f"a data source yielded {str(document)[:40]!r}, which is no Document")
         try:
             span = _whole(document)
         except BadDocument as error:

@@ -45,7 +45,9 @@ def test_arrays_of_one_element_are_numbers():
         ({"x": np.ones(2)}, False, "figure 'x' is array.*must be one number"),
         ({"x": "high"}, False, "figure 'x' is 'high'; it must be one number"),
         ({"x": None}, False, "figure 'x' is None; it must be one number"),
-        ({"step": 1.0}, False, "each line has its own 'step'"),
+        ({"step": 1.0}, False, "a line of metrics.jsonl has its own 'step'"),
+        ({"event": 1.0}, False, "a line of metrics.jsonl has its own 'event'"),
+        ({"total_tokens": 1.5}, False, "a line of metrics.jsonl has its own 'total_tokens'"),
         ({"x": 1.0}, True, 'ranks_checkpoints needs a figure "loss"'),
     ],
 )

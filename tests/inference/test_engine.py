@@ -7,8 +7,10 @@ import functools
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
-from inference.engine import NO_TOKEN, Engine, pad_rows
+from configs.errors import ConfigError
+from inference.engine import NO_TOKEN, Engine, decodes, pad_rows
 from parallelism import axis_rules
 from parallelism.mesh import make_mesh, mesh_context
 from tests.support import assert_close, forward, make_model, model_config
@@ -153,3 +155,11 @@ def test_an_int8_cache_changes_logits_by_its_rounding():
 def test_rows_are_padded_after_their_tokens():
     np.testing.assert_array_equal(pad_rows([[5], [], [7, 8]]), [[5, NO_TOKEN], [NO_TOKEN] * 2, [7, 8]])
     assert pad_rows([[5]]).dtype == np.int32
+
+
+def test_a_model_without_a_cache_decodes_nothing():
+    """As one that was added: its run trains and is scored, and its summary has no sample."""
+    graph, params = nnx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    assert decodes(engine().graph) and not decodes(graph)
+    with pytest.raises(ConfigError, match=r"^Linear has no empty_cache, so it generates nothing"):
+        Engine(graph, nnx.to_pure_dict(params), LENGTH).empty(1)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from input_pipeline.errors import DataError
 from input_pipeline.mixture import Mixture, Schedule, parse, parse_stream
+from input_pipeline.packing import KEYS
 from input_pipeline.synthetic import MarkovWindows
 from input_pipeline.windows import Windows
 from tests.input_pipeline.memory import mixture_of_one
@@ -32,6 +33,25 @@ class Numbered(Windows):
     def read(self, indices, sequence_length):
         rows = np.stack([np.full(len(indices), self.part), indices], axis=1).astype(np.int32)
         return dict.fromkeys(("tokens", "targets", "segments", "positions"), rows)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "found"),
+    [
+        (None, "NoneType"),
+        (("tokens", "targets"), "tuple"),
+        ({"tokens": np.zeros((2, 4), np.int32)}, r"\{'tokens': 'int32\[2\]'\}"),
+        (dict.fromkeys(KEYS, np.zeros((2, 4), np.int64)), r".*'targets': 'int64\[2\]'"),
+        (dict.fromkeys(KEYS, np.zeros((3, 4), np.int32)), r".*'targets': 'int32\[3\]'"),
+    ],
+    ids=str,
+)
+def test_what_a_window_source_may_not_return_is_named(arrays, found):
+    """Else the step would fail, which knows neither the source nor what was wanted of it."""
+    source = Numbered(0, 7)
+    source.read = lambda indices, sequence_length: arrays
+    with pytest.raises(TypeError, match=rf"^Numbered.read returned {found}.* must return int32\[2\] for each name of"):
+        mixture_of_one(source).read(np.arange(2), 4, 0)
 
 
 def windows_of(mixture, examples):

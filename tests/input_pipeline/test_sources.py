@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from configs.base import get_config
 from files.paths import PathError
 from input_pipeline import sources
 from input_pipeline.errors import DataError
 from input_pipeline.reading import formats
+from input_pipeline.reading.documents import scan
 from input_pipeline.sources import SOURCES, read_source, source
 from input_pipeline.tasks import labeled
 
@@ -108,6 +110,20 @@ def test_a_folder_with_magic_characters_in_its_name_is_a_name_first_in_a_glob_to
     assert names(path=f"{tmp_path}/data[12]/*.txt") == [f"{tmp_path}/data1/a.txt"]
     monkeypatch.chdir(tmp_path)
     assert names(path="data[1]/*.txt") == ["data[1]/a.txt"]
+
+
+@pytest.mark.parametrize("found", [None, "text", (1, 2), ()], ids=str)
+def test_what_a_new_source_may_not_return_is_named(found, monkeypatch):
+    monkeypatch.setitem(SOURCES, "mine", lambda *_, **__: found)
+    data = get_config().data
+    data.source = "mine"
+    with pytest.raises(TypeError, match=r"^data.source=mine returned .*; it must return an iterable of documents"):
+        read_source(data, vocab_size=8, seed=0)
+
+
+def test_what_is_no_document_is_named():
+    with pytest.raises(TypeError, match=r"^a data source yielded 'a text', which is no Document"):
+        scan(["a text"])
 
 
 def test_a_new_source_is_a_function(names, texts, monkeypatch):

@@ -46,7 +46,7 @@ def test_a_figure_may_be_an_array_as_the_load_of_each_expert(tmp_path):
     assert line["expert_load"] == [[0.25, 0.75], [0.5, 0.5]]
 
 
-@pytest.mark.parametrize("name", ["step", "kind", "event", "mfu"])
+@pytest.mark.parametrize("name", ["step", "kind", "event", "mfu", "total_tokens", "global_batch"])
 def test_a_scalar_with_the_name_of_a_part_of_a_line_is_refused(tmp_path, name):
     with pytest.raises(ValueError, match=f"is called {name}, as a part of each line of metrics.jsonl; rename it"):
         logged(tmp_path, {name: 1.0})

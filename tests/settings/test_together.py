@@ -75,7 +75,23 @@ def test_what_is_read_here_or_by_another_command_can_be_typed(recipe, typed):
     together.check_typed(loading.load(recipe, "", typed))
 
 
-def test_what_a_module_added_to_ours_may_read_can_be_typed():
-    assert "of_a_recipe" in together.of(together.SOURCES, "huggingface")
-    assert "huggingface" in together.of(together.SOURCES, "huggingface")
-    assert "text" not in together.of(together.SOURCES, "huggingface")
+@pytest.mark.parametrize(
+    ("typed", "key", "ours"),
+    [
+        ({"train.init_from": "FOLDER"}, "model.name", "trm"),
+        ({"train.objective": "classification"}, "model.name", "decoder_lm"),
+        ({"model.convolution": "3"}, "model.name", "decoder_lm"),
+        ({"train.objective": "dpo", "train.init_from": "FOLDER"}, "data.source", "text"),
+        ({"grpo.clip": "0.3"}, "train.objective", "dpo"),
+        ({"data.subset": "en"}, "data.source", "text"),
+    ],
+)
+def test_no_rule_refuses_a_module_that_was_added_to_ours(typed, key, ours):
+    loaded = loading.load("configs/tiny.py", "", typed)
+    loaded.config.update_from_flattened_dict({key: "added"})
+    together.check(flat(loaded.config), of_mesh=False)
+    together.check_typed(loaded)
+    loaded.config.update_from_flattened_dict({key: ours})
+    with pytest.raises(ConfigError, match=f"{key}="):
+        together.check(flat(loaded.config), of_mesh=False)
+        together.check_typed(loaded)

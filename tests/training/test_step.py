@@ -72,6 +72,70 @@ def line_step(
     return jax.jit(step), state
 
 
+NUMBER = jnp.float32(1)
+PAIR = (NUMBER, NUMBER)
+OF_ONES = {"last": jnp.ones(ROWS)}
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "loss of the objective returned None; it must return two numbers and two trees"),
+        (NUMBER, r"loss of the objective returned float32\[\]; it must return two numbers"),
+        ((PAIR, {}), "loss of the objective returned .* it must return two numbers and two trees"),
+        (((jnp.ones(2), NUMBER), (OF_ONES, {"loss": PAIR})), "loss of the objective returned .* two numbers"),
+        ((PAIR, (OF_ONES, {"mine": PAIR})), "loss of the objective returned the scalars .* one must be 'loss'"),
+        ((PAIR, (OF_ONES, {"loss": NUMBER})), "loss of the objective returned the scalar 'loss' as .* a pair"),
+        ((PAIR, ({}, {"loss": PAIR})), r"returned a carry: last is nothing, where float32\[12\] is expected"),
+        ((PAIR, ({"last": NUMBER}, {"loss": PAIR})), r"returned a carry: last is float32\[\], where float32\[12\]"),
+    ],
+    ids=str,
+)
+def test_what_a_loss_may_not_return_is_named(returned, message):
+    graph, params = nnx.split(Line())
+    gradient = make_gradient(Graphs(graph, {}), lambda *_: returned)
+    with pytest.raises(TypeError, match=message):
+        gradient(nnx.to_pure_dict(params), OF_ONES, line_batch(), None, {})
+
+
+@pytest.mark.parametrize("scalars", [None, {"mine": PAIR}, {"loss": NUMBER}, {"loss": [NUMBER, NUMBER]}], ids=str)
+def test_what_evaluate_may_not_return_is_named(scalars):
+    graph, params = nnx.split(Line())
+    with pytest.raises(TypeError, match=r"^evaluate of the objective returned the scalar.*must be"):
+        make_eval_step(Graphs(graph, {}), lambda *_: scalars)(params, {})
+
+
+@pytest.mark.parametrize(
+    ("gradients", "update", "message"),
+    [
+        (None, None, "change_gradients of step transform mine returned: slope is nothing, where float32"),
+        ({"slope": NUMBER}, None, "change_gradients .* returned: slope is float32.* is expected"),
+        (..., lambda change, memory: change, r"update of step transform mine returned .*must return a StepChange"),
+        (..., lambda change, memory: (change, {}, {}), "memory unlike that of init: count is nothing, where int32"),
+        (..., lambda change, memory: (change, {"count": NUMBER}, {}), "count is float32.*, where int32"),
+        (..., lambda change, memory: (change, {**memory, "x": NUMBER}, {}), "x is float32.*, where nothing"),
+        (..., lambda change, memory: (change._replace(params={}), memory, {}), "a StepChange: params.slope is nothing"),
+        (..., lambda change, memory: (change, memory, {"x": PAIR}), "the scalar 'x' as tuple; it must be an array"),
+    ],
+)  # fmt: skip
+def test_what_a_step_transform_may_not_return_is_named(gradients, update, message):
+    class Mine(StepTransform):
+        name = "mine"
+
+        def init(self, params):
+            return {"count": jnp.int32(0)}
+
+        def change_gradients(self, found, state):
+            return found if gradients is ... else gradients
+
+        def update(self, context, change, memory):
+            return update(change, memory)
+
+    step, state = line_step(transforms=[Mine()])
+    with pytest.raises(TypeError, match=message):
+        step(state, line_batch())
+
+
 def test_the_gradient_is_that_of_the_weighted_mean():
     step, state = line_step()
     batch, slope = line_batch(), np.asarray(state.params["slope"])
