@@ -132,8 +132,7 @@ def check_flags(loaded: Loaded) -> None:
         raise ConfigError(f"--price={FLAGS.price} must be 0 or greater: dollars per chip-hour")
     if FLAGS.processes and FLAGS.processes > MOST_PROCESSES:
         raise ConfigError(f"--processes={shown(FLAGS.processes)} must be at most {MOST_PROCESSES:,}")
-    for name in ("json", "html", "hlo"):
-        output_files.check(name)
+    output_files.check_all("json", "html", "hlo")
     for name in ("html", "hlo", "checklist", "advice_seconds"):
         if asked and FLAGS[name].present and FLAGS[name].value:
             raise ConfigError(f"--{name} is for a single rehearsal; leave out --{asked[0]}")

@@ -24,6 +24,15 @@ def check(flag: str, default: pathlib.Path | None = None) -> None:
         raise ConfigError(f"--{flag}={path}: the folder {path.parent} cannot be written; name a file in another")
 
 
+def check_all(*flags: str) -> None:
+    """Raise ConfigError if the file of a flag cannot be written, or is that of another flag."""
+    named = {}
+    for flag in flags:
+        check(flag)
+        if (path := _file_of(flag, None)) and (other := named.setdefault(path.absolute(), flag)) != flag:
+            raise ConfigError(f"--{other} and --{flag} name the same file, {path}; give each its own")
+
+
 def write(flag: str, text: str, default: pathlib.Path | None = None) -> pathlib.Path:
     """Write the file of a flag atomically, and return it; ConfigError if it cannot be written."""
     path = _file_of(flag, default)
