@@ -18,6 +18,7 @@ from cluster.blame import Heartbeat, Judge
 from cluster.hub import RunError
 from files.atomic import write_atomically
 from reporting.clock import END_SECONDS, Clock, Repeated
+from reporting.sink import is_interruption
 from reporting.step_log import StepLog
 from reporting.throughput import device_memory_gib, device_peak_gib, host_memory_gib
 
@@ -28,6 +29,7 @@ IN_WORDS = {  # of pods/watch.py, for which a worker hangs that has been "traini
     "wait": "training", "save": "training", "evaluation": "evaluating", "profile": "profiling",
 }  # fmt: skip
 BUILDING = "building"  # in any phase, while lost data is being rebuilt
+FAILED = "failed"  # the last phase of a process that an error ended
 
 
 @contextlib.contextmanager
@@ -80,9 +82,9 @@ class HeartbeatFile:
         self.thread = Repeated("heartbeat", self._beat, INTERVAL_SECONDS)
         return self
 
-    def __exit__(self, kind, *unused):
+    def __exit__(self, kind, error, trace):
         self.thread.end()
-        self._write("stopped" if kind else "finished")
+        self._write("finished" if error is None else "stopped" if is_interruption(error) else FAILED)
 
     def _beat(self) -> None:
         self._write()

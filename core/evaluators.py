@@ -27,7 +27,7 @@ from inference.engine import Engine
 from input_pipeline.batches import OnLost
 from input_pipeline.corpus import Corpus
 from parallelism.mesh import mesh_context
-from reporting.metrics import NOT_FIGURES, read_lines
+from reporting.metrics import RESERVED, read_lines
 from reporting.step_log import StepLog
 from scoring import figures as scores
 from scoring import questions, tasks
@@ -86,7 +86,7 @@ class Evaluator:
     def evaluate(self, context: EvaluationContext) -> dict[str, float] | None:
         """Return figures by name, the same in all processes; None if `context.stop` said so.
 
-        A figure is a number, or an array with one element. NOT_FIGURES are not names of figures.
+        A figure is a number, or an array with one element. RESERVED are not names of figures.
         """
         raise NotImplementedError
 
@@ -201,7 +201,7 @@ def as_numbers(evaluator: Evaluator, figures: dict) -> dict[str, float]:
     numbers = {}
     for name, value in figures.items():
         array = np.asarray(value)
-        if name in NOT_FIGURES:
+        if name in RESERVED:
             raise ValueError(
                 f"evaluator {evaluator.name}: a line of metrics.jsonl has its own {name!r}; rename the figure"
             )

@@ -29,7 +29,7 @@ def check_all(*flags: str) -> None:
     named = {}
     for flag in flags:
         check(flag)
-        if (path := _file_of(flag, None)) and (other := named.setdefault(path.absolute(), flag)) != flag:
+        if (path := _file_of(flag, None)) and (other := named.setdefault(path.resolve(), flag)) != flag:
             raise ConfigError(f"--{other} and --{flag} name the same file, {path}; give each its own")
 
 

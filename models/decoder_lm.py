@@ -11,7 +11,7 @@ of layers/taps.py too:
 - `empty_cache(rows, length, dtype)`: the first cache for `forward_with_aux`, if a sequence comes in parts: a
   dictionary whose entry "layers", if there is one, is a tree of arrays [L, B, ...]; other entries are trees of arrays
   [B, ...]. Layers that are not scanned have arrays of their own, which a program that owns them writes in place.
-  A model without it trains and is evaluated, but generates nothing;
+  A model without it trains, and is evaluated in whole sequences, but generates nothing;
 - `shorten_cache(cache, num_tokens)`: the cache with only the first tokens of each row;
 - `head_inputs(stream)`: the stream and the all-gathered head [D, V];
 - `head_weight()`: the head [D, V], sharded as it is stored;

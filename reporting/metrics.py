@@ -44,7 +44,7 @@ class Line(Object, total=False):
 
 
 OF_A_LINE = ("kind", "step", "time")  # keys of every line
-NOT_FIGURES = (*OF_A_LINE, "event", "total_tokens")  # keys of lines that no evaluator and no objective may use
+RESERVED = (*OF_A_LINE, "event", "total_tokens")  # keys of lines that no evaluator and no objective may use
 OF_A_STEP = ("train", "eval")  # kinds of lines with a step
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from configs.errors import OfAllProcesses
 from reporting.display import Display
 from reporting.goodput import Goodput
-from reporting.metrics import NOT_FIGURES, MetricsWriter
+from reporting.metrics import RESERVED, MetricsWriter
 from reporting.throughput import Speed, log_memory
 
 POLL_SECONDS = 0.001
@@ -192,7 +192,7 @@ class StepLog:
     def _log(self, step: int, figures: dict, counts: dict) -> None:
         rates = counts | self.speed.interval(self.run.mesh.size, self.run.flops_per_example, self.peak_flops)
         rates["goodput"] = self.goodput.fraction()
-        if taken := figures.keys() & {*NOT_FIGURES, *rates}:
+        if taken := figures.keys() & {*RESERVED, *rates}:
             raise ValueError(
                 f"a scalar of the objective or of a step transform is called {min(taken)}, as a part of each line of "
                 "metrics.jsonl; rename it"

@@ -35,6 +35,12 @@ class Line(Object, total=False):
     eval_loss: float | None
 
 
+class Worker(Object, total=False):
+    """The key that is read from workers/0.json, see cluster/watch.py."""
+
+    phase: str
+
+
 class Run(NamedTuple):
     """A row of the list; `command` started the run last."""
 
@@ -99,14 +105,22 @@ def look(folder: pathlib.Path) -> Run:
 
 
 def state(folder: pathlib.Path, step: int | None) -> str:
-    """Return whether the run is running, finished, stopped, imported or not saved."""
+    """Return whether the run is running, finished, stopped, failed, imported or not saved."""
     if is_held(folder / "lock"):
         return "running"
     if (folder / "summary.txt").is_file():
         return "finished"
     if step is not None:
-        return "stopped"
+        return "failed" if last_phase(folder) == "failed" else "stopped"
     return "imported" if (folder / "checkpoints" / "0").is_dir() else "not saved"
+
+
+def last_phase(folder: pathlib.Path) -> str:
+    """Return what the first process of a run did last; "" if it is unknown."""
+    try:
+        return read_json(folder / "workers" / "0.json", Worker).get("phase", "")
+    except (OSError, JsonError):
+        return ""
 
 
 def last_lines(folder: pathlib.Path) -> list[Line]:

@@ -26,7 +26,9 @@ def runs(tmp_path):
             (folder / "checkpoints" / str(checkpoint)).mkdir(parents=True)
             (folder / "checkpoints" / str(checkpoint) / "record.json").write_text(json.dumps(record))
         for file, text in files.items():
-            (folder / file.replace("__", ".")).write_text(text)
+            path = folder / file.replace("___", "/").replace("__", ".")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
         return folder
 
     lines = [{"kind": "train", "step": 20, "loss": 2.5}, {"kind": "eval", "step": 20, "eval_loss": 2.25}]
@@ -34,6 +36,7 @@ def runs(tmp_path):
     make("done", lines, 20, {}, summary__txt="", run__json=started)
     make("deep/imported", [], 0, {"weights_only": []})
     make("torn", [*lines, {"kind": "train", "step": "x"}], 10, {}, run__json="[")
+    make("wrong", lines, None, {}, workers___0__json='{"phase": "failed"}')
     (tmp_path / "runs" / "published").mkdir()
     (tmp_path / "runs" / "published" / "config.json").write_text('{"model_type": "llama"}')  # not a run
     with (make("now", lines[:1], None, {}) / "lock").open("w") as lock:
@@ -56,6 +59,7 @@ def test_each_run_has_its_state_step_losses_and_command(runs):
         ["train.py", "'--config=a", "b.py'"],
         ["now", "running", "20", "2.5000", "-"],
         ["torn", "stopped", "20", "2.5000", "2.2500"],
+        ["wrong", "failed", "20", "2.5000", "2.2500"],
     ]
 
 

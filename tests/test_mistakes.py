@@ -242,7 +242,7 @@ MISTAKES = [
     ("convert.py logits --workdir=HERE/decoder --tokens=HERE/one.txt --out=HERE/x", ONE, "txt: not a readable .npy"),
     ("convert.py logits --workdir=HERE/decoder --tokens=HERE/x --out=HERE/y", {"x": "PK\3\4"}, "x: not a readable .n"),
     ("convert.py logits --workdir=HERE/decoder --tokens=x --out=HERE/one.txt", ONE, "one.txt exists already; name ano"),
-    ("rehearse.py --topology=v4-8 --json=HERE/r --html=HERE/r", {}, "--json and --html name the same file, HERE/r; give"),
+    ("rehearse.py --topology=v4-8 --json=HERE/r --html=HERE/r", {}, "--json and --html name the same file, HERE/r; "),
     ("rehearse.py --topology=v4-8 --json=HERE", {}, "--json=HERE is a folder; name a file in it"),
     ("rehearse.py --topology=v4-8 --json=HERE/none/r.json", {}, "r.json: the folder HERE/none does not exist"),
     ("pod.py create --transport=local --pod_root=HERE/one.txt", ONE, "Not a directory; name a folder that can be writ"),

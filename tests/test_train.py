@@ -295,6 +295,19 @@ def test_where_an_average_is_kept_the_loop_evaluates_it(single_device, tmp_path,
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, initial)
 
 
+def test_a_model_that_cannot_generate_has_no_sample_and_no_command_for_one(single_device, tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "decodes", lambda graph: False)
+    (tmp_path / "texts").mkdir()
+    for number in range(40):
+        (tmp_path / "texts" / f"{number}.txt").write_text(f"{number} is a number\n" * 20)
+    config = in_process(train__steps=1, data__source="text", data__path=str(tmp_path / "texts"))
+    config.data.update(tokenizer="byte", cache_dir=str(tmp_path / "cache"))
+    assert config.evaluation.sample_tokens > 0
+    train.train(config, tmp_path / "run")
+    summary = (tmp_path / "run" / "summary.txt").read_text()
+    assert "held-out loss" in summary and "sample (" not in summary and "generate.py" not in summary
+
+
 def test_generate_is_greedy_reproducible_and_takes_several_prompts(place, whole):
     flags = (f"--workdir={place / 'whole'}", "--prompt=12 is ", "--prompt=9", "--max_tokens=5", "--temperature=0")
     outputs = [finish(command("generate.py", *flags, cache=place)) for _ in range(2)]

@@ -207,7 +207,7 @@ def make_eval_step(graphs: Graphs, evaluate: Callable) -> Callable:
 def _check_loss(returned: object, carry: dict) -> None:
     """Raise TypeError if this is not what `loss` of an objective returns for a carry."""
     match returned:
-        case ((total, weight), (next_carry, scalars)) if jnp.shape(total) == jnp.shape(weight) == ():
+        case ((total, weight), (next_carry, scalars)) if all(map(_is_number, (total, weight))):
             step_transform.check_like("loss of the objective returned a carry", next_carry, carry)
             _check_scalars("loss", scalars)
         case _:
@@ -222,16 +222,21 @@ def _check_scalars(method: str, scalars: object) -> None:
     if not isinstance(scalars, dict) or "loss" not in scalars:
         raise TypeError(f"{method} of the objective returned the scalars {_types(scalars)}; one must be 'loss'")
     for name, pair in scalars.items():
-        if not isinstance(pair, tuple) or len(pair) != 2:
+        is_pair = isinstance(pair, tuple) and len(pair) == 2
+        if not is_pair or not all(isinstance(part, step_transform.NUMBERS) for part in pair):
             raise TypeError(
                 f"{method} of the objective returned the scalar {name!r} as {_types(pair)}; it must be a pair, "
                 "(sum, weight)"
             )
 
 
+def _is_number(leaf: object) -> bool:
+    return isinstance(leaf, step_transform.NUMBERS) and jnp.shape(leaf) == ()
+
+
 def _types(tree: object) -> object:
-    """Return a tree with the types of its arrays as texts."""
-    return jax.tree.map(lambda leaf: str(jax.typeof(leaf)), tree)
+    """Return a tree with the types of its leaves as texts."""
+    return jax.tree.map(step_transform.type_text, tree, is_leaf=lambda leaf: leaf is None)
 
 
 @jax.jit

@@ -15,12 +15,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from layers.taps import Measure
 from training.optimizers import Weights
 from training.state import TrainState
 
+NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float)
 FOLDER = pathlib.Path(__file__).parent / "transforms"
 
 
@@ -142,11 +144,13 @@ def updated(
             check_like(f"{what} a StepChange", changed, change)
             check_like(f"{what} a memory unlike that of init", remembered, memory)
         case other:
-            kinds = [type(part).__name__ for part in other] if isinstance(other, tuple) else type(other).__name__
+            kinds = type(other).__name__
+            if kinds == "tuple":
+                kinds = ", ".join(type(part).__name__ for part in other)
             raise TypeError(f"{what} {kinds}; it must return a StepChange, the memory and a dictionary of scalars")
     for name, scalar in scalars.items():
-        if not isinstance(scalar, jax.Array):
-            raise TypeError(f"{what} the scalar {name!r} as {type(scalar).__name__}; it must be an array")
+        if not isinstance(scalar, NUMBERS):
+            raise TypeError(f"{what} the scalar {name!r} as {type(scalar).__name__}; it must be a number")
     return changed, remembered, scalars
 
 
@@ -155,14 +159,25 @@ def check_like(what: str, tree: object, wanted: object) -> None:
     found, expected = (dict(jax.tree_util.tree_flatten_with_path(one)[0]) for one in (tree, wanted))
     for path in {**expected, **found}:
         new, old = found.get(path), expected.get(path)
-        fits = new is not None and old is not None and jnp.shape(new) == old.shape
-        if not fits or jnp.promote_types(jnp.result_type(new), old.dtype) != old.dtype:
+        if not fits(new, old):
             name = jax.tree_util.keystr(path, simple=True, separator=".") or "it"
-            raise TypeError(f"{what}: {name} is {_type(new)}, where {_type(old)} is expected")
+            raise TypeError(f"{what}: {name} is {type_text(new)}, where {type_text(old)} is expected")
+    if (found := jax.tree.structure(tree)) != (expected := jax.tree.structure(wanted)):
+        raise TypeError(f"{what}: its containers are {found}, where {expected} is expected")
 
 
-def _type(leaf: jax.Array | None) -> str:
-    return "nothing" if leaf is None else f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+def fits(new: object, old: object) -> bool:
+    """Return whether a number or array has the shape of another one, and a type that the other's can hold."""
+    if not (isinstance(new, NUMBERS) and isinstance(old, NUMBERS)) or jnp.shape(new) != jnp.shape(old):
+        return False
+    return jnp.result_type(new, old) == jnp.result_type(old)
+
+
+def type_text(leaf: object) -> str:
+    """Return the type of a number or array, with its shape, or the name of another type."""
+    if leaf is None:
+        return "nothing"
+    return str(jax.typeof(leaf)) if isinstance(leaf, NUMBERS) else type(leaf).__name__
 
 
 def check_storable(part: str, state: object) -> None:

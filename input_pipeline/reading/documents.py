@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
@@ -141,7 +142,7 @@ def scan(
 def _usable(documents: Iterable[Document], bad_documents: str, skipped: list) -> Iterator[Span]:
     """Yield the spans of usable documents; append (error, document) to `skipped` for the others."""
     for document in documents:
-        if "open" not in dir(document):
+        if isinstance(document, str | bytes | Path):
             raise TypeError(f"a data source yielded {str(document)[:40]!r}, which is no Document")
         try:
             span = _whole(document)

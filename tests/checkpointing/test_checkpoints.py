@@ -196,7 +196,7 @@ def test_in_a_bucket_checkpoints_are_saved_kept_restored_and_cleared_as_in_a_fol
     bucket.pipe("runs/mine/checkpoints/7/state/weights/0", b"half")  # of a save that was killed
     bucket.pipe("runs/mine/checkpoints/7.unfinished", b"")
     with Checkpoints("gs://runs/mine") as reader:
-        assert reader.newest() == 3 and reader.record(3)["step"] == 3
+        assert reader.newest() == 3 and reader.record(3)["step"] == 3 and reader.steps() == [2, 3]
         restored = reader.restore(3, {"weights": jax.ShapeDtypeStruct((64,), np.float32)})
         np.testing.assert_array_equal(restored["weights"], np.full(64, 3))
     assert names_in(bucket) >= {"7"}

@@ -148,10 +148,11 @@ def test_every_phase_has_a_word_for_the_pod():
     assert set(watch.IN_WORDS) == set(clocks.PHASES)
 
 
-def test_what_ends_with_an_error_has_stopped(raised, clock, tmp_path):
-    with contextlib.suppress(KeyboardInterrupt), heartbeat(clock, tmp_path):
-        raise KeyboardInterrupt
-    assert sign_of_life(tmp_path)["phase"] == "stopped"
+@pytest.mark.parametrize(("error", "phase"), [(KeyboardInterrupt, "stopped"), (ValueError, "failed")])
+def test_what_is_interrupted_has_stopped_and_what_an_error_ends_has_failed(raised, clock, tmp_path, error, phase):
+    with contextlib.suppress(error), heartbeat(clock, tmp_path):
+        raise error
+    assert sign_of_life(tmp_path)["phase"] == phase
 
 
 def test_a_folder_that_vanishes_or_cannot_be_written_ends_nothing(raised, clock, tmp_path):

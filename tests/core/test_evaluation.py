@@ -5,6 +5,7 @@ import math
 import types
 
 import numpy as np
+import pytest
 
 from configs.base import get_config
 from core import evaluation
@@ -36,6 +37,19 @@ def measured(monkeypatch, *batches):
 def test_means_are_of_all_that_counts(monkeypatch):
     figures, weight, said = measured(monkeypatch, {"loss": (6.0, 2)}, {"loss": (0.0, 0)}, {"loss": (2.0, 2)})
     assert (figures, weight, said) == ({"loss": 2.0}, 4, ("loss", "2.00", "tokens"))
+
+
+@pytest.mark.parametrize("returned", [None, {}, {"mine": 1.0}], ids=str)
+def test_what_summary_may_not_return_is_named(monkeypatch, returned):
+    monkeypatch.setattr(Counting, "objective", types.SimpleNamespace(summary=lambda means: returned))
+    with pytest.raises(TypeError, match=r"^summary of the objective returned .* must return a dictionary with 'loss'"):
+        measured(monkeypatch, {"loss": (6.0, 2)})
+
+
+@pytest.mark.parametrize("returned", [None, "loss 1.0", ("loss", 1.0, "tokens"), ("loss", "1.0")], ids=str)
+def test_what_format_metrics_may_not_return_is_named(returned):
+    with pytest.raises(TypeError, match=r"^format_metrics of the objective returned .*; it must return three texts"):
+        format_evaluation(types.SimpleNamespace(format_metrics=lambda figures: returned), {}, 1)
 
 
 def test_votes_of_later_steps_and_damaged_ones_are_left_out(tmp_path, caplog):

@@ -64,7 +64,7 @@ def line_step(
 
     optimizer = optax.with_extra_args_support(optimizer)
     average = [Average(Weights({("slope",): ("embed",)}), ema_decay)] if ema_decay else []
-    transforms = [*average, Guard(schedule), *transforms]
+    transforms = [*average, *transforms, Guard(schedule)]
     step = make_train_step(gradient, optimizer, transforms, seed=seed)
     carry = {"last": jnp.arange(float(ROWS))}
     extra = {transform.name: transform.init(params) for transform in transforms}
@@ -80,7 +80,10 @@ OF_ONES = {"last": jnp.ones(ROWS)}
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (None, "loss of the objective returned None; it must return two numbers and two trees"),
+        (None, "loss of the objective returned nothing; it must return two numbers and two trees"),
+        ("loss", "loss of the objective returned str; it must return two numbers"),
+        (((None, NUMBER), (OF_ONES, {"loss": PAIR})), "loss of the objective returned .*nothing.* two numbers"),
+        ((PAIR, (OF_ONES, {"loss": ("x", NUMBER)})), "returned the scalar 'loss' as .*str.* a pair"),
         (NUMBER, r"loss of the objective returned float32\[\]; it must return two numbers"),
         ((PAIR, {}), "loss of the objective returned .* it must return two numbers and two trees"),
         (((jnp.ones(2), NUMBER), (OF_ONES, {"loss": PAIR})), "loss of the objective returned .* two numbers"),
@@ -110,12 +113,12 @@ def test_what_evaluate_may_not_return_is_named(scalars):
     [
         (None, None, "change_gradients of step transform mine returned: slope is nothing, where float32"),
         ({"slope": NUMBER}, None, "change_gradients .* returned: slope is float32.* is expected"),
-        (..., lambda change, memory: change, r"update of step transform mine returned .*must return a StepChange"),
+        (..., lambda change, memory: change, "update of step transform mine returned StepChange; it must return"),
         (..., lambda change, memory: (change, {}, {}), "memory unlike that of init: count is nothing, where int32"),
         (..., lambda change, memory: (change, {"count": NUMBER}, {}), "count is float32.*, where int32"),
         (..., lambda change, memory: (change, {**memory, "x": NUMBER}, {}), "x is float32.*, where nothing"),
         (..., lambda change, memory: (change._replace(params={}), memory, {}), "a StepChange: params.slope is nothing"),
-        (..., lambda change, memory: (change, memory, {"x": PAIR}), "the scalar 'x' as tuple; it must be an array"),
+        (..., lambda change, memory: (change, memory, {"x": PAIR}), "the scalar 'x' as tuple; it must be a number"),
     ],
 )  # fmt: skip
 def test_what_a_step_transform_may_not_return_is_named(gradients, update, message):
@@ -134,6 +137,25 @@ def test_what_a_step_transform_may_not_return_is_named(gradients, update, messag
     step, state = line_step(transforms=[Mine()])
     with pytest.raises(TypeError, match=message):
         step(state, line_batch())
+
+
+def test_a_step_transform_may_return_numbers_and_narrower_types():
+    """What it returns is stored in the types of its memory."""
+
+    class Mine(StepTransform):
+        name = "mine"
+
+        def init(self, params):
+            return {"count": jnp.uint32(7), "mean": jnp.ones(3, jnp.bfloat16)}
+
+        def update(self, context, change, memory):
+            return change._replace(accepted=True), {"count": 0, "mean": jnp.full(3, 0.5)}, {"mine": 2.0}
+
+    step, state = line_step(transforms=[Mine()])
+    after, scalars, _ = step(state, line_batch())
+    assert_close(after.extra["mine"], {"count": np.uint32(0), "mean": np.full(3, 0.5, jnp.bfloat16)})
+    assert [leaf.dtype for leaf in jax.tree.leaves(after.extra["mine"])] == [jnp.uint32, jnp.bfloat16]
+    assert scalars["mine"] == 2
 
 
 def test_the_gradient_is_that_of_the_weighted_mean():
