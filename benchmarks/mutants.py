@@ -29,7 +29,8 @@ from tests import warm
 
 SEED, NUM_MUTANTS = 0, 3 if support.QUICK else 40
 TESTS = support.ROOT / "tests"
-PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+# A library that is imported before pytest gives the root logger a handler, which tests would see on stderr.
+PYTEST = "import logging, sys, pytest; logging.root.handlers.clear(); sys.exit(pytest.main(sys.argv[1:]))"
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+\.py::.*?)(?: - .*)?$", re.MULTILINE)
 PASSED, NONE_FOUND = 0, 5  # exit status of pytest
 MOST_SECONDS = 240  # of a run of tests
