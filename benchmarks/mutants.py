@@ -84,12 +84,12 @@ def expressions(node: ast.AST) -> Iterator[ast.AST]:
 def mutants_of(file: pathlib.Path, source: str) -> list[Mutant]:
     """Return all mutants of a file."""
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
-    nodes = {
-        (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset): node
+    found = {  # those of a function in a function once
+        (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset): Mutant(file, node, wrong)
         for function in functions for statement in function.body for node in [statement, *expressions(statement)]
-        if wrong_version(node)
+        if (wrong := wrong_version(node))
     }  # fmt: skip
-    return [Mutant(file, node, wrong_version(node)) for node in nodes.values()]
+    return [*found.values()]
 
 
 def planted(mutant: Mutant, source: str) -> str:

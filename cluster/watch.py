@@ -29,7 +29,6 @@ IN_WORDS = {  # of pods/watch.py, for which a worker hangs that has been "traini
     "wait": "training", "save": "training", "evaluation": "evaluating", "profile": "profiling",
 }  # fmt: skip
 BUILDING = "building"  # in any phase, while lost data is being rebuilt
-FAILED = "failed"  # the last phase of a process that an error ended
 
 
 @contextlib.contextmanager
@@ -84,7 +83,7 @@ class HeartbeatFile:
 
     def __exit__(self, kind, error, trace):
         self.thread.end()
-        self._write("finished" if error is None else "stopped" if is_interruption(error) else FAILED)
+        self._write("finished" if error is None else "stopped" if is_interruption(error) else "failed")
 
     def _beat(self) -> None:
         self._write()
