@@ -56,7 +56,7 @@ from parallelism.mesh import mesh_context
 from puzzles import pictures, puzzle_file, solving
 from reasoning import page as tree_page
 from inference.sampling import check_answers
-from reporting.display import visible
+from configs.errors import visible
 from trained_run import TrainedRun, tokenizer_of
 
 SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "seed")
@@ -108,7 +108,8 @@ def search_answers(flags, config, address) -> None:
     print(trained.describe(), file=sys.stderr)
     found = trained.solve(flags.prompt, flags.seed)
     task = searching.task_of(config)
-    print("\n---\n".join(f"{one.problem}\n{answer_lines(one, task)}" for one in found), end="")
+    shown = visible if sys.stdout.isatty() else str
+    print("\n---\n".join(f"{shown(one.problem)}\n{shown(answer_lines(one, task))}" for one in found), end="")
     if flags.html:
         output_files.write("html", tree_page.page(found, f"{flags.search}, by step {trained.step} of {address}"))
 

@@ -79,6 +79,7 @@ def main(arguments: list[str]) -> int:
     if "--" in arguments:
         at = arguments.index("--")
         typed, dashes, command = arguments[:at], True, arguments[at + 1 :]
+        table.check_command(command)
     wants_help = [word for word in typed if word in ("-h", "--help", "-help")]
     settings, positional = table.read([word for word in typed if word not in wants_help])
     if wants_help or positional[:1] == ["help"]:

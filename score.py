@@ -11,7 +11,9 @@ from core import command_line
 command_line.flags.DEFINE_multi_string("questions", [], "file with a JSON object per line; may be given several times")
 command_line.flags.DEFINE_string("core", "", "folder with core.yaml, eval_meta_data.csv and eval_data, for CORE")
 command_line.flags.DEFINE_list("tasks", [], "tasks of lm-evaluation-harness, separated by commas")
-command_line.flags.DEFINE_string("include_path", "", "folder with your own task definitions for --tasks")
+command_line.flags.DEFINE_string(
+    "include_path", "", "folder with your own task definitions for --tasks; Python files that they name are run"
+)
 command_line.flags.DEFINE_string(
     "results", "", "file with the result of each item, which is replaced; default: WORKDIR/scores.jsonl"
 )

@@ -53,7 +53,7 @@ from cluster import processes
 from cluster.interruption import Interrupted, interruption
 from cluster.maintenance import maintenance_notices
 from cluster.watch import HeartbeatFile, watchdog
-from core import assembly, inspection
+from core import assembly, ending, inspection
 from core.batch_fit import fit_batch
 from core.callbacks import Callback, Recheck, Reshard, Save, StepsInAThread, Stop, Stopped
 from core.evaluators import Evaluator, check_names, check_without_corpus, evaluate_newest, of_corpus, task_items
@@ -132,6 +132,7 @@ def train(
       SaveFailed: the last state could not be saved.
     """
     config, workdir = config.copy_and_resolve_references(), workdirs.local_folder(workdir)  # keys are set below
+    ending.threads_end_the_process()
     check_names(evaluators)
     sink.check(config)
     callbacks = [*callbacks, *([batches] if isinstance(batches, Callback) else [])]
@@ -166,8 +167,7 @@ def train(
             bucket.url if bucket else workdir, Retention.of_config(config.checkpoint), staging=staging, store=store
         ) as checkpoints,
     ):
-        send = syncing(bucket, processes.log_file(workdir), first=processes.index() == 0)
-        checkpoints.on_save = send
+        checkpoints.on_save = send = syncing(bucket, processes.log_file(workdir), first=processes.index() == 0)
         record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir, may_change(run))
         if config.train.init_from and not record:
             initial(config).check_can_initialize(config, corpus and corpus.tokenizer)

@@ -128,9 +128,12 @@ def _join_one(parts: list[pathlib.Path], step: int, checkpoints: pathlib.Path) -
         (landing / name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(owners[name] / name, landing / name)
     manifest.write(landing, step, files)
-    if (checkpoints / str(step)).exists():  # of an earlier backup
-        shutil.rmtree(checkpoints / str(step))
+    earlier = checkpoints / f"erased-{step}{UNFINISHED}"  # of an earlier backup
+    shutil.rmtree(earlier, ignore_errors=True)
+    if (checkpoints / str(step)).exists():
+        (checkpoints / str(step)).rename(earlier)
     landing.rename(checkpoints / str(step))
+    shutil.rmtree(earlier, ignore_errors=True)
 
 
 def _move_other_files(folders: list[pathlib.Path], target: pathlib.Path) -> None:

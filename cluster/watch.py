@@ -5,19 +5,18 @@ Heartbeats to the other processes and writes to files have separate threads: a w
 """
 
 import contextlib
-import faulthandler
 import json
 import os
 import pathlib
 import socket
-import threading
 import time
 
 from cluster import identity, processes
 from cluster.blame import Heartbeat, Judge
 from cluster.hub import RunError
+from files import stacks
 from files.atomic import write_atomically
-from reporting.clock import END_SECONDS, Clock, Repeated
+from reporting.clock import Clock, Repeated
 from reporting.sink import is_interruption
 from reporting.step_log import StepLog
 from reporting.throughput import device_memory_gib, device_peak_gib, host_memory_gib
@@ -25,8 +24,8 @@ from reporting.throughput import device_memory_gib, device_peak_gib, host_memory
 INTERVAL_SECONDS = 1.0
 START_SECONDS = 900.0  # allowed at least before the first step, to restore and compile
 IN_WORDS = {  # of pods/watch.py, for which a worker hangs that has been "training" for too long
-    "start_up": "compiling", "compile": "compiling", "data": "training", "rollout": "training", "step": "training",
-    "wait": "training", "save": "training", "evaluation": "evaluating", "profile": "profiling",
+    "start_up": "compiling", "compile": "compiling", "data": "training", "step": "training", "wait": "training",
+    "rollout": "sampling", "save": "saving", "evaluation": "evaluating", "profile": "profiling",
 }  # fmt: skip
 BUILDING = "building"  # in any phase, while lost data is being rebuilt
 
@@ -46,7 +45,7 @@ def watchdog(clock: Clock, seconds: float, log: pathlib.Path):
         processes.send_heartbeat(own)
         allowed = seconds if clock.seconds["wait"] else max(seconds, START_SECONDS)
         if seconds and own.idle > allowed and (to_blame := processes.blame(own, allowed)):
-            _keep_stacks(log)
+            stacks.append(log)
             raise RunError(f"no step ended within {allowed:g} s: {to_blame}; {log} has the stacks of all threads")
 
     thread = Repeated("watchdog", look, INTERVAL_SECONDS)
@@ -117,17 +116,3 @@ def _heartbeat(clock: Clock) -> Heartbeat:
         phase_seconds=time.monotonic() - clock.since, seconds=clock.read(), doing=clock.doing,
         idle_seconds=time.monotonic() - clock.last_progress,
     )  # fmt: skip
-
-
-def _keep_stacks(log: pathlib.Path) -> None:
-    """Append the stacks of all threads to a file, in a thread: the file system may be the cause of the hang."""
-
-    def write() -> None:
-        with contextlib.suppress(OSError):
-            log.parent.mkdir(parents=True, exist_ok=True)
-            with log.open("a") as file:
-                faulthandler.dump_traceback(file, all_threads=True)
-
-    thread = threading.Thread(target=write, daemon=True, name="stacks")
-    thread.start()
-    thread.join(END_SECONDS)

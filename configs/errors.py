@@ -23,6 +23,11 @@ def shown(value) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
 
 
+def visible(text: str) -> str:
+    """Return a text in which characters that a terminal would act on are replaced, such as escape sequences."""
+    return "".join(character if character.isprintable() or character in "\t\n" else "\ufffd" for character in text)
+
+
 def similar(name: str, candidates) -> list[str]:
     """Return [candidate] for the one with the initials `name` (wsd), else for the most similar one; [] if none is."""
     candidates = list(map(str, candidates))

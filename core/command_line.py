@@ -173,9 +173,10 @@ def parse(
         )
     accelerator = startup.attached_accelerator()
     workdir, bucket = _workdir()
-    cache = bucket.folder if bucket else cache_path(loaded.config.data.cache_dir)
+    shares_programs = bucket is not None and use(FLAGS) == TRAIN  # a run that is only read may be a stranger's
+    cache = bucket.folder if shares_programs else cache_path(loaded.config.data.cache_dir)
     startup.choose_platform(loaded.topology, accelerator, cache)
-    if bucket:
+    if shares_programs:
         os.environ.setdefault("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")  # their folder would be in every key
         bucket.fetch_compiled()
     group = None if one_device else processes.find(os.environ, accelerator, FLAGS.join_seconds)

@@ -3,7 +3,6 @@
 
 import contextlib
 import errno
-import faulthandler
 import functools
 import logging
 import os
@@ -18,7 +17,9 @@ import types
 from collections.abc import Callable
 
 from cluster import processes
-from configs.errors import OfAllProcesses
+from cluster.hub import RunError
+from configs.errors import OfAllProcesses, visible
+from files import stacks
 from reporting.sink import INTERRUPTED, LAST_WORDS
 
 LOG = logging.getLogger("torus")
@@ -42,6 +43,23 @@ def install() -> None:
     threading.excepthook = lambda args: _with_one_line(args.exc_type, args.exc_value, args.exc_traceback)
     sys.unraisablehook = functools.partial(_if_interrupted, sys.unraisablehook)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, until a training loop handles it
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # the terminal is gone; nohup ignores it
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+
+
+def threads_end_the_process() -> None:
+    """End this process in one line if a thread raises RunError, unless threading.excepthook was set: by `install`, too.
+
+    A run that hangs, or whose bucket another run has taken over, must not go on in a Python program either.
+    """
+    if threading.excepthook is threading.__excepthook__:
+        threading.excepthook = _of_thread
+
+
+def _of_thread(args) -> None:
+    if isinstance(args.exc_value, RunError):
+        _with_one_line(args.exc_type, args.exc_value, args.exc_traceback)
+    threading.__excepthook__(args)
 
 
 def continues_nothing() -> None:
@@ -87,6 +105,9 @@ def _with_one_line(kind: type, error: BaseException, trace: types.TracebackType 
         case _:
             frame, status = traceback.extract_tb(trace)[-1], 1
             note = "".join(f"; traceback in {_relative(file)}" for file in _log_files())
+            for file in _log_files():
+                with contextlib.suppress(OSError):  # the log is then lost, but not the end of the process
+                    file.parent.mkdir(parents=True, exist_ok=True)
             advice = f"; {LESS_MEMORY}" if FULL_DEVICE in message.lower() else ""
             line = f"error: {kind.__name__}: {message[:400]}{advice} ({frame.filename}:{frame.lineno}{note})"
             LOG.error("the process ends with", exc_info=(kind, error, trace))
@@ -116,12 +137,8 @@ def _if_interrupted(usual: Callable, unraisable) -> None:
 def with_the_others(line: str, status: int) -> None:
     """End after another process has died or failed: log the stacks of this one, and use the other's line and status."""
     processes.settle()
-    with contextlib.suppress(OSError):  # a full disk
-        for file in _log_files():
-            with file.open("a") as log:
-                log.write(f"{line}; the stacks of this process:\n")
-                log.flush()
-                faulthandler.dump_traceback(log, all_threads=True)
+    for file in _log_files():
+        stacks.append(file, line)
     _end(line if status in WITHOUT_ERROR else f"error: {line.removeprefix('error: ')}", status)
 
 
@@ -146,18 +163,13 @@ def _say_and_exit(line: str, status: int) -> None:
 
 
 def _say_last(line: str) -> None:
-    for say in (sys.stdout.flush, lambda: print(line, file=sys.stderr, flush=True)):
+    for say in (sys.stdout.flush, lambda: print(visible(line), file=sys.stderr, flush=True)):
         with contextlib.suppress(OSError, ValueError):  # a full disk, a closed pipe or a closed stream
             say()
 
 
 def _log_files() -> list[pathlib.Path]:
-    """Return the files of the log; create missing folders."""
-    files = [pathlib.Path(h.baseFilename) for h in LOG.handlers if isinstance(h, logging.FileHandler)]
-    for file in files:
-        with contextlib.suppress(OSError):  # the log is then lost, but not the end of the process
-            file.parent.mkdir(parents=True, exist_ok=True)
-    return files
+    return [pathlib.Path(h.baseFilename) for h in LOG.handlers if isinstance(h, logging.FileHandler)]
 
 
 def _relative(file: pathlib.Path) -> str:

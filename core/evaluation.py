@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from cluster import processes
+from configs.errors import visible
 from core import assembly, interpreter
 from files.atomic import write_atomically
 from inference.prompts import text_prompt, text_start
@@ -25,7 +26,6 @@ from parallelism import axis_rules
 from parallelism.placement import local_rows, local_values, place
 from puzzles import voting
 from puzzles.voting import Votes
-from reporting.display import visible
 from reporting.step_log import format_evaluation
 
 LOG = logging.getLogger("torus")

@@ -12,6 +12,7 @@ from checkpointing.retention import Retention
 from checkpointing.source_run import check_model, restore_eval_params
 from checkpointing.store import Store
 from cluster import processes
+from configs.errors import visible
 from core import assembly
 from files.json_reader import JsonError
 from input_pipeline import corpus as corpora
@@ -67,17 +68,17 @@ def explain_step(config, workdir: pathlib.Path, address, step: int, store: Store
     section = processes.shared("section", lambda: ledger.section_of(workdir, step, last_step(workdir)))
     examples = ledger.explain(section, step, corpus)
     if "segments" not in corpus.train.arrays or config.data.source == preference.SOURCE:
-        return aligned(ledger.table(examples))
+        return _table(examples)
     with Checkpoints(address, store=store) as checkpoints:
         newest = checkpoints.newest()
         if newest is None:
-            return aligned(ledger.table(examples))
+            return _table(examples)
         check_model(checkpoints, newest, config)
         run = assembly.assemble(config)
         with mesh_context(run.mesh):
             params = restore_eval_params(checkpoints, newest, run.abstract_params)
             losses = document_losses(run, params, corpus, section, step, examples)
-    return [f"loss in nats per token, under checkpoint {newest}", *aligned(ledger.table(examples, losses))]
+    return [f"loss in nats per token, under checkpoint {newest}", *_table(examples, losses)]
 
 
 def documents_of(config, workdir: pathlib.Path, steps: range) -> list[str]:
@@ -85,8 +86,13 @@ def documents_of(config, workdir: pathlib.Path, steps: range) -> list[str]:
     corpus, lines = with_documents(config), []
     for step in steps:
         section = ledger.section_of(workdir, step, steps.stop)
-        lines += [f"step {step}", *aligned(ledger.table(ledger.explain(section, step, corpus))), ""]
+        lines += [f"step {step}", *_table(ledger.explain(section, step, corpus)), ""]
     return lines
+
+
+def _table(examples: list[ledger.Example], losses: dict | None = None) -> list[str]:
+    """Return lines for a terminal; the names are those of files and of columns of anybody."""
+    return [visible(line) for line in aligned(ledger.table(examples, losses))]
 
 
 def with_documents(config) -> corpora.Corpus:

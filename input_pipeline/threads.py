@@ -17,12 +17,15 @@ def in_threads(function: Callable, items: Iterable, count: int = 0) -> Iterator:
         count: of threads, and of results that are held in memory; 0: the number of cores, at most MOST_THREADS, plus 1.
     """
     count = count or min(os.cpu_count(), MOST_THREADS) + 1
-    with ThreadPoolExecutor(count) as threads:
+    threads, interrupted = ThreadPoolExecutor(count), False
+    try:
         begin = (threads.submit(function, item) for item in items)
         begun = deque(islice(begin, count))
-        try:
-            while begun:
-                yield begun.popleft().result()
-                begun.extend(islice(begin, 1))
-        finally:
-            threads.shutdown(cancel_futures=True)
+        while begun:
+            yield begun.popleft().result()
+            begun.extend(islice(begin, 1))
+    except KeyboardInterrupt:  # calls under way may take minutes, as on a slow network
+        interrupted = True
+        raise
+    finally:
+        threads.shutdown(wait=not interrupted, cancel_futures=True)

@@ -8,6 +8,7 @@ Face's, "our" means Torus's.
 """
 
 import contextlib
+import fcntl
 import functools
 import json
 import os
@@ -170,7 +171,7 @@ def new_folder(target: pathlib.Path, flag: str) -> Iterator[pathlib.Path]:
     """Yield a folder that is renamed to the target after the block, and removed if the block fails.
 
     Raises:
-      ConfigError: the target exists and is not empty, or it cannot be made.
+      ConfigError: the target exists and is not empty, or it cannot be made, or another process writes it.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"--{flag}={target} exists already; name another folder, or remove it")
@@ -179,15 +180,32 @@ def new_folder(target: pathlib.Path, flag: str) -> Iterator[pathlib.Path]:
         raise ConfigError(f"--{flag}={target} is where a disk is mounted; name a folder in it")
     part = place.with_name(f".{place.name}.unfinished")
     try:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
+        part.mkdir(parents=True, exist_ok=True)  # it may be there, of an interrupted process
+        opened = os.open(part, os.O_RDONLY)
     except OSError as error:
         raise ConfigError(f"--{flag}={target}: {error.strerror}; name a folder that can be written") from None
     try:
-        yield part
-        part.rename(place)
+        _lock(opened, part, f"--{flag}={target}")
+        for path in part.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        try:
+            yield part
+            part.rename(place)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        os.close(opened)
+
+
+def _lock(opened: int, folder: pathlib.Path, what: str) -> None:
+    """Lock an open folder, where the file system has locks; ConfigError if another process has it or renamed it."""
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        has_name = folder.exists() and os.path.samestat(os.fstat(opened), folder.stat())
+    except OSError as error:
+        has_name = not isinstance(error, BlockingIOError)
+    if not has_name:
+        raise ConfigError(f"{what}: another process writes it; name another folder, or wait for its end")
 
 
 class Saved:

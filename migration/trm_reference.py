@@ -79,7 +79,7 @@ def load(path: pathlib.Path, like: dict) -> dict:
     except safetensors.SafetensorError as error:
         raise WeightsError(
             f"{path}: not a safetensors file ({error}); convert a published checkpoint with "
-            "safetensors.torch.save_file(torch.load(checkpoint), file)"
+            "safetensors.torch.save_file(torch.load(checkpoint, weights_only=True), file)"
         ) from None
     return from_reference(tensors, like, str(path))
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The subcommand `backup`: copies a run or a study, with its checkpoints, to a folder of this machine."""
 
+import contextlib
 import json
+import os
 import pathlib
 import tempfile
 from typing import NotRequired
@@ -32,7 +34,7 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
     """Copy the run to a folder, by default /tmp/backup_models; parts of its checkpoints on several hosts are joined."""
     if len(rest) > 1:
         raise usage_error(f"backup takes one folder of this machine, by default {BACKUP}")
-    target = pathlib.Path(rest[0] if rest else BACKUP)
+    target = pathlib.Path(rest[0]) if rest else _default(settings)
     folder = _run_folder(settings)
     in_bucket = "://" in folder
     pod = {} if in_bucket else transport.describe() or {}
@@ -63,6 +65,17 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
         print(f"{folder} is in {target}: {len(files)} files, {sum(f.stat().st_size for f in files) / 1e6:.1f} MB")
         write_atomically(target / SOURCE, json.dumps(source | {"created": created or kept["created"]}).encode())
     return 0
+
+
+def _default(settings: Settings) -> pathlib.Path:
+    """Return BACKUP, made for this user alone; a usage error if another user has made it, who could put links there."""
+    target = pathlib.Path(BACKUP)
+    if not settings.dry_run:
+        with contextlib.suppress(FileExistsError):
+            target.mkdir(mode=0o700)
+        if target.is_symlink() or target.stat().st_uid != os.getuid():
+            raise usage_error(f"{target} is not a folder of this user; name another one")
+    return target
 
 
 def _source_of(target: pathlib.Path) -> dict | None:

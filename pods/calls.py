@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls programs of this machine, such as gcloud: with live output, and with retries after a transient failure."""
 
+import contextlib
 import random
 import re
 import shlex
@@ -8,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
+from collections.abc import Iterator
 from typing import TextIO
 
 from pods.errors import PodError
@@ -27,6 +28,8 @@ TRANSIENT = re.compile(
     re.IGNORECASE,
 )
 SSH_FAILED = 255  # ssh's own status if no command ran
+_running: set[subprocess.Popen] = set()
+_ending = threading.Event()
 
 
 def call(
@@ -50,14 +53,27 @@ def call(
         raise PodError(f"{argv[0]} is not installed here; see https://cloud.google.com/sdk/docs/install")
     for attempt in range(settings.retries + 1):
         result = _run(argv, show)
-        if attempt == settings.retries or not _may_be_transient(result, remote, repeat):
+        if _ending.is_set() or attempt == settings.retries or not _may_be_transient(result, remote, repeat):
             break
         pause = settings.retry_seconds * 2**attempt * random.uniform(0.75, 1.25)
         what = " ".join(word for word in argv[:5] if not word.startswith("-"))
         retry = f"retry {attempt + 1} of {settings.retries} in {pause:.0f} s"
         print(f"{what}: {result.message}; {retry}", file=sys.stderr, flush=True)
-        time.sleep(pause)
+        if _ending.wait(pause):
+            break
     return result
+
+
+@contextlib.contextmanager
+def ended() -> Iterator[None]:
+    """End the calls of all threads, and repeat none of them within the block."""
+    _ending.set()
+    for process in list(_running):
+        process.terminate()
+    try:
+        yield
+    finally:
+        _ending.clear()
 
 
 def note(settings: Settings, line: str) -> None:
@@ -88,12 +104,17 @@ def _run(argv: list[str], show: bool) -> Result:
     ]
     for reader in readers:
         reader.start()
+    _running.add(process)
     try:
+        if _ending.is_set():
+            process.terminate()
         status = process.wait()
     except KeyboardInterrupt:
         process.terminate()  # do not join the readers: child processes may hold the pipes open
         raise
-    for reader in readers:
+    finally:
+        _running.discard(process)
+    for reader in readers if not _ending.is_set() else ():
         reader.join()
     return Result(None, status, "".join(stdout + stderr if status else stdout))
 

@@ -20,7 +20,7 @@ from typing import Annotated
 import pydantic
 
 from files.json_reader import JsonError, Object, parse_json
-from pods import hosts, recipes, records
+from pods import calls, hosts, recipes, records
 from pods.calls import call, note
 from pods.errors import PodError, usage_error
 from pods.settings import Settings, check_worker, worker_numbers
@@ -266,7 +266,12 @@ class Gcloud:
         if len(targets) == 1:  # in this thread, because it receives Ctrl-C
             return [function(targets[0])]
         with ThreadPoolExecutor(max_workers=1 if self.settings.dry_run else min(32, len(targets))) as pool:
-            return list(pool.map(function, targets))
+            try:
+                return list(pool.map(function, targets))
+            except KeyboardInterrupt:
+                with calls.ended():
+                    pool.shutdown(cancel_futures=True)
+                raise
 
     def _call(self, words: list[str], **options) -> Result:
         return call(self.settings, ["gcloud", "compute", "tpus", *words], **options)

@@ -6,7 +6,7 @@
     run.status   the exit status (75: saved)
     run.stopped  exists if `pod.py stop` was called since the launch
     run.boot     the boot id of the launch, because process ids are reused after a reboot
-    run.lock     held during a launch
+    run.lock     held during a launch, and while `stop` looks for what to stop
     logs/        train_worker_I.out or train_optimized_worker_I.out, appended to
     .env         secrets, mode 600, sourced at a launch
 
@@ -86,8 +86,9 @@ def log_name(prefix: str) -> str:
 
 
 def launch(
-    settings: Settings, words: Sequence[str], *, environment: Mapping[str, str] | None = None, log: str = "train_worker"
-) -> str:
+    settings: Settings, words: Sequence[str], *, environment: Mapping[str, str] | None = None,
+    log: str = "train_worker", unless_stopped: bool = False,
+) -> str:  # fmt: skip
     """Start a program that survives the terminal, and return immediately.
 
     If the same program already runs, the command prints so and succeeds; if another program runs, it fails. A lock
@@ -97,6 +98,7 @@ def launch(
       words: the program and its arguments.
       environment: additional variables, whose value may be WORKER_NUMBER. Secrets belong in .env instead.
       log: prefix of its log's name.
+      unless_stopped: whether to fail if `pod.py stop` was called since the last launch.
     """
     variables = [f"{name}={value}" for name, value in (environment or {}).items()]
     program = shlex.join(["env", *variables, *words] if variables else words)
@@ -119,8 +121,9 @@ def launch(
         f'if {same}; then echo "worker $W: runs already, process group $(cat run.pid)"; '
         'else echo "worker $W: another program runs, process group $(cat run.pid); stop it first" >&2; exit 1; fi'
     )
+    refused = f"if [ -e run.stopped ]; then {fail('the run was stopped by `stop`')}; fi; " if unless_stopped else ""
     one_at_a_time = (
-        f"{{ flock 9 2>/dev/null; if alive; then {running}; else {start}; fi; }} 9> run.lock || {unwritable}"
+        f"{{ flock 9 2>/dev/null; if alive; then {running}; else {refused}{start}; fi; }} 9> run.lock || {unwritable}"
     )
     return in_environment(settings, f"{ALIVE}; {one_at_a_time}")
 
@@ -134,18 +137,20 @@ def stop(settings: Settings, *, for_good: bool = True) -> str:
       for_good: whether to create run.stopped, so that `supervise` does not start the program again.
     """
     grace = settings.grace_seconds
+    mark = "touch run.stopped; " if for_good else ""
+    look = f"look() {{ {mark}if alive; then P=$(cat run.pid); else rm -f run.pid; fi; }}"
+    # Without the lock, a launch at the same time would lose its run.pid. A full disk may refuse the lock.
+    locked = "P=; { flock 9 2>/dev/null; look; } 9> run.lock || look"
     end = (
-        'P=$(cat run.pid); kill -s TERM -- "-$P" 2>/dev/null; i=0; '
+        'kill -s TERM -- "-$P" 2>/dev/null; i=0; '
         f"while alive && [ $i -lt {grace * 5} ]; do sleep 0.2; i=$((i+1)); done; "
         "if alive; then "
         f'kill -s KILL -- "-$P"; rm -f run.pid; '
         f'echo "worker $W: did not end within {grace} s and was killed" >&2; exit 1; '
         'else rm -f run.pid; echo "worker $W: stopped, exit status $(cat run.status 2>/dev/null || echo unknown)"; fi'
     )
-    nothing = f"rm -f run.pid; {say('nothing runs')}"
     absent = f"cd {path(settings.repo_dir)} 2>/dev/null || {{ {say('nothing runs')}; exit 0; }}"
-    mark = ": > run.stopped; " if for_good else ""
-    return f"{WORKER}; {absent}; {ALIVE}; {mark}if alive; then {end}; else {nothing}; fi"
+    return f'{WORKER}; {absent}; {ALIVE}; {look}; {locked}; if [ -n "$P" ]; then {end}; else {say("nothing runs")}; fi'
 
 
 def status_line(settings: Settings, heartbeat: str = "") -> str:

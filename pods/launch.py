@@ -85,7 +85,9 @@ def start(
       PodError: some workers already run and others do not, or another program runs, or one ends with an error.
     """
     variables = record["environment"] | life.group_variables(settings, transport)
-    command = hosts.launch(settings, record["words"], environment=variables, log=record["log"])
+    command = hosts.launch(
+        settings, record["words"], environment=variables, log=record["log"], unless_stopped=unless_ended
+    )
     idle = not settings.dry_run and _is_idle(settings, transport, unless_ended)
     if was_stopped and not (idle or settings.dry_run):
         raise PodError("the previous program still runs, because it could not be stopped; nothing was launched")

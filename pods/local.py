@@ -175,10 +175,7 @@ class Local:
         """Run a command on workers as one process group; Ctrl-C ends its processes too."""
         group = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_PROCESS_COUNT": str(len(workers))}
         group |= {"TORUS_RUN_SECRET": secrets.token_hex(32)}
-        started = {
-            index: self._start(index, command, group | {"JAX_PROCESS_INDEX": str(rank)})
-            for rank, index in enumerate(workers)
-        }
+        started: dict[int, subprocess.Popen] = {}
 
         def read(index: int) -> Result:
             """Read the output line by line and show it, with the worker's number if there are several."""
@@ -192,6 +189,8 @@ class Local:
 
         with ThreadPoolExecutor(max(1, len(workers))) as pool:
             try:
+                for rank, index in enumerate(workers):
+                    started[index] = self._start(index, command, group | {"JAX_PROCESS_INDEX": str(rank)})
                 return list(pool.map(read, workers))
             finally:
                 _kill(started.values())

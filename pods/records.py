@@ -116,14 +116,14 @@ def forgotten(settings: Settings) -> Iterator[None]:
     """
     files = (_launch_path(settings), _creation_path(settings))
     texts = {file: file.read_bytes() for file in files if file.exists() and not settings.dry_run}
-    for file in texts:
-        file.unlink()
     try:
+        for file in texts:
+            file.unlink()
         yield
-    except (PodError, KeyboardInterrupt) as error:
+    except BaseException as error:
         for file, text in texts.items():
-            if file == _creation_path(settings) or isinstance(error, PodError):
-                file.write_bytes(text)
+            if file == _creation_path(settings) or not isinstance(error, KeyboardInterrupt):
+                write_atomically(file, text)
         raise
 
 

@@ -274,6 +274,12 @@ def lines(settings: Settings) -> list[str]:
     return text
 
 
+def check_command(words: list[str]) -> None:
+    """Raise ConfigError if a command of a host has a secret key: it would be on command lines and in files there."""
+    names = [word.lstrip("-").partition("=")[0] for word in words if word.startswith("-")]
+    check_no_secrets({name.removeprefix("config."): "typed" for name in names})
+
+
 def _split_overrides(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Separate --config.KEY=VALUE, which train.py reads on the hosts, from the rest."""
     overrides, rest = [], []

@@ -4,6 +4,7 @@
 import contextlib
 import logging
 import sys
+import threading
 import time
 from collections.abc import Sequence
 
@@ -11,7 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
+from reporting.sink import LAST_WORDS
+
 LOG = logging.getLogger("torus")
+LEAVE_SECONDS = 1.0  # that a terminal has to take the end of the bar
 
 
 def duration(seconds: float) -> str:
@@ -49,11 +53,19 @@ class Display:
 
     def __enter__(self):
         self.progress.start()
+        LAST_WORDS.append(self._leave_terminal)
         self.task = self.progress.add_task("compiling the step", total=self.num_steps)
         return self
 
     def __exit__(self, *unused):
+        LAST_WORDS.remove(self._leave_terminal)
         self.progress.stop()
+
+    def _leave_terminal(self, line: str, status: int) -> None:
+        """Remove the bar, and show the cursor again, in a thread: a terminal may be paused."""
+        thread = threading.Thread(target=self.progress.stop, daemon=True)
+        thread.start()
+        thread.join(LEAVE_SECONDS)
 
     def line(self, text: str) -> None:
         """Print a line that stays."""
@@ -104,11 +116,6 @@ class Display:
             self.progress.update(self.task, completed=step, description=text)
         else:
             self.line(text)
-
-
-def visible(text: str) -> str:
-    """Return a text in which characters that a terminal would act on are replaced, such as escape sequences."""
-    return "".join(character if character.isprintable() or character in "\t\n" else "\ufffd" for character in text)
 
 
 def counted(number: int, noun: str) -> str:

@@ -109,8 +109,9 @@ class MetricsWriter:
             LOG.error(f"{self.path}: {len(self.pending)} lines could not be written: {''.join(self.pending)}")
             with contextlib.suppress(OSError):  # stderr may be on the same disk; do not hide the run's error
                 print(f"{self.path}: {len(self.pending)} lines could not be written", file=sys.stderr, flush=True)
-        for sink in self.sinks:
-            sink.close(error)
+        with contextlib.ExitStack() as all_close:  # even if one fails, or Ctrl-C comes while one waits
+            for sink in reversed(self.sinks):
+                all_close.callback(sink.close, error)
 
     def write(self, kind: str, **figures) -> None:
         """Write one line; non-finite numbers become null."""

@@ -14,6 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from core import interpreter
 
 try:
+    from configs.errors import visible
     from core import ending
     from settings import stored_config
     from files.json_reader import JsonError, Object, parse_json, read_json
@@ -70,7 +71,7 @@ def main(arguments: list[str]) -> None:
     heading, *lines = aligned(rows)
     print(heading)
     for run, line in zip(runs, lines, strict=True):
-        print(f"{line}\n    {run.command}" if run.command else line)
+        print(visible(f"{line}\n    {run.command}" if run.command else line))
     sys.stdout.flush()  # here, so that a pipe without a reader is an error of this command
 
 

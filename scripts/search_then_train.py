@@ -15,9 +15,11 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+SIGNALS = signal.SIGINT, signal.SIGTERM
 sys.path.insert(0, str(ROOT))
 
 from checkpointing.bucket import path_of
+from reporting.sink import INTERRUPTED
 
 
 def best(flags: list[str]) -> dict[str, object]:
@@ -29,16 +31,20 @@ def best(flags: list[str]) -> dict[str, object]:
 
 
 def main(words: list[str]) -> int:
-    """Search, and continue as train.py; return the status of a search that did not end well."""
+    """Search, and continue as train.py; return the status of a search that did not end well, or was interrupted."""
     if "--" not in words:
         print("error: no `--`; write SEARCH_FLAGS -- TRAIN_ARGUMENTS", file=sys.stderr)
         return 2
     flags, arguments = words[: words.index("--")], words[words.index("--") + 1 :]
-    signal.signal(signal.SIGTERM, lambda *_: None)  # the group of processes gets it: the search saves and ends
+    asked: list[int] = []  # the group of processes gets these signals: the search saves and ends
+    usual = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in SIGNALS}
     if status := subprocess.run([sys.executable, "sweep.py", "search", *flags], cwd=ROOT).returncode:
         return status
     keys = [f"--config.{key}={value}" for key, value in best(flags).items()]
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number, handler in usual.items():
+        signal.signal(number, handler)
+    if asked:
+        return INTERRUPTED
     os.chdir(ROOT)
     os.execv(sys.executable, [sys.executable, "train.py", *keys, *arguments])
 

@@ -78,8 +78,8 @@ class Server(uvicorn.Server):
 
     def serve_on(self, listener: socket.socket) -> None:
         """Serve until SIGINT, SIGTERM or a failure, and then at most the grace period; a second SIGINT ends at once."""
-        for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again at its end
-            signal.signal(number, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGTERM):  # now, and when uvicorn raises them again at its end
+            signal.signal(number, self.handle_exit)
         self.run(sockets=[listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

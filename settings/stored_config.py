@@ -21,6 +21,7 @@ from settings.resolving import Loaded, resolve
 
 CONFIG, ORIGIN = "config.json", "run.json"
 RUNS = "train.init_from", "distillation.teacher"  # keys that name another run; a recipe there may only be typed
+PLACES = {"data.cache_dir", "checkpoint.staging"}  # folders of the machine, which a run's folder may not choose
 OF_TRAINING = "batch."  # the section that does not apply when a run is only read
 
 
@@ -135,7 +136,7 @@ def load_to_continue(
     """
     stored, origin = read_config(folder), read_origin(folder)
     name, config = recipe or ("", base.get_config())
-    notes = _check_recipe(folder, name, flat(config), overrides) if name else []
+    notes = _check_recipe(folder, name, flat(config), overrides) if name else _places_left_out(origin, overrides)
     kept = {key: value for key, value in stored.items() if key not in keys_of(MACHINE)}
     kept |= _own_tokenizer(folder, stored)
     config.update_from_flattened_dict(kept if recipe else _machine_keys_of_recipe(folder, origin) | kept)
@@ -158,11 +159,24 @@ def load_to_continue(
 
 
 def _machine_keys_of_recipe(folder, origin: Origin) -> dict[str, Scalar]:
-    """Return the keys of the machine that the recipe of a run says, as they count if the recipe is named."""
+    """Return the keys of the machine that the recipe of a run says, as they count if the recipe is named.
+
+    Those of PLACES are left out. A folder may be a stranger's, and the compiled programs in a cache are run.
+    """
     stored = origin.get("recipe_config", {})
-    found = {key: value for key, value in stored.items() if key in keys_of(MACHINE) - keys_of(SECRET)}
+    found = {key: value for key, value in stored.items() if key in keys_of(MACHINE) - keys_of(SECRET) - PLACES}
     check_types(found, str(folder / ORIGIN))
     return found
+
+
+def _places_left_out(origin: Origin, overrides: dict[str, str]) -> list[str]:
+    """Return a line for each of PLACES that the recipe of a run names, unless it is typed."""
+    stored = origin.get("recipe_config", {})
+    left_out = [key for key in sorted(PLACES - overrides.keys()) if stored.get(key, "") != KEYS[key].default]
+    return [
+        f"{key}={shown(stored[key])} of the recipe does not count, since a run's folder names no other folders; "
+        f"name the recipe again, or type --config.{key}" for key in left_out
+    ]  # fmt: skip
 
 
 def no_tokenizer(name) -> str:

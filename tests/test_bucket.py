@@ -58,6 +58,8 @@ def test_a_run_in_a_bucket_goes_on_on_another_host_and_is_sampled_from(bucket, t
     prompt = ["--workdir=gs://runs/mine", "--prompt=1 and ", "--max_tokens=4"]
     status, out, err = finish(command("generate.py", *prompt, cache=tmp_path / "third"))
     assert status == 0 and out.startswith("1 and "), err
+    copy = tmp_path / "third" / "torus" / "workdirs"
+    assert list(copy.rglob("config.json")) and not list(copy.rglob("*-cache")), "a reader runs no programs of a bucket"
     assert not os.path.exists("gs:")
     page = tmp_path / "page.html"
     status, _, err = finish(command("report.py", "gs://runs/mine", f"--html={page}", cache=tmp_path / "fourth"))

@@ -63,6 +63,15 @@ def test_each_run_has_its_state_step_losses_and_command(runs):
     ]
 
 
+def test_a_name_or_command_is_shown_without_what_a_terminal_would_obey(tmp_path):
+    folder = tmp_path / "a\033[31m"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model.name": "decoder_lm"}')
+    (folder / "run.json").write_text(json.dumps({"command": ["train.py", "\033]52;c;QQ\007"]}))
+    shown = listed(tmp_path).stdout
+    assert "a\ufffd[31m" in shown and "]52;c;QQ" in shown and "\033" not in shown and "\007" not in shown
+
+
 def test_a_folder_without_runs_and_one_that_is_not_there(tmp_path):
     assert listed(tmp_path).stdout == f"There are no runs below {tmp_path}. `make train` starts one.\n"
     done = listed(tmp_path / "none")

@@ -69,5 +69,5 @@ def loss_chunks(config, num_microbatches: int, mesh, *, vocab_split: bool) -> in
     limit = config.train.loss_chunk_tokens or LOSS_CHUNK_BYTES[platform(mesh)] // (
         4 * config.model.vocab_size // by_vocab
     )
-    fitting = (n for n in range(1, length + 1) if length % n == 0 and rows * length / n <= limit)
+    fitting = (n for n in range(1, length) if length % n == 0 and rows * length / n <= limit)
     return next(fitting, length)

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from checkpointing import host_parts  # noqa: E402
+from checkpointing import host_parts, manifest  # noqa: E402
 from checkpointing import workdir as workdirs  # noqa: E402
 from checkpointing.checkpoints import Checkpoints  # noqa: E402
 from checkpointing.host_folders import HostFolders  # noqa: E402
@@ -124,6 +124,22 @@ def test_the_part_of_the_only_process_is_a_complete_checkpoint(alone, tmp_path):
     assert alone.part(3) is None
     with Checkpoints(tmp_path / "run") as checkpoints:
         assert checkpoints.newest() == 3
+
+
+def test_a_backup_that_is_interrupted_keeps_the_checkpoint_of_the_earlier_one(alone, tmp_path, monkeypatch):
+    shutil.copytree(tmp_path / "run", tmp_path / "host")
+    host_parts.join([tmp_path / "host"], tmp_path / "backup")
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
+    monkeypatch.setattr(shutil, "rmtree", _interrupted_in_the_middle)
+    with pytest.raises(KeyboardInterrupt):
+        host_parts.join([tmp_path / "again"], tmp_path / "backup")
+    assert manifest.problems(tmp_path / "backup" / "checkpoints" / "3") == []
+
+
+def _interrupted_in_the_middle(folder: pathlib.Path, **options) -> None:
+    if folder.exists():
+        next(folder.rglob("manifest.json")).unlink()
+        raise KeyboardInterrupt
 
 
 def test_files_that_vanish_while_they_are_saved_make_no_checkpoint(alone):

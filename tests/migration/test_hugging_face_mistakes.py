@@ -111,6 +111,24 @@ def test_a_new_folder_may_be_a_link_to_an_empty_one(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "link"]
 
 
+def test_a_folder_is_written_by_one_process_at_a_time(tmp_path):
+    target = tmp_path / "export"
+    with hugging_face.new_folder(target, "hf") as part:
+        (part / "file").write_text("the first")
+        with pytest.raises(ConfigError, match="another process writes it"), hugging_face.new_folder(target, "hf"):
+            pass
+    assert [path.name for path in tmp_path.iterdir()] == ["export"]
+    assert (target / "file").read_text() == "the first"
+
+
+def test_what_an_interrupted_export_left_is_removed(tmp_path):
+    part = tmp_path / ".export.unfinished"
+    (part / "folder").mkdir(parents=True)
+    (part / "old").touch()
+    with hugging_face.new_folder(tmp_path / "export", "hf") as part:
+        assert list(part.iterdir()) == []
+
+
 def test_learned_step_sizes_are_no_part_of_an_exported_model():
     config = loading.load("configs/meta_text.py", "", {"meta.learn_rates": "true"}).config
     assert "inner_rates" not in logits.float32_run(config).abstract_state.params

@@ -447,6 +447,18 @@ def test_output_is_displayed_as_it_comes_and_ctrl_c_is_one_line(gcloud):
         assert said[-1] == "interrupted; launched programs keep running\n" and len(said) <= 2
 
 
+def test_ctrl_c_ends_a_command_on_several_slices(gcloud):
+    """Each slice has a call of its own, in a thread that gets no signal."""
+    variables = gcloud.environment | {"FAKE_RUN": "1"}
+    ssh = ["ssh", "--queued", "--slices=2", "--worker=0,2", "--", "echo first; exec sleep 30"]
+    words = [sys.executable, str(ROOT / POD), *ssh]
+    with subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert [process.stdout.readline() for _ in range(2)] == ["first\n", "first\n"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 130
+        assert process.stderr.readlines()[-1] == "interrupted; launched programs keep running\n"
+
+
 @pytest.mark.parametrize("path", ["~/a$(touch x)", "~/a`touch x`", "/a;touch x", "/a'b", "/a\nb"])
 def test_a_path_that_scp_would_pass_to_a_shell_is_refused(gcloud, path):
     """With an old scp a shell on the host expands it."""

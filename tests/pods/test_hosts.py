@@ -164,6 +164,40 @@ def test_who_was_stopped_for_good_says_so_until_the_next_launch(host):
 
 
 @pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_a_restart_does_not_undo_a_stop_that_came_before_it(host, shell):
+    restart = hosts.launch(host.settings, ["bash", "-c", SAVES], unless_stopped=True)
+    assert host.run(restart, shell).returncode == 0
+    assert host.run(hosts.stop(host.settings), shell).returncode == 0
+    done = host.run(restart, shell)
+    assert (done.returncode, done.stderr) == (1, "worker 3: the run was stopped by `stop`\n")
+    assert (host.status()["alive"], host.status()["stopped"]) == (False, True)
+
+
+def test_a_program_launched_during_a_stop_can_be_stopped(host, tmp_path):
+    """The stop has found nothing, and removes the old run.pid; the launch writes its own after that."""
+    slow = tmp_path / "slow" / "rm"
+    slow.parent.mkdir()
+    slow.write_text(f'#!/bin/sh\n[ "$2" = run.pid ] && touch {tmp_path}/removing && sleep 0.5\nexec /bin/rm "$@"\n')
+    slow.chmod(0o755)
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        stopping = threads.submit(host.run, f"PATH={slow.parent}:$PATH; {hosts.stop(host.settings)}")
+        while not (tmp_path / "removing").exists():
+            time.sleep(0.01)
+        assert host.launch("bash", "-c", SAVES).returncode == 0
+        assert stopping.result().stdout == "worker 3: nothing runs\n"
+    assert host.status()["alive"] is True
+    assert host.run(hosts.stop(host.settings)).stdout == "worker 3: stopped, exit status 75\n"
+
+
+def test_a_program_is_stopped_where_the_lock_cannot_be_opened(host):
+    """As on a disk that is full or read-only."""
+    assert host.launch("bash", "-c", SAVES).returncode == 0
+    (host.code / "run.lock").unlink()
+    (host.code / "run.lock").mkdir()
+    assert host.run(hosts.stop(host.settings), "sh").stdout == "worker 3: stopped, exit status 75\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh"])
 def test_without_its_environment_nothing_is_started(host, shell):
     host.settings, _ = settings.read(["--venv_activate=~/none/activate"], {})
     done = host.run(hosts.launch(host.settings, ["sleep", "600"]), shell)

@@ -12,7 +12,8 @@ import types
 
 import pytest
 
-from pods import backup, launch, records, settings
+from pods import backup, launch, local, records, settings
+from pods.errors import PodError
 from scripts import search_then_train
 from tests.pods.local_pods import LAUNCH, LocalPod, alive, wait_until
 from tests.support import ROOT
@@ -277,6 +278,27 @@ def test_after_the_search_the_best_trial_is_trained_and_what_was_typed_wins(tmp_
     assert trained == [[sys.executable, "train.py", *keys, *typed]], "of equal flags the last one counts"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_search_saves_and_nothing_is_trained(tmp_path, number):
+    """The search is a stand-in that takes a moment to save, and ends well then."""
+    save = "(time.sleep(0.5), pathlib.Path('saved').touch(), sys.exit(0))"
+    (tmp_path / "sweep.py").write_text(
+        "import pathlib, signal, sys, time\n"
+        f"for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, lambda *_: {save})\n"
+        "pathlib.Path('best/best.json').write_text('{\"trial\": 1, \"changes\": {}}')\n"
+        "pathlib.Path('began').touch()\ntime.sleep(60)\n"
+    )
+    (tmp_path / "train.py").write_text("open('trained', 'w')")
+    (tmp_path / "best").mkdir()
+    program = "from scripts import search_then_train as s; import pathlib, sys; s.ROOT = pathlib.Path(sys.argv[1]); "
+    flags = [f"--root={tmp_path}", "--name=best", "--trials=1", "--"]
+    words = [sys.executable, "-c", f"{program}sys.exit(s.main(sys.argv[2:]))", str(tmp_path), *flags]
+    process = subprocess.Popen(words, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL)
+    wait_until((tmp_path / "began").exists, "the search")
+    os.killpg(process.pid, number)
+    assert process.wait(20) == 75 and (tmp_path / "saved").exists() and not (tmp_path / "trained").exists()
+
+
 @pytest.mark.parametrize(
     ("typed", "root", "topology"),
     [
@@ -332,6 +354,32 @@ def test_mistakes_are_told_before_anything_is_called(tmp_path, words, variables,
     assert done.status == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("words", [["--", "python", "train.py"], ["--", "python", "sweep.py", "search"]])
+def test_a_secret_after_the_dashes_is_refused_too(tmp_path, words):
+    """It would be on the command lines of all hosts, and in files there."""
+    for secret in (["--config.logging.alerts=https://hooks/1"], ["--config.logging.alerts", "https://hooks/1"]):
+        done = LocalPod(tmp_path, ACCEL="v4-32").run("launch", "--dry_run", *words, *secret)
+        assert done.status == 2 and "--config.logging.alerts is a secret" in done.last_line
+        assert "hooks/1" not in done.stdout + done.stderr
+
+
+def test_if_a_host_cannot_begin_a_command_the_others_end_theirs(tmp_path, monkeypatch):
+    pod, start, begun = local.Local(settings.read(["--transport=local", "--name=mine"], {})[0]), local.Local._start, []
+    monkeypatch.setattr(local.Local, "_home", lambda self, index: tmp_path)
+
+    def fails_for_the_second(self, index, command, variables):
+        if index == 1:
+            raise OSError(12, "Cannot allocate memory")
+        begun.append(start(self, index, command, variables))
+        return begun[-1]
+
+    monkeypatch.setattr(local.Local, "_start", fails_for_the_second)
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        pod._run_on([0, 1], "exec sleep 60", False)
+    assert begun[0].wait(10) == -signal.SIGKILL
+    begun[0].stdout.close()
+
+
 def test_without_a_pod_its_absence_is_told(tmp_path):
     pod = LocalPod(tmp_path, ACCEL="v4-16")
     for words in (["launch", "--", "true"], ["stop"], ["status"], ["validate"], ["ssh", "--", "true"]):
@@ -354,6 +402,18 @@ def test_a_second_backup_copies_what_is_in_the_folder(tmp_path, transport, insid
     )
     backup.backup(asked, there, [str(tmp_path)])
     assert copied == [(f"mine:~/run{inside}", str(tmp_path))]
+
+
+def test_the_default_folder_of_backups_must_be_this_users(tmp_path, monkeypatch):
+    """In /tmp another user could have made it, with links to files of this one."""
+    monkeypatch.setattr(backup, "BACKUP", str(tmp_path / "backup"))
+    asked, _ = settings.read(["--transport=gcloud", "--name=mine", "--workdir=~/run"], {})
+    there = types.SimpleNamespace(num_workers=1, describe=lambda: None, copy=lambda *places, worker: None)
+    assert backup.backup(asked, there, []) == 0
+    assert (tmp_path / "backup").stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(os, "getuid", lambda: (tmp_path / "backup").stat().st_uid + 1)
+    with pytest.raises(PodError, match="backup is not a folder of this user"):
+        backup.backup(asked, there, [])
 
 
 @pytest.mark.parametrize(("typed", "folder"), [([], "/launched/tiny"), (["--workdir=/mine"], "/mine")])

@@ -3,6 +3,7 @@
 
 import json
 import re
+import types
 
 import pytest
 
@@ -36,6 +37,18 @@ def test_what_is_launched_is_known_before_and_forgotten_with_the_pod(gcloud):
     assert gcloud.run("delete", FAKE_FAILURES=json.dumps([denied])).status == 1 and record.exists()
     assert gcloud.run("delete", "--dry_run").status == 0 and record.exists()
     assert gcloud.run("delete").status == 0 and not record.exists()
+
+
+def test_what_is_known_of_a_pod_that_could_not_be_deleted_stays(tmp_path):
+    """For example its folder cannot be written."""
+    asked = types.SimpleNamespace(pod_folder=tmp_path, dry_run=False)
+    for name in ("launch.json", "created.json"):
+        (tmp_path / name).write_text(name)
+    for error, kept in ((PermissionError, {"launch.json", "created.json"}), (KeyboardInterrupt, {"created.json"})):
+        with pytest.raises(error), records.forgotten(asked):
+            raise error
+        assert {path.name for path in tmp_path.iterdir()} == kept
+        assert (tmp_path / "created.json").read_text() == "created.json"
 
 
 def test_what_could_not_be_stopped_is_not_said_to_have_been_started_again(gcloud):

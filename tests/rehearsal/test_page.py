@@ -8,6 +8,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree
 
+import matplotlib.figure
 import pytest
 
 from rehearsal import page, sections
@@ -214,6 +215,15 @@ def test_numbers_in_the_roofline_lie_on_no_disc_and_no_other_number():
         wide = 2.8 * len(text)
         assert all(x + wide <= a or c <= x - wide or y + 5 <= b or d <= y - 5 for a, b, c, d in taken)
         taken.append((x - wide, y - 5, x + wide, y + 5))
+
+
+def test_the_time_of_a_layer_ends_with_its_last_event():
+    figure = matplotlib.figure.Figure()
+    of_all = {"category": "matmul", "label": "dot"}
+    times = (("core", 0.0, 0.03), ("core", 0.025, 0.02), ("copies", 0.04, 0.001))
+    events = [{"lane": lane, "start": start, "seconds": seconds} | of_all for lane, start, seconds in times]
+    page._draw_layer({"events": events}, figure, {})
+    assert figure.axes[0].get_xlim() == pytest.approx((0.0, 45.0))  # milliseconds
 
 
 def test_matplotlib_is_not_imported_before_a_page_is_made():

@@ -10,6 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from files.json_reader import JsonError
 from reporting.metrics import MetricsWriter, parse_lines, read_steps
+from reporting.sink import Sink
 from reporting.sinks.tensorboard import TensorBoard
 
 
@@ -118,6 +119,22 @@ def test_without_room_for_events_metrics_go_on_and_events_again_when_there_is(tm
 def test_what_could_never_be_written_is_told_in_the_end(tmp_path, capfd):
     write(tmp_path / "gone", "train", step=1)
     assert capfd.readouterr().err == f"{tmp_path}/gone/metrics.jsonl: 1 lines could not be written\n"
+
+
+def test_all_sinks_are_closed_even_if_the_user_interrupts_one(tmp_path):
+    closed = []
+
+    class Waits(Sink):
+        def close(self, error):
+            raise KeyboardInterrupt
+
+    class Closes(Sink):
+        def close(self, error):
+            closed.append(error)
+
+    with pytest.raises(KeyboardInterrupt), MetricsWriter(tmp_path, sinks=[Closes(), Waits(), Closes()]):
+        pass
+    assert closed == [None, None]
 
 
 def test_what_is_written_is_read_back_without_a_torn_line(tmp_path):

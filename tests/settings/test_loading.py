@@ -153,6 +153,20 @@ def test_a_run_continues_with_the_machine_keys_of_its_recipe_whether_it_is_named
         assert config.logging.alerts == ""
 
 
+def test_the_folder_of_a_run_does_not_choose_where_compiled_programs_are_read_from(tmp_path):
+    """It may be a stranger's, and the programs in a cache are run."""
+    stored = flat(base.get_config())
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    places = {"data.cache_dir": "/theirs", "checkpoint.staging": "/staging"}
+    (tmp_path / "run.json").write_text(json.dumps({"recipe": "tiny", "recipe_config": stored | places}))
+    loaded = stored_config.load_to_continue(tmp_path, 4, None, "", {"checkpoint.staging": "mine"}, {})
+    assert (loaded.config.data.cache_dir, loaded.config.checkpoint.staging) == ("", "mine")
+    assert loaded.notes == [
+        "data.cache_dir=/theirs of the recipe does not count, since a run's folder names no other folders; "
+        "name the recipe again, or type --config.data.cache_dir"
+    ]
+
+
 def test_only_values_that_a_run_gives_a_reader_are_named_as_its_own(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(flat(base.get_config()) | {"mesh.fsdp": 1, "train.steps": 7}))
     loaded = stored_config.load_to_read(tmp_path, {})

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a process ends: in one line that a terminal can show, also after a signal, from a thread, or with a hung disk."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.support import ROOT
+
+BEGINS = """
+import sys, threading, time
+from core import ending
+"""
+FAILS_IN_A_THREAD = """
+from cluster.hub import RunError
+def fail():
+    raise RunError("no step ended within 900 s")
+"""
+
+
+def started(program: str, output: int = subprocess.PIPE) -> subprocess.Popen:
+    """Start a Python program that begins with the imports above."""
+    words = [sys.executable, "-c", f"{BEGINS}{program}"]
+    return subprocess.Popen(words, cwd=ROOT, text=True, stdout=output, stderr=output)
+
+
+def test_the_last_line_has_no_character_that_a_terminal_obeys():
+    """A name of a file may be a stranger's."""
+    process = started('ending.install(); raise ValueError("a\\033[2J")')
+    assert process.communicate()[1].splitlines()[-1] == "error: ValueError: a\ufffd[2J (<string>:4)"
+
+
+def test_a_process_that_ends_from_a_thread_gives_the_terminal_back():
+    program = f"""{FAILS_IN_A_THREAD}
+from reporting.display import Display
+ending.install()
+with Display(100) as display:
+    threading.Thread(target=fail).start()
+    time.sleep(60)
+"""
+    terminal, end = pty.openpty()
+    process = started(program, output=end)
+    os.close(end)
+    shown = b""
+    while part := _read(terminal):
+        shown += part
+    os.close(terminal)
+    assert process.wait() == 1
+    assert shown.count(b"\033[?25l") == shown.count(b"\033[?25h") == 1, "the cursor is hidden, and shown again"
+    assert shown.rstrip().endswith(b"error: no step ended within 900 s")
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # the program has ended
+        return b""
+
+
+def test_a_python_program_ends_when_a_thread_says_that_its_run_cannot_go_on():
+    """Its run would hang, or write to a bucket beside the run that has taken it over."""
+    begin = "ending.threads_end_the_process()\nthreading.Thread(target=fail).start()"
+    process = started(f"{FAILS_IN_A_THREAD}{begin}\ntime.sleep(60)")
+    assert process.communicate() == ("", "error: no step ended within 900 s\n") and process.returncode == 1
+
+
+def test_a_thread_hook_of_the_callers_own_stays():
+    program = f"""{FAILS_IN_A_THREAD}
+threading.excepthook = lambda args: print("mine", args.exc_value)
+ending.threads_end_the_process()
+threading.Thread(target=fail).start()
+"""
+    assert started(program).communicate() == ("mine no step ended within 900 s\n", "")
+
+
+def test_a_log_on_a_disk_that_hangs_does_not_keep_a_process_alive(tmp_path):
+    os.mkfifo(tmp_path / "log")  # to open it for writing waits for a reader
+    process = started(f"""
+import logging
+from files import stacks
+stacks.SECONDS = 0.2
+ending.LOG.addHandler(logging.FileHandler({str(tmp_path / "log")!r}, delay=True))
+threading.Thread(target=ending.with_the_others, args=["process 1 of 2 died", 1]).start()
+time.sleep(60)
+""")
+    assert process.communicate(timeout=30)[1] == "error: process 1 of 2 died\n" and process.returncode == 1
+
+
+@pytest.mark.parametrize(("ignored", "status"), [(False, 75), (True, 0)])
+def test_the_loss_of_the_terminal_interrupts_as_sigterm_does_except_under_nohup(ignored, status):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN) if ignored else None
+    try:
+        process = started("ending.install(); print('ready', flush=True); time.sleep(1.0)")
+        assert process.stdout.readline() == "ready\n"
+    finally:
+        if ignored:
+            signal.signal(signal.SIGHUP, before)
+    process.send_signal(signal.SIGHUP)
+    _, err = process.communicate()
+    assert (process.returncode, err.startswith("interrupted")) == (status, not ignored)
+
+
+def test_an_interruption_does_not_wait_for_reads_under_way():
+    """They may take minutes on a slow network."""
+    process = started("""
+from input_pipeline.threads import in_threads
+ending.install()
+def read(number):
+    print("reading", flush=True)
+    time.sleep(60)
+list(in_threads(read, range(9), 2))
+""")
+    assert process.stdout.readline().startswith("reading")
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 75 and time.monotonic() - began < 20
+    process.communicate()
