@@ -100,6 +100,12 @@ def test_weights_and_biases_does_not_record_a_secret_that_was_typed(offline, wor
     assert sys.argv == typed
 
 
+@pytest.mark.parametrize(("error", "code"), [(None, 0), (ValueError("loss"), 1)])
+def test_weights_and_biases_is_told_whether_the_run_has_failed(offline, workdir, error, code):
+    weights_and_biases.make(config_with(wandb=True), workdir, 0).close(error)
+    assert [record.exit.exit_code for record in records_of(workdir) if record.HasField("exit")] == [code]
+
+
 def test_the_runs_of_a_group_of_a_study_are_compared_in_one_table(offline, tmp_path):
     """Each trial is a run of its group, named by its configuration; columns have the best figure and the last."""
     study, _ = suites.find("trm")

@@ -177,12 +177,15 @@ def test_a_trial_that_ends_during_a_cancel_does_not_keep_the_others_from_it(tmp_
     queue = queue_of(tmp_path)
     queue.enqueue(orders(tmp_path))
     before = queue.latest()
-    queue.finish(queue.claim_next(set(before)), 1.0, {}, {})
+    claim, study = queue.claim_next(set(before)), suites.find("exp08-ema", "mini")[0]
+    shown = summary.lines(study, members(), queue.latest(), queue.running())
+    assert shown[2].split()[:4] == ["exp08-ema", "1", "1", "0"], "one is queued, and one is running"
+    queue.finish(claim, 1.0, {}, {})
     monkeypatch.setattr(queue, "latest", lambda: before)
     assert queue.cancel(set(before)) == (1, 0)
     assert [trial.state.name for trial in trials_of(tmp_path)] == ["COMPLETE", "FAIL"]
     monkeypatch.undo()
-    shown = summary.lines(suites.find("exp08-ema", "mini")[0], members(), queue.latest(), queue.running())
+    shown = summary.lines(study, members(), queue.latest(), queue.running())
     assert shown[2].split()[:7] == ["exp08-ema", "0", "0", "1", "0", "1", "0"], "a cancelled trial has not failed"
     assert not any(line.startswith("failed: ") for line in shown)
 
