@@ -187,8 +187,10 @@ def heldout_lines(run: assembly.Run, figures: dict, weight: int, corpus: corpora
     lines = [f"held-out {name}: {values}, over {weight:,} {unit}{documents}"]
     if line := corpus.heldout.packing_summary(run.config.train.sequence_length):
         lines.append(f"held out: {line}")
-    if corpus.heldout.num_bytes and run.objective.reports_likelihood and not corpus.is_of_conversations:
-        bits = figures["loss"] * weight / math.log(2) / corpus.heldout.num_bytes
+    text = corpus.heldout
+    if text.num_bytes and run.objective.reports_likelihood and not corpus.is_of_conversations:
+        # Not by `weight`, which lacks the tokens of a batch that was lost, whose bytes count.
+        bits = figures["loss"] / math.log(2) * text.num_tokens / text.num_bytes
         unigram = corpus.unigram_bits_per_byte
         compared = "" if unigram is None else f"   unigram model: {unigram:.2f}"
         lines.append(f"held-out bits per byte: {bits:.2f}{compared}")

@@ -11,6 +11,7 @@ from configs.base import get_config
 from core import evaluation
 from input_pipeline.tasks.countdown import CountdownWindows
 from input_pipeline.tokenization import open_tokenizer
+from objectives import language_modeling
 from objectives.objective import Objective
 from puzzles.voting import Votes
 from reporting.step_log import format_evaluation
@@ -78,6 +79,16 @@ def test_a_prompt_that_fills_the_model_has_no_sample_and_no_command():
 def test_a_mean_over_nothing_is_no_perfect_loss(monkeypatch):
     figures, weight, said = measured(monkeypatch, {"loss": (0.0, 0)})
     assert math.isnan(figures["loss"]) and weight == 0 and said == ("loss", "unknown", "tokens")
+
+
+def test_a_lost_batch_does_not_lower_the_bits_per_byte():
+    """The bytes are those of all held-out text, so a part of the tokens must stand for all of them."""
+    text = types.SimpleNamespace(num_documents=1, num_tokens=100, num_bytes=300, packing_summary=lambda length: "")
+    corpus = types.SimpleNamespace(heldout=text, is_of_conversations=False, unigram_bits_per_byte=None)
+    run = types.SimpleNamespace(objective=language_modeling.make(get_config()), config=get_config())
+    for weight in (100, 75):
+        line = evaluation.heldout_lines(run, {"loss": 6 * math.log(2)}, weight, corpus)[-1]
+        assert line == "held-out bits per byte: 2.00"
 
 
 def test_a_problem_of_a_task_is_a_prompt_too():
