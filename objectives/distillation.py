@@ -77,7 +77,7 @@ class Distillation(LanguageModeling):
     ) -> jax.Array:  # fmt: skip
         """Return the mean loss of the tokens of a mask, float32, for a caller's own loop, which has all logits.
 
-        No gradient reaches the teacher's arrays.
+        No gradient reaches the teacher's arrays. A word with a logit of -inf has no part in the model's distribution.
 
         Args:
           mask_BT: 0 for tokens to leave out.
@@ -90,7 +90,9 @@ class Distillation(LanguageModeling):
         teacher_BTV = jax.lax.stop_gradient(teacher_BTV.astype(jnp.float32))
         pair = [jax.nn.log_softmax(logits / how.temperature) for logits in (teacher_BTV, student_BTV)]
         first_BTV, second_BTV = pair[::-1] if how.reverse else pair
-        divergence_BT = jnp.sum(jnp.exp(first_BTV) * (first_BTV - second_BTV), axis=-1)
+        share_BTV = jnp.exp(first_BTV)
+        difference_BTV = jnp.where(share_BTV > 0, first_BTV - second_BTV, 0)  # 0 log 0 = 0
+        divergence_BT = jnp.sum(share_BTV * difference_BTV, axis=-1)
         log_z_BT = jax.nn.logsumexp(student_BTV, axis=-1)
         hard_BT = log_z_BT - jnp.take_along_axis(student_BTV, targets_BT[..., None], axis=-1)[..., 0]
         loss_BT = how.hard_weight * (hard_BT + how.z_loss * log_z_BT**2)

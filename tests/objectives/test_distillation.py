@@ -4,6 +4,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from configs import base
@@ -61,3 +62,27 @@ def test_the_loss_is_the_sum_of_its_terms_each_by_its_key():
     for name, of_token in told.items():
         assert_close(scalars[name], (jnp.sum(weights * of_token), weight))
     assert scalars.keys() - told.keys() == plain.keys() - {"loss"}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("is_masked_in_both", [False, True])
+def test_a_word_that_the_teacher_excludes_leaves_the_loss_and_its_gradient_numbers(reverse, is_masked_in_both):
+    """0 log 0 is 0; only a student that a reverse divergence asks for excluded words is infinitely far away."""
+    student = jnp.array([[[1.0, 2.0, 0.5, -jnp.inf if is_masked_in_both else 0.3]]])
+    teacher = jnp.array([[[1.0, 1.0, 0.5, -jnp.inf]]])
+    config = base.get_config()
+    config.distillation.update(
+        divergence="reverse" if reverse else "forward", temperature=2.0, soft_weight=1.0, hard_weight=0.0
+    )
+    objective, targets = distillation.make(config), jnp.zeros((1, 1), int)
+    found = jax.value_and_grad(objective.of_logits)(student, teacher, targets, jnp.ones((1, 1)))
+    if reverse and not is_masked_in_both:
+        assert found[0] == jnp.inf
+        return
+
+    def of_the_words_left(student):
+        q, p = (jax.nn.softmax(of[0, 0] / 2)[:3] for of in (student, teacher))
+        first, second = (q, p) if reverse else (p, q)
+        return 4 * jnp.sum(first * jnp.log(first / second))
+
+    assert_close(found, jax.value_and_grad(of_the_words_left)(student))
