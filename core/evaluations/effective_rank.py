@@ -36,7 +36,7 @@ class EffectiveRank(Evaluator):
     def __init__(self, every: int):
         """Measure every `every` steps."""
         self.every = every
-        self._run = self._grams = None  # the last run, and the program that is compiled for it
+        self._run = self._triangles = None  # the last run, and the program that is compiled for it
 
     def evaluate(self, context):
         """Return `effective_rank`, the mean over layers, and `smallest_effective_rank`."""
@@ -44,37 +44,45 @@ class EffectiveRank(Evaluator):
             return None
         batch = next(heldout_batches(context.run, context.corpus, 1, context.on_lost))
         if context.run is not self._run:
-            self._run, self._grams = context.run, grams_of(context.run)
-        ranks_L = of_batch(self._grams, context.params, batch)
+            self._run, self._triangles = context.run, triangles_of(context.run)
+        ranks_L = of_batch(self._triangles, context.params, batch)
         return {"effective_rank": ranks_L.mean(), "smallest_effective_rank": ranks_L.min()}
 
 
-def of_batch(grams: Callable, params: dict, batch: dict) -> np.ndarray:
+def of_batch(triangles: Callable, params: dict, batch: dict) -> np.ndarray:
     """Return the effective rank of the hidden units of each layer, float64 [L], on one batch; padding counts."""
-    return np.array([of_gram(gram) for gram in np.asarray(grams(params, batch))])
+    return np.array([of_matrix(triangle) for triangle in np.asarray(triangles(params, batch))])
 
 
-def grams_of(run: Run) -> Callable:
-    """Return a jitted function of parameters and a batch: X X^T of each layer's hidden units, float32 [L, M, M].
+def triangles_of(run: Run) -> Callable:
+    """Return a jitted function of parameters and a batch: `triangles` of the layers' hidden units.
 
     A model whose only units are those of routed experts has the rank of their output instead.
     """
     has_mlp = any(units.tap == HIDDEN for units in run.hidden_units)
 
-    def grams(params, batch):
+    def of_layers(params, batch):
         with taps.record(HIDDEN if has_mlp else OUTPUT) as recorded:
             run.objective.evaluate(run.model(params), batch)
         (x,) = recorded.values()
         x_LMF = x.reshape(x.shape[0], -1, x.shape[-1]).astype(jnp.float32)
-        x_LMF = x_LMF[:, :: -(-x_LMF.shape[1] // TOKENS)]
-        return jnp.einsum("lmf,lnf->lmn", x_LMF, x_LMF, precision=jax.lax.Precision.HIGHEST)
+        return triangles(x_LMF[:, :: -(-x_LMF.shape[1] // TOKENS)])
 
-    return jax.jit(grams, out_shardings=NamedSharding(run.mesh, PartitionSpec()))
+    return jax.jit(of_layers, out_shardings=NamedSharding(run.mesh, PartitionSpec()))
 
 
-def of_gram(gram: np.ndarray) -> float:
-    """Return the effective rank of a matrix X from X X^T; 0 if X is zero."""
-    singular = np.sqrt(np.maximum(np.linalg.eigvalsh(gram.astype(np.float64)), 0))
+def triangles(x_LMF: jax.Array) -> jax.Array:
+    """Return R of X^T = QR for each layer's X: float32 [L, min(M, F), M].
+
+    R has the singular values of X, and is small. X X^T would have their squares, of which float32 rounds away those of
+    values below 0.0003 of the largest.
+    """
+    return jax.lax.map(lambda x_MF: jnp.linalg.qr(x_MF.T, mode="r"), x_LMF)
+
+
+def of_matrix(x: np.ndarray) -> float:
+    """Return the effective rank of a matrix; 0 if it is zero."""
+    singular = np.linalg.svd(x.astype(np.float64), compute_uv=False)
     if not singular.any():
         return 0.0
     shares = singular[singular > 0] / singular.sum()

@@ -20,7 +20,7 @@ import train
 from configs import digits
 from core import assembly
 from core.callbacks import Callback
-from core.evaluations.effective_rank import of_gram
+from core.evaluations.effective_rank import of_matrix, triangles
 from layers.axes import declared_axes, declared_stddevs
 from models import mlp_classifier
 from parallelism.mesh import mesh_context
@@ -230,8 +230,17 @@ def test_the_effective_rank_counts_directions():
     basis, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((9, 9)))
     for count in (1, 4):
         x = basis[:, :count] @ basis[:, :count].T
-        assert of_gram(x @ x.T) == pytest.approx(count, rel=1e-4)
-    assert of_gram(np.zeros((3, 3))) == 0.0
+        assert of_matrix(x) == pytest.approx(count, rel=1e-4)
+    assert of_matrix(np.zeros((3, 3))) == 0.0
+
+
+def test_the_effective_rank_of_collapsed_layers_is_that_of_their_exact_singular_values():
+    """Rounding must not pass for directions: one direction is rank 1, and the mean of all units dominates another."""
+    rng = np.random.default_rng(0)
+    single = np.outer(rng.standard_normal(512), rng.standard_normal(1024))
+    nearly = 10 + 0.001 * rng.standard_normal((512, 1024))
+    found = list(map(of_matrix, np.asarray(triangles(jnp.stack([single, nearly]).astype(jnp.float32)))))
+    assert found == pytest.approx([1.0, of_matrix(nearly)], abs=1e-3)
 
 
 def images(path):
