@@ -61,6 +61,15 @@ def test_seconds_are_of_one_device_and_one_step_and_a_loop_counts_once():
     assert found["busy_seconds"] == pytest.approx({"TPU 0": 0.6, "TPU 1": 0.6})
 
 
+def test_the_median_is_one_of_any_number_of_steps_and_nine_of_ten_steps_are_within_the_90th_percentile():
+    for count, median, ninth in ((1, 1, 1), (2, 1.5, 2), (3, 2, 3), (4, 2.5, 4), (10, 5.5, 9), (20, 10.5, 18)):
+        ends = [n * (n + 1) / 2 for n in range(count + 1)]  # steps of 1, 2, ... seconds
+        runs = [(0.0, 1.0)] if count == 1 else [(end, end) for end in ends]
+        steps = Device("TPU 0", [Op("add", 0.0, 1.0, 1.0)], runs)
+        found = summarise([steps], types.SimpleNamespace(kind=KINDS.get), count, Peaks(None, None))["step_seconds"]
+        assert (found["p50"], found["p90"], found["max"]) == (median, ninth, count)
+
+
 def test_instructions_that_the_program_lacks_are_not_left_out():
     found = summarise(
         [device("TPU 0", ("other", 0.0, 0.3, 0.3))], types.SimpleNamespace(kind=KINDS.get), 2, Peaks(None, None)
