@@ -42,7 +42,7 @@ def ratio(totals: Sequence[float], weights: Sequence[float]) -> Figure:
 def exponential(figure: Figure) -> Figure:
     """Return exp of a figure, with the error of the linearised function; infinite if it overflows."""
     value = math.exp(figure.value) if figure.value < 700 else math.inf
-    return Figure(value, value * figure.error, figure.count)
+    return Figure(value, value * figure.error if figure.error else 0.0, figure.count)
 
 
 def flat(tasks: dict[str, dict[str, Figure]]) -> dict[str, float]:

@@ -33,6 +33,10 @@ def test_a_perplexity_of_no_model_is_infinite_and_its_error_is_that_of_the_expon
     assert figures.exponential(Figure(1e4, 0.1, 5)).value == math.inf
 
 
+def test_an_infinite_perplexity_of_equal_items_has_no_error():
+    assert figures.exponential(Figure(800.0, 0.0, 3)) == Figure(math.inf, 0.0, 3)
+
+
 def test_figures_are_flat_in_metrics_and_a_table_on_the_terminal():
     tasks = {"mine": {"acc": Figure(0.5, 0.25, 4), "acc_norm": Figure(1.0, math.nan, 1)}}
     assert figures.flat(tasks) == {"mine/acc": 0.5, "mine/acc_stderr": 0.25, "mine/acc_norm": 1.0}
