@@ -14,6 +14,8 @@ import math
 import numpy as np
 from scipy import stats
 
+ROUNDING = 1e-12  # the variance of a residual, of 1 before the regression, that is none
+
 
 def pc(data: np.ndarray, alpha: float = 0.01) -> np.ndarray:
     """Return the graph of normally distributed variables with linear effects.
@@ -23,11 +25,13 @@ def pc(data: np.ndarray, alpha: float = 0.01) -> np.ndarray:
       alpha: two variables are called dependent if the Fisher z test has a p-value below this.
 
     Raises:
-      ValueError: there are too few rows for the test of two variables given all others.
+      ValueError: there are too few rows for the test of two variables given all others, or a column is constant.
     """
     n, D = data.shape
     if n <= D + 1:
         raise ValueError(f"pc: {n} rows are too few for {D} variables; give more than {D + 1}")
+    if (constant := np.flatnonzero(np.ptp(data, axis=0) == 0)).size:
+        raise ValueError(f"pc: column {constant[0]} is constant, so it correlates with nothing; leave it out")
     adjacent_DD, separators = skeleton(np.corrcoef(data, rowvar=False), len(data), alpha)
     return oriented(adjacent_DD, separators)
 
@@ -35,11 +39,16 @@ def pc(data: np.ndarray, alpha: float = 0.01) -> np.ndarray:
 def fisher_z(correlation_DD: np.ndarray, n: int, first: int, second: int, given: tuple[int, ...]) -> float:
     """Return the p-value of no partial correlation: atanh(r) sqrt(n - |given| - 3) is standard normal.
 
-    Fisher, Metron 3, 1924.
+    The residuals of regressions on `given` are correlated, so that variables may be sums of each other; what `given`
+    determines has no residual, and is independent. Fisher, Metron 3, 1924.
     """
-    chosen = [first, second, *given]
-    precision = np.linalg.pinv(correlation_DD[np.ix_(chosen, chosen)])
-    partial = -precision[0, 1] / math.sqrt(precision[0, 0] * precision[1, 1])
+    pair, others = [first, second], list(given)
+    of_both = correlation_DD[np.ix_(pair, others)]
+    inverse = np.linalg.pinv(correlation_DD[np.ix_(others, others)])
+    residual = correlation_DD[np.ix_(pair, pair)] - of_both @ inverse @ of_both.T
+    if min(residual[0, 0], residual[1, 1]) < ROUNDING:
+        return 1.0
+    partial = residual[0, 1] / math.sqrt(residual[0, 0] * residual[1, 1])
     z = math.atanh(min(max(partial, -1 + 1e-12), 1 - 1e-12)) * math.sqrt(n - len(given) - 3)
     return 2 * float(stats.norm.sf(abs(z)))
 

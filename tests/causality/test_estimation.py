@@ -163,6 +163,18 @@ def test_pc_does_not_depend_on_scale_or_order():
     np.testing.assert_array_equal(reordered | reordered.T, (found | found.T)[np.ix_(order, order)])
 
 
+def test_variables_that_are_sums_of_others_have_the_partial_correlations_of_their_residuals():
+    """Given their sum, two variables exclude each other; given both, their sum is known and nothing depends on it."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((2, 40))
+    correlation = np.corrcoef([x, y, x + y, x + rng.standard_normal(40)])
+    assert discovery.fisher_z(correlation, 40, 0, 1, ()) > 0.05
+    assert discovery.fisher_z(correlation, 40, 0, 1, (2,)) < 1e-100
+    assert discovery.fisher_z(correlation, 40, 2, 3, (0, 1)) == 1
+    with pytest.raises(ValueError, match="column 1 is constant"):
+        discovery.pc(np.stack([x, np.full(40, 0.1), y], 1))
+
+
 def test_pc_finds_the_skeletons_of_random_graphs():
     """benchmarks/causal_analysis.py has 200 of them."""
     hits = found = there = 0
