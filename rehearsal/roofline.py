@@ -78,8 +78,9 @@ def flops(module: Module, instruction: Instruction) -> float:
 def kernel_flops(module: Module, instruction: Instruction) -> float:
     """Return the FLOPs of a kernel: causal attention from its shapes, any other by its own declaration.
 
-    Causal attention's forward pass takes 2 * batch * heads * queries * keys * head dim; a sliding window reduces it. A
-    backward pass of keys and values, or of all three, takes 2.5 times that, one of the queries alone 1.5 times.
+    Causal attention's forward pass takes 2 * batch * heads * queries * keys * head dim; a sliding window reduces it. It
+    has two products, a backward pass of queries, keys and values five, one of keys and values alone four, and one of
+    queries alone three: 2.5, 2 and 1.5 times that.
 
     Raises:
       ValueError: it is not attention and does not declare its FLOPs.
@@ -121,7 +122,9 @@ def _attention_flops(module: Module, instruction: Instruction) -> float:
     whole = 4.0 * math.prod(query[:-1]) * key[-2] * query[-1]
     forward = whole * min(0.5, _unmasked(module, instruction, query[-2] if backward else key[-2], backward))
     if backward:
-        return 2.5 * forward
+        # The gradient of the queries has one more dimension than they: a part for each block of keys.
+        is_of_queries_too = any(len(shape.dims) > len(query) for shape in instruction.shapes)
+        return 2 * forward if "dkv" in instruction.name and not is_of_queries_too else 2.5 * forward
     return 1.5 * forward if "dq" in instruction.name else forward
 
 

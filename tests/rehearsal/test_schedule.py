@@ -220,12 +220,24 @@ KERNEL = """  %q = bf16[2,4,256,64] parameter(1)
 FORWARD = 2 * 2 * 4 * 256 * 256 * 64
 
 
-@pytest.mark.parametrize(("name", "flops"), [("fwd", FORWARD), ("dkv", 2.5 * FORWARD), ("dq", 1.5 * FORWARD)])
+@pytest.mark.parametrize(("name", "flops"), [("fwd", FORWARD), ("dkv", 2 * FORWARD), ("dq", 1.5 * FORWARD)])
 def test_attention_kernels_are_booked_at_half_of_peak(name, flops):
     """Forward 2 * batch * heads * length^2 * head dim, by the queries' heads where keys have fewer."""
     found = replay(KERNEL.format(name=name, more=""))
     assert found.flops == flops
     assert found.seconds == US(flops / 0.5e12)
+
+
+FUSED = """  %q = bf16[2,4,256,64] parameter(1)
+  %k = bf16[2,2,256,64] parameter(2)
+  %splash_mha_dkv.1 = (f32[2,128,64], f32[2,128,64], {dq}bf16[2,2,256,64], bf16[2,2,256,64]) custom-call(%q, %k, %k), \
+custom_call_target="tpu_custom_call"
+"""
+
+
+@pytest.mark.parametrize(("dq", "times"), [("", 2), ("bf16[2,2,4,256,64], ", 2.5)], ids=["alone", "fused"])
+def test_the_backward_kernel_of_keys_and_values_computes_a_product_more_if_it_returns_dq_too(dq, times):
+    assert replay(FUSED.format(dq=dq)).flops == times * FORWARD
 
 
 WINDOWED = """  %t = s8[1,8,3] parameter(3)
