@@ -16,7 +16,7 @@ a question with its answer.
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -195,11 +195,10 @@ def _covers(indices: np.ndarray, number: int) -> bool:
 def _write_split(place: Path, plan: Plan, num_identifiers: int, advance: Callable[[int], object]) -> None:
     sizes = np.concatenate([np.asarray(of_group, np.int32) for of_group in plan.sizes])
     identifiers = np.zeros(len(sizes), np.int32) if plan.identifiers is None else plan.identifiers
-    indices = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     small = {
         "puzzle_identifiers": identifiers.astype(np.int32),
-        "puzzle_indices": indices if indices[-1] >= 1 << 31 else indices.astype(np.int32),
-        "group_indices": np.cumsum([0, *map(len, plan.sizes)], dtype=np.int32),
+        "puzzle_indices": indices_of(sizes),
+        "group_indices": indices_of(list(map(len, plan.sizes))),
     }
     for name, array in small.items():
         np.save(place / f"{SET}__{name}.npy", array)
@@ -210,6 +209,12 @@ def _write_split(place: Path, plan: Plan, num_identifiers: int, advance: Callabl
         "mean_puzzle_examples": float(sizes.mean()), "total_puzzles": len(sizes), "sets": [SET],
     }  # fmt: skip
     write_json(place / "dataset.json", metadata)
+
+
+def indices_of(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return the first index of each of the parts, and the end: int32 [parts + 1], int64 if int32 cannot number it."""
+    indices = np.cumsum(np.concatenate([[0], sizes]), dtype=np.int64)
+    return indices if indices[-1] >= 1 << 31 else indices.astype(np.int32)
 
 
 def _write_examples(place: Path, plan: Plan, advance: Callable[[int], object]) -> None:

@@ -54,6 +54,12 @@ def joined(parts):
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
+def test_indices_that_int32_cannot_number_are_wider():
+    small, large = dataset.indices_of([3, 1]), dataset.indices_of(np.array([2**31 - 2, 1, 1], np.int32))
+    assert (small.dtype, small.tolist()) == (np.int32, [0, 3, 4])
+    assert (large.dtype, large.tolist()) == (np.int64, [0, 2**31 - 2, 2**31 - 1, 2**31])
+
+
 def test_an_epoch_visits_every_group_once_with_all_examples_of_one_puzzle(split):
     windows = PuzzleEpochs(split, "")
     assert windows.num_examples(CELLS) == EPOCH and windows.num_tokens == EPOCH * CELLS
