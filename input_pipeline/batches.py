@@ -96,7 +96,9 @@ def evaluation_batches(
 
     def read(step: int) -> Batch:
         places = step * global_batch + rows
-        inside, indices = places < taken, places * num_windows // taken
+        inside = places < taken
+        # The square of 3.04e9 windows is no int64.
+        indices = places if taken == num_windows else places * num_windows // taken
         batch = {}
         for key, values in of_windows(indices[inside]).items():
             batch[key] = np.full((len(rows), *values.shape[1:]), windows.fills[key], values.dtype)

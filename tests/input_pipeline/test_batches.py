@@ -173,6 +173,13 @@ def test_evaluation_of_a_fixed_subset_is_evenly_spread(corpus):
     assert list(evaluation_batches(windows, num_batches=0, **arguments)) == []
 
 
+def test_evaluation_of_so_many_windows_that_their_square_is_no_index_reads_the_last_one():
+    count = 1 << 33
+    windows, rows = MarkovWindows(16, 0, count * LENGTH, "heldout"), np.array([0, count - 1])
+    (batch,) = evaluation_batches(windows, sequence_length=LENGTH, global_batch=count, rows=rows, num_batches=None)
+    assert same(batch, windows.read(rows, LENGTH))
+
+
 def test_fewer_tokens_than_a_sequence_are_an_error():
     mixture, rows = mixture_of_one(MarkovWindows(16, 0, 1_000, "train")), np.arange(1)
     with pytest.raises(
