@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from files.atomic import writing
-from input_pipeline.cache import digest, digest_of_json, locked, write_json
+from input_pipeline.cache import digest_of_json, locked, write_json
 from input_pipeline.errors import DataError, DataLost
 from input_pipeline.packing import Piece, pack, pieces
 from input_pipeline.progress import progress
@@ -139,10 +139,14 @@ class Store:
 
 def facts_of(splits: Splits, tokenizer) -> dict:
     """Return the facts that determine the name of a folder of shards."""
-    documents = (part for split, spans in splits.items() for part in (split.encode(), *(span.key for span in spans)))
+    documents = hashlib.blake2b(digest_size=16)  # `digest` would hold the keys of all documents
+    for split, spans in splits.items():
+        documents.update(split.encode())
+        for span in spans:
+            documents.update(span.key)
     return {
         "format": FORMAT,
-        "documents": digest(*documents),
+        "documents": documents.hexdigest(),
         "tokenizer": tokenizer.digest,
         "end_of_document": tokenizer.end_of_document,
     }

@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 import signal
+import tracemalloc
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import pytest
 
 from input_pipeline import progress, shards
 from input_pipeline.batches import training_batches
+from input_pipeline.cache import digest
 from input_pipeline.errors import DataError, DataLost
 from input_pipeline.mixture import Mixture
 from tests import warm
@@ -98,6 +101,15 @@ def test_what_is_there_is_used_again(corpus, store):
     again = corpus(announce=pytest.fail)
     assert store() == files and "manifest.json" in files
     assert again.digest == first.digest and again.unigram_bits_per_byte == first.unigram_bits_per_byte
+
+
+def test_the_digest_of_the_documents_is_that_of_their_keys_end_to_end_and_needs_no_room_for_them():
+    splits = {"train": [types.SimpleNamespace(key=b"k" * 100_000)] * 99, "heldout": [types.SimpleNamespace(key=b"h")]}
+    tracemalloc.start()
+    facts = shards.facts_of(splits, types.SimpleNamespace(digest="", end_of_document=0))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert facts["documents"] == digest(b"train", b"k" * 9_900_000, b"heldout", b"h") and peak < 100_000
 
 
 def test_a_changed_document_builds_another_store(corpus, store, texts):
