@@ -23,7 +23,7 @@ class ConversationWindows(TokenWindows):
     def __init__(self, *stored):
         super().__init__(*stored)
         self._layout, self._num_lost = lru_cache(2)(self._packed), lru_cache(2)(self._count_lost)
-        self._sizes = np.diff([*self._starts, self.num_tokens]) - 1  # in tokens, without the end of document after each
+        self._sizes = np.diff(self._starts, append=self.num_tokens) - 1  # in tokens, without the end of document
 
     def num_examples(self, sequence_length: int) -> int:
         return len(self._layout(sequence_length))

@@ -3,6 +3,7 @@
 
 import gzip
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from input_pipeline import ledger
 from input_pipeline.batches import training_batches
+from input_pipeline.chat.windows import ConversationWindows
 from input_pipeline.errors import DataError
 from input_pipeline.packing import IGNORED
 from input_pipeline.reading.formats import open_decompressed
@@ -79,6 +81,16 @@ def test_rows_are_full_and_what_is_longer_is_cut_and_told(chat):
     windows.check_counts(35)
     with pytest.raises(DataError, match=r"train.sequence_length=20 truncates all \d+ conversations before"):
         windows.check_counts(20)
+
+
+def test_the_lengths_of_many_conversations_are_no_objects_of_python():
+    starts = np.arange(0, 500_000, 5)
+    tracemalloc.start()
+    windows = ConversationWindows([np.zeros(500_000, np.uint16)], starts, 0, 0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4.5 * starts.nbytes, "a few arrays"
+    assert windows.packing_summary(64).startswith("100,000 conversations in ")
 
 
 def test_the_split_is_by_content_and_batches_by_the_seed_alone(chat, corpus, tmp_path):
