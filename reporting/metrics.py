@@ -20,6 +20,7 @@ from reporting.sink import Sink
 
 Figure = Annotated[float, pydantic.Field(allow_inf_nan=False)] | None
 LOG = logging.getLogger("torus")
+BLOCK_BYTES = 1 << 16  # read at once to find the last line, where a run's rollouts may be hundreds of gigabytes
 
 
 class Line(Object, total=False):
@@ -96,7 +97,7 @@ class MetricsWriter:
         """Open the file in `workdir` if this is the `first` process; the other processes write only to `sinks`."""
         self.path = workdir / name if first else pathlib.Path(os.devnull)
         if first and self.path.exists():
-            os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
+            os.truncate(self.path, _size_of_whole_lines(self.path))
         self.lock, self.pending, self.sinks = threading.Lock(), [], sinks
 
     def __enter__(self):
@@ -138,3 +139,17 @@ class MetricsWriter:
                 self.pending.clear()
             else:
                 file.truncate(size)
+
+
+def _size_of_whole_lines(path: pathlib.Path) -> int:
+    """Return the number of bytes up to the last end of a line, found from the end of the file; 0 if there is none."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            begin = max(0, end - BLOCK_BYTES)
+            file.seek(begin)
+            place = file.read(end - begin).rfind(b"\n")
+            if place >= 0:
+                return begin + place + 1
+            end = begin
+    return 0

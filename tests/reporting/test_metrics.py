@@ -4,6 +4,7 @@
 import json
 import resource
 import time
+import tracemalloc
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -63,6 +64,18 @@ def test_a_file_that_is_one_torn_line_begins_anew(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"kind"')
     write(tmp_path, "train", step=1)
     assert len(lines(tmp_path)) == 1
+
+
+def test_a_long_file_is_not_read_whole_to_find_its_torn_line(tmp_path):
+    path, whole = tmp_path / "metrics.jsonl", 1 << 28
+    with path.open("wb") as file:
+        file.seek(whole - 1)  # a hole, which takes no room on the disk
+        file.write(b"\n" + b"x" * 200_000)
+    tracemalloc.start()
+    with MetricsWriter(tmp_path):
+        _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert path.stat().st_size == whole and peak < 1_000_000
 
 
 def test_what_is_not_finite_or_unknown_is_null_so_that_every_line_is_json(tmp_path):
