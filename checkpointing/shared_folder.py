@@ -6,6 +6,7 @@ with the digest of every file. Each process writes its shards to a folder of its
 common folder, and process 0 adds the manifest and names the folder last.
 """
 
+import concurrent.futures
 import os
 import pathlib
 import shutil
@@ -69,15 +70,12 @@ class SharedFolder(FolderStore):
         """Move this process's files to the common folder; copies from staging are read back and verified."""
         own, landing = self._own(step), self._landing(step)
         _, files = _shared_out(parts)
-        for name in files:
-            (landing / name).parent.mkdir(parents=True, exist_ok=True)
-            if not self.staging:
-                os.replace(own / name, landing / name)
-                continue
-            with (own / name).open("rb") as source, (landing / name).open("wb") as copy:
-                shutil.copyfileobj(source, copy, 1 << 24)
-        if self.staging and manifest.digests(landing, list(files)) != files:
-            raise OSError(f"a copy below {landing} differs from its source")
+        if self.staging:
+            _copy(own, landing, list(files))
+            if manifest.digests(landing, list(files)) != files:
+                raise OSError(f"a copy below {landing} differs from its source")
+        else:
+            _move(own, landing, list(files))
         if self.is_local:
             for name in files:
                 sync(landing / name)
@@ -164,6 +162,24 @@ class FilledFolder(SharedFolder):
     def write(self, step: int, record: str) -> None:
         super().write(step, record)
         self.fill(self._own(step) / STATE)
+
+
+def _move(source: pathlib.Path, target: pathlib.Path, names: list[str]) -> None:
+    for name in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(source / name, target / name)
+
+
+def _copy(source: pathlib.Path, target: pathlib.Path, names: list[str]) -> None:
+    """Copy files to a folder, which may be in a bucket, several at once. Raises OSError if one cannot be copied."""
+
+    def copy(name: str) -> None:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        with (source / name).open("rb") as file, (target / name).open("wb") as there:
+            shutil.copyfileobj(file, there, 1 << 24)
+
+    with concurrent.futures.ThreadPoolExecutor(manifest.THREADS) as executor:
+        list(executor.map(copy, names))  # the first error is raised here, and ends the copies that have not begun
 
 
 def _shared_out(parts: list[Files]) -> tuple[Files, Files]:

@@ -3,11 +3,14 @@
 
 import dataclasses
 import functools
+import shutil
+import time
 
 import jax
 import numpy as np
 import pytest
 
+from checkpointing import manifest
 from checkpointing import workdir as workdirs
 from checkpointing.checkpoints import CheckpointError, Checkpoints
 from checkpointing.retention import Retention
@@ -217,6 +220,29 @@ def test_in_a_bucket_what_is_damaged_is_set_aside(bucket, tmp_path, monkeypatch)
         assert names_in(bucket) == {"1", "2.damaged"}
         assert bucket.exists("runs/mine/checkpoints/2.damaged/record.json")
         assert saved(checkpoints, 3) is None and checkpoints.newest() == 3
+
+
+def test_staged_files_are_copied_several_at_once_and_the_error_of_one_is_that_of_the_save(tmp_path, monkeypatch):
+    copy, under_way, most = shutil.copyfileobj, [], []
+
+    def counting(source, target, size):
+        under_way.append(source)
+        most.append(len(under_way))
+        time.sleep(0.05)
+        copy(source, target, size)
+        under_way.remove(source)
+
+    def failing(source, target, size):
+        if source.name.endswith("record.json"):
+            raise OSError("no room")
+        copy(source, target, size)
+
+    with Checkpoints(tmp_path / "workdir", TWO, staging=tmp_path / "staging") as checkpoints:
+        for step, replaced, failure, newest in ((1, counting, None, 1), (2, failing, "no room", 1), (3, copy, None, 3)):
+            monkeypatch.setattr(shutil, "copyfileobj", replaced)
+            found = saved(checkpoints, step)
+            assert (failure in str(found) if failure else found is None) and checkpoints.newest() == newest
+    assert 1 < max(most) <= manifest.THREADS
 
 
 def test_differences_name_each_key_old_and_new_but_for_what_may_change():
