@@ -72,6 +72,15 @@ def test_a_report_that_cannot_be_written_is_one_event(job, monkeypatch):
     assert all("\n" not in text for text in texts)
 
 
+def test_a_report_of_millions_of_lines_has_the_time_to_read_them(job):
+    assert run_report.most_seconds(job.workdir) == 60
+    with (job.workdir / "metrics.jsonl").open("r+b") as file:
+        file.truncate(2_000_000 * 200)
+    assert run_report.most_seconds(job.workdir) == 240
+    (job.workdir / "metrics.jsonl").unlink()
+    assert run_report.most_seconds(job.workdir) == 60
+
+
 def test_without_room_on_the_disk_there_is_one_event_and_no_part_of_a_page(job):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
     try:
