@@ -107,7 +107,10 @@ def choose(logits_BV: jax.Array, how: Choice) -> jax.Array:
 
 
 def _truncated(logits_BV: jax.Array, how: Choice) -> jax.Array:
-    """Return logits with -inf for tokens that top_k, top_p or min_p leave out; top_p is of what top_k leaves."""
+    """Return logits with -inf for tokens that top_k, top_p or min_p leave out; top_p is of what top_k leaves.
+
+    Of tokens that are equally likely, those with lower ids are kept first.
+    """
     sorted_BV = jnp.sort(logits_BV, axis=-1, descending=True)
     rank_1V = jnp.arange(logits_BV.shape[1])[None]
     top_k_B1 = jnp.where(how.top_k_B > 0, how.top_k_B, logits_BV.shape[1])[:, None]
@@ -116,7 +119,10 @@ def _truncated(logits_BV: jax.Array, how: Choice) -> jax.Array:
     kept_BV = (rank_1V < top_k_B1) & ((before_BV < how.top_p_B[:, None]) | (rank_1V == 0))
     kept_BV &= probabilities_BV >= how.min_p_B[:, None] * probabilities_BV[:, :1]
     lowest_B1 = jnp.min(jnp.where(kept_BV, sorted_BV, jnp.inf), axis=-1, keepdims=True)
-    return jnp.where(logits_BV < lowest_B1, -jnp.inf, logits_BV)
+    num_lowest_B1 = jnp.sum(kept_BV & (sorted_BV == lowest_B1), axis=-1, keepdims=True)
+    is_lowest_BV = logits_BV == lowest_B1
+    left_out_BV = (logits_BV < lowest_B1) | (is_lowest_BV & (jnp.cumsum(is_lowest_BV, axis=-1) > num_lowest_B1))
+    return jnp.where(left_out_BV, -jnp.inf, logits_BV)
 
 
 def log_probabilities(logits_BV: jax.Array, tokens_B: jax.Array) -> jax.Array:

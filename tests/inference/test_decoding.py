@@ -61,6 +61,11 @@ def test_top_k_and_top_p_keep_the_likeliest_in_their_proportions(sampling, kept)
     np.testing.assert_allclose(actual, wanted / wanted.sum(), atol=0.03)
 
 
+@pytest.mark.parametrize(("sampling", "kept"), [({"top_k": 3}, [0, 1, 2]), ({"top_p": 0.5}, [0, 1, 2])])
+def test_of_equally_likely_tokens_only_as_many_are_kept_as_asked_and_those_with_lower_ids(sampling, kept):
+    np.testing.assert_array_equal(np.flatnonzero(drawn(np.array([0.2, 0.15, 0.2, 0.15, 0.15, 0.15]), **sampling)), kept)
+
+
 def test_rows_are_drawn_for_themselves():
     logits = jnp.log(jnp.array([[0.98, 0.01, 0.01], [0.01, 0.01, 0.98], [1 / 3, 1 / 3, 1 / 3]]))
     tokens = np.stack([choose(logits, choice_of([(Sampling(top_p=0.9, seed=seed), 0)] * 3)) for seed in range(20)])
