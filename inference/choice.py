@@ -116,7 +116,8 @@ def _truncated(logits_BV: jax.Array, how: Choice) -> jax.Array:
     top_k_B1 = jnp.where(how.top_k_B > 0, how.top_k_B, logits_BV.shape[1])[:, None]
     probabilities_BV = jax.nn.softmax(jnp.where(rank_1V < top_k_B1, sorted_BV, -jnp.inf), axis=-1)
     before_BV = jnp.cumsum(probabilities_BV, axis=-1) - probabilities_BV
-    kept_BV = (rank_1V < top_k_B1) & ((before_BV < how.top_p_B[:, None]) | (rank_1V == 0))
+    all_B1 = how.top_p_B[:, None] >= 1  # `before` rounds to 1 before the last token
+    kept_BV = (rank_1V < top_k_B1) & ((before_BV < how.top_p_B[:, None]) | (rank_1V == 0) | all_B1)
     kept_BV &= probabilities_BV >= how.min_p_B[:, None] * probabilities_BV[:, :1]
     lowest_B1 = jnp.min(jnp.where(kept_BV, sorted_BV, jnp.inf), axis=-1, keepdims=True)
     num_lowest_B1 = jnp.sum(kept_BV & (sorted_BV == lowest_B1), axis=-1, keepdims=True)

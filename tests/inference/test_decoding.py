@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from inference import choice
 from inference.batching import Request
 from inference.choice import Sampling, choice_of, choose
 from inference.decoding import generate
@@ -70,6 +71,13 @@ def test_rows_are_drawn_for_themselves():
     logits = jnp.log(jnp.array([[0.98, 0.01, 0.01], [0.01, 0.01, 0.98], [1 / 3, 1 / 3, 1 / 3]]))
     tokens = np.stack([choose(logits, choice_of([(Sampling(top_p=0.9, seed=seed), 0)] * 3)) for seed in range(20)])
     assert (tokens[:, 0] == 0).all() and (tokens[:, 1] == 2).all() and len(set(tokens[:, 2])) == 3
+
+
+def test_a_row_that_is_not_truncated_keeps_its_least_likely_tokens_beside_one_that_is():
+    """Too unlikely to be drawn in a test: the probabilities before them round to 1."""
+    logits = jnp.broadcast_to(jnp.array([0.0, -20.0, -21.0, -22.0]), (2, 4))
+    kept = jnp.isfinite(choice._truncated(logits, choice_of([(Sampling(), 0), (Sampling(top_k=1), 0)])))
+    np.testing.assert_array_equal(kept, [[True] * 4, [True, False, False, False]])
 
 
 @functools.cache
