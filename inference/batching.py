@@ -13,8 +13,10 @@ conversation, the branches of a search.
 Letters: R rows of a chunk, T tokens of a chunk, V vocabulary.
 """
 
+import array
 import collections
 import dataclasses
+import functools
 import itertools
 from collections.abc import Collection, Sequence
 
@@ -82,6 +84,11 @@ class Continuation:
     row: int | None = None
     num_computed: int = 0
 
+    @functools.cached_property
+    def prompt_T(self) -> np.ndarray:
+        """The prompt as int32 [tokens]."""
+        return np.array(self.request.prompt, np.int32)
+
     @property
     def num_new(self) -> int:
         """The number of its tokens that are not the prompt's own."""
@@ -112,7 +119,7 @@ class Batch:
         self.waiting: collections.deque[Continuation] = collections.deque()
         self.num_prompt_tokens = self.num_shared_tokens = 0
         self._running: list[Continuation | None] = [None] * num_rows
-        self._cached: list[list[int]] = [[] for _ in range(num_rows)]  # tokens of each row in the cache
+        self._cached = [array.array("i") for _ in range(num_rows)]  # tokens of each row in the cache
         self._used = [0] * num_rows  # when each row was last given to a request
         self._clock = itertools.count(1)
         self._few, self._many = rows_of_chunks(num_rows)
@@ -194,8 +201,8 @@ class Batch:
         """
         group = []
         while free and self.waiting and len(group) < self._many:
-            prefix = self.waiting[0].request.prompt[:-1]  # the last token is computed, for the logits after it
-            shared = [_common_prefix(tokens, prefix) for tokens in self._cached]
+            prefix = self.waiting[0].prompt_T[:-1]  # the last token is computed, for the logits after it
+            shared = [_common_prefix(np.asarray(tokens), prefix) for tokens in self._cached]
             if self._soon_shared(prefix) > max(shared):
                 break
             source = max(range(self.num_rows), key=lambda row: (shared[row], row in free))
@@ -207,9 +214,9 @@ class Batch:
             group.append((one, source))
         return group
 
-    def _soon_shared(self, prefix: Sequence[int]) -> int:
+    def _soon_shared(self, prefix: np.ndarray) -> int:
         """Return how many tokens of a prefix a prompt that is being computed has too, at most; 0 if few."""
-        computing = [one.request.prompt for one in self.running if not one.tokens]
+        computing = [one.prompt_T for one in self.running if not one.tokens]
         longest = max((_common_prefix(other, prefix) for other in computing), default=0)
         return longest if longest >= CHUNKS[0] else 0
 
@@ -254,7 +261,7 @@ class Batch:
             row_R[index], tokens_RT[index, : len(part)] = one.row, part
             one.num_computed += len(part)
             self.num_prompt_tokens += len(part)
-            self._cached[one.row] += part
+            self._cached[one.row].extend(part)
         cache, logits_RV = rows.extend(self.engine, self._rows.cache, row_R, tokens_RT)
         self._rows = self._rows._replace(cache=cache)
         return logits_RV
@@ -350,8 +357,8 @@ def _remaining(one: Continuation) -> int:
     return len(one.request.prompt) - one.num_computed
 
 
-def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+def _common_prefix(first_T: np.ndarray, second_T: np.ndarray) -> int:
     """Return the number of equal tokens at the start."""
-    return next(
-        (index for index, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
-    )
+    length = min(len(first_T), len(second_T))
+    differs_T = first_T[:length] != second_T[:length]
+    return int(differs_T.argmax()) if differs_T.any() else length

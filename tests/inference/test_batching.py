@@ -3,6 +3,7 @@
 
 import dataclasses
 import functools
+import time
 import types
 
 import jax
@@ -157,6 +158,18 @@ def test_samples_of_one_prompt_compute_it_once_and_the_next_turn_only_what_is_ne
     assert [one.tokens for one in batch.run([Request(prompt, 4, Sampling(seed=seed)) for seed in range(4)])] == [
         one.tokens for one in first
     ]
+
+
+def test_a_long_prompt_is_compared_with_many_rows_in_a_small_part_of_a_second():
+    """Token by token it takes a second, in which nothing is decoded."""
+    batch, shared = batch_of(64), prompts([320_000])[0]
+    for tokens in batch._cached:
+        tokens.extend(shared)
+    batch.waiting.append(batching.Continuation(Request([*shared, 1, 2], 1, GREEDY)))
+    started = time.process_time()
+    [(one, _)] = batch._next_group({5})
+    assert time.process_time() - started < 0.2
+    assert (one.row, one.num_computed) == (5, 320_000)
 
 
 def test_a_row_that_another_request_took_is_no_source_of_what_it_had():
