@@ -80,6 +80,16 @@ async def pieces(job: Job, answers: Sequence[Answer]) -> AsyncIterator[Piece]:
             yield piece
 
 
+async def collected(parts: AsyncIterator[Piece], count: int, *, with_drawn: bool) -> list[Piece]:
+    """Return each of `count` answers as one piece, with its tokens only if they are asked for."""
+    texts, drawn, reasons = [[] for _ in range(count)], [[] for _ in range(count)], [""] * count
+    async for piece in parts:
+        texts[piece.index].append(piece.text)
+        drawn[piece.index] += piece.drawn if with_drawn else []
+        reasons[piece.index] = piece.reason
+    return [Piece(index, "".join(texts[index]), drawn[index], reasons[index]) for index in range(count)]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Format:
     """What completions and chats have in common.

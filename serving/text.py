@@ -16,7 +16,7 @@ from inference.prompts import Prompt, chat_prompt, text_prompt, token_prompt
 from input_pipeline.chat.template import PlainFormat, Template
 from input_pipeline.errors import DataError
 from input_pipeline.tokenization import AnyTokenizer
-from serving.answers import Answer, ChatFormat, CompletionFormat, Format, Piece, pieces, usage
+from serving.answers import Answer, ChatFormat, CompletionFormat, Format, Piece, collected, pieces, usage
 from serving.bodies import read
 from serving.errors import ApiError, gone
 from serving.metrics import Metrics
@@ -188,22 +188,13 @@ class TextService:
         if asked.given.stream:
             return EventStream(self._events(asked), asked.job)
         try:
-            found = await unless_disconnected(request, self._collected(asked))
+            whole = collected(self._pieces(asked), len(asked.answers), with_drawn=asked.form.num_top is not None)
+            found = await unless_disconnected(request, whole)
         finally:
             asked.job.close()
         choices = [asked.form.choice(piece) for piece in found]
-        whole = asked.form.head() | {"object": asked.form.whole, "choices": choices}
-        return JSONResponse(whole | {"usage": usage(asked.prompts, asked.answers)})
-
-    async def _collected(self, asked: Asked) -> list[Piece]:
-        """Return each answer as one piece."""
-        found = [Piece(answer.index, "", [], "") for answer in asked.answers]
-        async for piece in self._pieces(asked):
-            before = found[piece.index]
-            found[piece.index] = Piece(
-                piece.index, before.text + piece.text, before.drawn + piece.drawn, piece.reason or before.reason
-            )
-        return found
+        content = asked.form.head() | {"object": asked.form.whole, "choices": choices}
+        return JSONResponse(content | {"usage": usage(asked.prompts, asked.answers)})
 
     async def _events(self, asked: Asked) -> AsyncIterator[str]:
         """Yield the answer as server-sent events."""

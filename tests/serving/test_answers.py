@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an answer counts: its own tokens, without one that the prompt ends with."""
 
+import asyncio
+import time
+
 import pytest
 
 pytest.importorskip("starlette", reason="needs the packages of `make setup EXTRAS=serve`")
 
 from inference.prompts import text_prompt
 from input_pipeline.tokenization import open_tokenizer
-from serving.answers import Answer, usage
+from serving.answers import Answer, Drawn, Piece, collected, usage
 from serving.worker import Update
 from tests.input_pipeline.chat.conftest import write_tokenizer  # noqa: F401
 
@@ -43,3 +46,22 @@ def test_a_first_token_counts_if_it_goes_beyond_the_prompt(bpe, asked, is_own):
     assert piece.text == WHOLE.removeprefix(asked)
     assert [one.token for one in piece.drawn] == drawn[is_own:]
     assert usage([prompt], [answer])["completion_tokens"] == len(drawn) - is_own
+
+
+@pytest.mark.parametrize("with_drawn", [True, False])
+def test_a_long_answer_is_collected_in_a_time_that_grows_as_its_length(with_drawn):
+    """It takes half a minute if each part is joined with all before it."""
+    count = 100_000
+
+    async def parts():
+        for place in range(count):
+            yield Piece(1, "ab", [Drawn(place, 0.0, {}, 2 * place)], "")
+        yield Piece(0, "c", [], "stop")
+        yield Piece(1, "", [], "length")
+
+    began = time.process_time()
+    first, second = asyncio.run(collected(parts(), 2, with_drawn=with_drawn))
+    assert time.process_time() - began < 5
+    assert (second.text, second.reason) == ("ab" * count, "length")
+    assert [one.token for one in second.drawn] == (list(range(count)) if with_drawn else [])
+    assert first == Piece(0, "c", [], "stop")
