@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from configs.errors import ConfigError, shown
 from files.paths import expanded
+from serving.connections import Connection
 
 KEY_VARIABLE = "TORUS_API_KEY"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -70,8 +71,8 @@ class Server(uvicorn.Server):
         """
         super().__init__(
             uvicorn.Config(
-                app, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none",
-                timeout_graceful_shutdown=grace_seconds,
+                app, http=Connection, log_level="warning", access_log=False, server_header=False, lifespan="off",
+                ws="none", timeout_graceful_shutdown=grace_seconds,
             )
         )  # fmt: skip
         self._grace_seconds, self._has_failed = grace_seconds, has_failed

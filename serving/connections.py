@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections of clients, which end if a client keeps the server waiting."""
+
+import asyncio
+from collections.abc import Callable
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MOST_SECONDS = 30.0  # for a whole request
+
+
+class Limit:
+    """Calls a function MOST_SECONDS after the first `begin`, unless `end` comes before."""
+
+    def __init__(self, function: Callable[[], None]):
+        self._function, self._timer = function, None
+
+    def begin(self) -> None:
+        """Begin to wait, if it does not wait already; needs a running event loop."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(MOST_SECONDS, self._function)
+
+    def end(self) -> None:
+        """Wait no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class Connection(H11Protocol):
+    """HTTP on a connection; it is cut if a request does not come to its end in time.
+
+    The application then sees that the client has disconnected.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._of_request = Limit(transport.abort)
+        self._of_request.begin()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing more."""
+        self._of_request.end()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        """Take what has come; wait for the rest of a request, or for the next one."""
+        super().handle_events()
+        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
+            self._of_request.begin()
+        else:
+            self._of_request.end()

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client that keeps the server waiting loses its connection, and what it had there is free again."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+pytest.importorskip("uvicorn", reason="needs the packages of `make setup EXTRAS=serve`")
+
+from starlette.responses import PlainTextResponse
+
+from serving import connections
+from serving.server import Server
+
+SECONDS = 0.3  # that a client has
+WHOLE = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nab"
+
+
+@contextlib.asynccontextmanager
+async def serving(app) -> AsyncIterator[tuple[str, int]]:
+    """Serve an application on an address of this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Server(app, 1, lambda: False)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        yield listener.getsockname()
+        server.should_exit = True
+        await task
+
+
+async def is_cut(reader: asyncio.StreamReader) -> bool:
+    """Return whether the server ends the connection, without an answer."""
+    with contextlib.suppress(ConnectionResetError):
+        return await asyncio.wait_for(reader.read(), 10) == b""
+    return True
+
+
+@pytest.mark.parametrize("sent", [b"", WHOLE[:9], WHOLE[:-1]], ids=["nothing", "half a head", "half a body"])
+def test_a_request_that_does_not_come_to_its_end_is_cut_and_a_slow_answer_is_not(monkeypatch, sent):
+    monkeypatch.setattr(connections, "MOST_SECONDS", SECONDS)
+
+    async def app(scope, receive, send):
+        while (message := await receive()).get("more_body"):
+            pass
+        if message["type"] == "http.request":
+            await asyncio.sleep(3 * SECONDS)
+            await PlainTextResponse("done")(scope, receive, send)
+
+    async def ask():
+        async with serving(app) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(WHOLE)
+            assert await reader.readuntil(b"done")
+            writer.write(sent)  # as a next request, and as the first one of a connection
+            other_reader, other_writer = await asyncio.open_connection(*address)
+            other_writer.write(sent)
+            assert await is_cut(reader) and await is_cut(other_reader)
+            writer.close()
+            other_writer.close()
+
+    asyncio.run(ask())
