@@ -7,7 +7,7 @@ from collections.abc import Callable
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MOST_SECONDS = 30.0  # for a whole request
+MOST_SECONDS = 30.0  # for a whole request, and until a client reads more of an answer
 
 
 class Limit:
@@ -29,20 +29,21 @@ class Limit:
 
 
 class Connection(H11Protocol):
-    """HTTP on a connection; it is cut if a request does not come to its end in time.
+    """HTTP on a connection; it is cut if a request does not come to its end, or an answer is not read, in time.
 
-    The application then sees that the client has disconnected.
+    The application then sees that the client has disconnected, and frees the places of its answers.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Wait for the first request."""
         super().connection_made(transport)
-        self._of_request = Limit(transport.abort)
+        self._of_request, self._of_answer = Limit(transport.abort), Limit(transport.abort)
         self._of_request.begin()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing more."""
         self._of_request.end()
+        self._of_answer.end()
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
@@ -52,3 +53,13 @@ class Connection(H11Protocol):
             self._of_request.begin()
         else:
             self._of_request.end()
+
+    def pause_writing(self) -> None:
+        """Wait until the client has read what was sent."""
+        super().pause_writing()
+        self._of_answer.begin()
+
+    def resume_writing(self) -> None:
+        """Send more."""
+        super().resume_writing()
+        self._of_answer.end()

@@ -4,6 +4,8 @@
 import asyncio
 import contextlib
 import socket
+import time
+import types
 from collections.abc import AsyncIterator
 
 import pytest
@@ -14,6 +16,7 @@ from starlette.responses import PlainTextResponse
 
 from serving import connections
 from serving.server import Server
+from serving.text import EventStream
 
 SECONDS = 0.3  # that a client has
 WHOLE = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nab"
@@ -61,5 +64,31 @@ def test_a_request_that_does_not_come_to_its_end_is_cut_and_a_slow_answer_is_not
             assert await is_cut(reader) and await is_cut(other_reader)
             writer.close()
             other_writer.close()
+
+    asyncio.run(ask())
+
+
+def test_a_stream_that_is_not_read_ends_its_job(monkeypatch):
+    """Else its answers would keep their places, and others would be told that the server is busy."""
+    monkeypatch.setattr(connections, "MOST_SECONDS", SECONDS)
+
+    async def endless():
+        while True:
+            yield "x" * 100_000
+            await asyncio.sleep(0)
+
+    async def ask():
+        closed = asyncio.Event()
+
+        async def app(scope, receive, send):
+            await EventStream(endless(), types.SimpleNamespace(close=closed.set))(scope, receive, send)
+
+        async with serving(app) as address:
+            _, writer = await asyncio.open_connection(*address, limit=1 << 10)
+            writer.write(WHOLE)
+            began = time.monotonic()
+            await asyncio.wait_for(closed.wait(), 20)
+            assert time.monotonic() - began >= SECONDS
+            writer.close()
 
     asyncio.run(ask())
