@@ -10,6 +10,7 @@ from collections.abc import Callable
 import uvicorn
 from starlette.types import ASGIApp
 
+from cluster.secret import FEWEST_CHARACTERS, READABLE_BY_OTHERS
 from configs.errors import ConfigError, shown
 from files.paths import expanded
 from serving.connections import Connection
@@ -35,26 +36,36 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def read_key(file: str, host: str) -> str:
-    """Return the key that clients must send, "" for none; ConfigError if `host` needs one.
+    """Return the key that clients must send, "" for none.
 
     Args:
       file: that has the key; "": the environment may have it.
+
+    Raises:
+      ConfigError: `host` needs a key, or a longer one, or the file cannot be read, or other users can read it.
     """
     key, source = os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
     if file:
         source = f"--api_key_file={file}"
         try:
-            key = expanded(file).read_text().strip()
+            key, mode = expanded(file).read_text().strip(), expanded(file).stat().st_mode
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{source} cannot be read ({error}); name a text file that has only the key") from None
         if not key:
             raise ConfigError(f"{source} is empty; write the key into it")
+        if mode & READABLE_BY_OTHERS:
+            raise ConfigError(f"{source} can be read by other users; run chmod 600 {file}")
     if not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(f"{source}: a key has only ASCII letters, digits and signs; choose another")
     if not key and host not in LOOPBACK:
         raise ConfigError(
             f"--host={shown(host)} lets other machines in, so a key is needed: --api_key_file=FILE, "
             f"or the environment variable {KEY_VARIABLE}"
+        )
+    if len(key) < FEWEST_CHARACTERS and host not in LOOPBACK:
+        raise ConfigError(
+            f"{source} has fewer than {FEWEST_CHARACTERS} characters, so it can be guessed; make one with "
+            "`openssl rand -hex 32`"
         )
     return key
 

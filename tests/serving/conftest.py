@@ -79,5 +79,6 @@ def completing(silent_run) -> Iterator[Served]:
     """A server with one row, and room for one more to wait, of a model that does not chat; it needs a key."""
     key = silent_run.with_name("key")
     key.write_text(f"{SECRET}\n")
+    key.chmod(0o600)
     with serving(silent_run, "--rows=1", "--max_waiting=1", "--max_length=40", f"--api_key_file={key}") as served:
         yield served

@@ -15,6 +15,7 @@ import httpx2
 import numpy as np
 import pytest
 
+from configs.errors import ConfigError
 from tests import warm
 from tests.serving.conftest import SECRET, serving
 from tests.support import ROOT
@@ -406,6 +407,25 @@ def test_a_server_that_cannot_start_says_why_in_one_line(completing, flags, mess
     status, out, err = finish(started)
     assert (status, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
     assert message.replace("BUSY", busy) in err
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604])
+def test_a_key_that_other_users_can_read_or_guess_is_refused(tmp_path, monkeypatch, mode):
+    from serving.server import KEY_VARIABLE, read_key  # which need the extra
+
+    file, short = tmp_path / "key", SECRET[:15]
+    file.write_text(SECRET)
+    file.chmod(mode)
+    with pytest.raises(ConfigError, match=f"^--api_key_file={file} can be read by other users; run chmod 600 {file}$"):
+        read_key(str(file), "127.0.0.1")
+    file.chmod(0o600)
+    assert read_key(str(file), "0.0.0.0") == SECRET
+    file.write_text(short)
+    monkeypatch.setenv(KEY_VARIABLE, short)
+    for given in (str(file), ""):
+        with pytest.raises(ConfigError, match="has fewer than 16 characters, so it can be guessed; make one with"):
+            read_key(given, "0.0.0.0")
+        assert read_key(given, "127.0.0.1") == short
 
 
 def test_without_the_extra_it_says_how_to_install_it(completing):
