@@ -89,7 +89,9 @@ class TextService:
     async def complete(self, request: Request) -> Response:
         """Continue texts."""
         started, given = time.monotonic(), await read(request, CompletionRequest, self.name)
-        prompts = await asyncio.to_thread(self._text_prompts, given)
+        texts = _several(given.prompt)
+        self._check_room(len(texts) * given.num_choices)  # before they are encoded, which takes time
+        prompts = await asyncio.to_thread(lambda: [self._text_prompt(text) for text in texts])
         form = CompletionFormat(self.name, self._tokenizer, given.logprobs)
         asked = self._accept(given, form, prompts, given.max_tokens or COMPLETION_TOKENS, "prompt", started)
         return await self._respond(request, asked)
@@ -104,14 +106,11 @@ class TextService:
             )  # fmt: skip
         if given.top_logprobs and not given.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+        self._check_room(given.num_choices)
         prompt = await asyncio.to_thread(self._chat_prompt, given)
         form = ChatFormat(self.name, self._tokenizer, (given.top_logprobs or 0) if given.logprobs else None)
         limit = given.max_completion_tokens or given.max_tokens
         return await self._respond(request, self._accept(given, form, [prompt], limit, "messages", started))
-
-    def _text_prompts(self, given: CompletionRequest) -> list[Prompt]:
-        several = given.prompt if isinstance(given.prompt, list) and not isinstance(given.prompt[0], int) else None
-        return [self._text_prompt(prompt) for prompt in several or [given.prompt]]
 
     def _text_prompt(self, prompt: str | list[int]) -> Prompt:
         try:
@@ -240,6 +239,11 @@ class EventStream(StreamingResponse):
                 await super().__call__(scope, receive, send)
         finally:
             self._job.close()
+
+
+def _several(prompt: str | list) -> list[str] | list[list[int]]:
+    """Return the prompts of a completion, of which there may be one alone."""
+    return prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
 
 
 def event(content: dict) -> str:

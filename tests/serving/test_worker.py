@@ -8,10 +8,16 @@ import pytest
 
 pytest.importorskip("starlette", reason="needs the packages of `make setup EXTRAS=serve`")
 
+from starlette.testclient import TestClient
+
 from inference.batching import Batch, Request
 from inference.choice import Sampling
+from input_pipeline.chat.template import PlainFormat
+from input_pipeline.tokenization import open_tokenizer
 from parallelism.mesh import mesh_context
+from serving.app import make_app
 from serving.errors import ApiError
+from serving.text import TextService
 from serving.worker import Job, Worker
 from tests.inference.test_batching import GREEDY, LENGTH, V, alone, batch_of, engine, prompts
 from tests.support import compilations
@@ -65,6 +71,22 @@ def test_jobs_have_the_tokens_of_each_alone_and_compile_nothing(worker):
         and not worker.batch.running
         and not worker.batch.waiting
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [("completions", {"prompt": ["a", "b"]}), ("chat/completions", {"messages": [{"role": "user", "content": "a"}]})],
+)
+def test_a_prompt_that_finds_no_room_is_refused_before_it_is_encoded(worker, monkeypatch, path, asked):
+    """A long one takes time, also of the clients that are not refused."""
+    tokenizer, encoded = open_tokenizer("byte"), []
+    monkeypatch.setattr(type(tokenizer), "encode", lambda self, text: encoded.append(text) or [1])
+    service = TextService("m", tokenizer, PlainFormat(), [], worker, max_waiting=0)
+    client = TestClient(make_app(service, ""), base_url="http://localhost")
+    monkeypatch.setattr(worker, "in_flight", 3)
+    assert client.post(f"/v1/{path}", json=asked).status_code == 429
+    assert client.post(f"/v1/{path}", json=asked | {"n": 4}).status_code == 400
+    assert not encoded
 
 
 def test_a_batch_that_cannot_be_made_is_an_error_and_no_server_that_waits_for_ever(one_device):
