@@ -120,6 +120,7 @@ class Batch:
         self.num_prompt_tokens = self.num_shared_tokens = 0
         self._running: list[Continuation | None] = [None] * num_rows
         self._cached = [array.array("i") for _ in range(num_rows)]  # tokens of each row in the cache
+        self._awaited: tuple[Continuation, Continuation, int] | None = None  # who waits, for whom, for how many tokens
         self._used = [0] * num_rows  # when each row was last given to a request
         self._clock = itertools.count(1)
         self._few, self._many = rows_of_chunks(num_rows)
@@ -201,9 +202,13 @@ class Batch:
         """
         group = []
         while free and self.waiting and len(group) < self._many:
+            if self._still_awaits(self.waiting[0]):
+                break
             prefix = self.waiting[0].prompt_T[:-1]  # the last token is computed, for the logits after it
             shared = [_common_prefix(np.asarray(tokens), prefix) for tokens in self._cached]
-            if self._soon_shared(prefix) > max(shared):
+            computing, soon = self._soon_shared(prefix)
+            if soon > max(shared):
+                self._awaited = self.waiting[0], computing, soon
                 break
             source = max(range(self.num_rows), key=lambda row: (shared[row], row in free))
             one = self.waiting.popleft()
@@ -214,11 +219,18 @@ class Batch:
             group.append((one, source))
         return group
 
-    def _soon_shared(self, prefix: np.ndarray) -> int:
-        """Return how many tokens of a prefix a prompt that is being computed has too, at most; 0 if few."""
-        computing = [one.prompt_T for one in self.running if not one.tokens]
-        longest = max((_common_prefix(other, prefix) for other in computing), default=0)
-        return longest if longest >= CHUNKS[0] else 0
+    def _still_awaits(self, one: Continuation) -> bool:
+        """Return whether what a continuation was found to wait for is not computed yet; no prompt is compared."""
+        if self._awaited is None or self._awaited[0] is not one:
+            return False
+        _, computing, soon = self._awaited
+        return computing.row is not None and computing.num_computed < soon
+
+    def _soon_shared(self, prefix: np.ndarray) -> tuple[Continuation | None, int]:
+        """Return whose prompt, of those being computed, has most tokens of a prefix, and how many; 0 if few."""
+        computing = [(one, _common_prefix(one.prompt_T, prefix)) for one in self.running if not one.tokens]
+        most = max(computing, key=lambda pair: (pair[1], pair[0].num_computed), default=(None, 0))
+        return most if most[1] >= CHUNKS[0] else (None, 0)
 
     def _begin(self, admitted: list[tuple[Continuation, int]], num_rows: int) -> None:
         """Copy the shared tokens into the rows of new continuations, by the program of `num_rows` rows."""

@@ -172,6 +172,27 @@ def test_a_long_prompt_is_compared_with_many_rows_in_a_small_part_of_a_second():
     assert (one.row, one.num_computed) == (5, 320_000)
 
 
+def test_a_request_that_waits_for_a_prefix_is_compared_again_only_when_that_is_computed_or_cancelled(monkeypatch):
+    [shared] = prompts([80])
+    batch, compared = batch_of(4), []
+    compare = batching._common_prefix
+    monkeypatch.setattr(batching, "_common_prefix", lambda *pair: compared.append(0) or compare(*pair))
+    monkeypatch.setattr(batching, "CHUNKS", (16,))
+    for is_cancelled in (False, True):
+        shared = [token % (V - 1) + 1 for token in shared]  # others than before
+        first, second = (batch.add(Request([*shared, token], 2, GREEDY)) for token in (1, 2))
+        batch.step()
+        num_before = len(compared)
+        batch.step()
+        batch.step()
+        assert second in batch.waiting and len(compared) == num_before
+        if is_cancelled:
+            batch.cancel(first)
+        while not second.reason:
+            batch.step()
+        assert second.tokens == alone(second.request.prompt, 2)[0]
+
+
 def test_a_row_that_another_request_took_is_no_source_of_what_it_had():
     """Prompts that begin alike are copied from a row before the row is overwritten in the same step."""
     [base] = prompts([30])
