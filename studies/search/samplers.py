@@ -135,7 +135,8 @@ def _value(distribution: BaseDistribution, place: float):
         return distribution.choices[min(int(place * count), count - 1)]
     low, high = distribution.low, distribution.high
     if distribution.log:
-        value = float(np.exp(np.log(low) + place * (np.log(high) - np.log(low))))
+        first, last = _logarithms(distribution)
+        value = float(np.exp(first + place * (last - first)))
     elif distribution.step:
         value = low + distribution.step * min(int(place * _count(distribution)), _count(distribution) - 1)
     else:
@@ -148,10 +149,17 @@ def _place(distribution: BaseDistribution, value: float) -> float:
     """Return where in [0, 1] a number is."""
     low, high = distribution.low, distribution.high
     if distribution.log:
-        return float((np.log(value) - np.log(low)) / (np.log(high) - np.log(low)))
+        first, last = _logarithms(distribution)
+        return float((np.log(value) - first) / (last - first))
     if distribution.step:
         return ((value - low) / distribution.step + 0.5) / _count(distribution)
     return (value - low) / (high - low)
+
+
+def _logarithms(distribution: BaseDistribution) -> tuple[float, float]:
+    """Return the logarithms between which a logarithmic range lies, with what rounds to its first and last number."""
+    half = 0.5 if isinstance(distribution, optuna.distributions.IntDistribution) else 0.0
+    return math.log(distribution.low - half), math.log(distribution.high + half)
 
 
 def _count(distribution: BaseDistribution) -> int:

@@ -162,6 +162,15 @@ def test_the_last_step_of_a_range_is_not_exceeded_by_rounding():
         optuna.trial.create_trial(value=0.0, params={"x": value}, distributions={"x": distribution})
 
 
+def test_whole_numbers_of_a_logarithmic_range_are_drawn_as_often_as_optuna_draws_them():
+    """The last one is no exception: it was drawn half as often as its share of the range."""
+    counts, rng = IntDistribution(1, 4, log=True), np.random.default_rng(0)
+    values = [samplers.drawn({"x": counts}, rng)["x"] for _ in range(4000)]
+    shares = np.bincount(values, minlength=5)[1:] / len(values)
+    assert shares == pytest.approx(np.diff(np.log([0.5, 1.5, 2.5, 3.5, 4.5])) / np.log(9), abs=0.03)
+    assert [samplers.nearest(counts, value) for value in (0.2, 1, 2, 3, 4, 9)] == [1, 1, 2, 3, 4, 4]
+
+
 @pytest.mark.parametrize("steps", [17, 40, 900])
 def test_asha_looks_after_a_ninth_and_a_third_of_the_steps_alone(steps):
     study, pruner = optuna.create_study(), samplers.PRUNERS["asha"](steps)
