@@ -13,7 +13,7 @@ from scipy import special
 
 CONFIDENCE = 0.95
 FEWEST = 3  # different sizes: two always lie on a line
-ROUNDING = 1e-12  # of sums of squares
+ROUNDING = 8 * np.finfo(float).eps  # of a metric, as a fraction of the largest
 BENDS = 0.05  # a smaller probability of the lack-of-fit test says that the points do not follow a line
 
 
@@ -82,7 +82,7 @@ def fit(sizes: list[float], metrics: list[float]) -> Fit | None:
     spread = float(((x - mean) ** 2).sum())
     slope = float(((x - mean) * (y - y.mean())).sum() / spread)
     level = float(y.mean() - slope * mean)
-    residual = float(((y - level - slope * x) ** 2).sum())
+    residual = float((((y - y.mean()) - slope * (x - mean)) ** 2).sum())
     deviation = (residual / (len(x) - 2)) ** 0.5
     return Fit(len(x), slope, level, float(mean), spread, deviation, _bend(x, y, residual))
 
@@ -90,11 +90,12 @@ def fit(sizes: list[float], metrics: list[float]) -> Fit | None:
 def _bend(x: np.ndarray, y: np.ndarray, residual: float) -> float | None:
     """Return the probability of the F test for lack of fit; `residual` is the sum of squares around the line."""
     places, which = np.unique(x, return_inverse=True)
-    means = np.bincount(which, y) / np.bincount(which)
-    pure, freedom = float(((y - means[which]) ** 2).sum()), len(x) - len(places)
+    centred = y - y.mean()  # a large level would take the digits of small differences
+    means = np.bincount(which, centred) / np.bincount(which)
+    pure, freedom = float(((centred - means[which]) ** 2).sum()), len(x) - len(places)
     if not freedom:
         return None
-    rounding = ROUNDING * float((y**2).sum())
+    rounding = len(y) * float(ROUNDING * np.abs(y).max()) ** 2
     if pure <= rounding:  # equal points have no error, so that any distance from the line is a bend
         return float(residual <= rounding)
     bent = max(0.0, residual - pure) / (len(places) - 2)

@@ -70,3 +70,14 @@ def test_seeds_that_agree_exactly_still_show_a_bend():
     for value in (0.3, 0.68, 0.1):  # whose means round
         assert scaling.fit([1, 1, 1, 2, 2, 2, 4, 4, 4], [value] * 9).bend == 1.0
     assert scaling.fit([1, 2, 4], [0.0, 1.0, 1.0]).bend is None, "one seed tests nothing"
+
+
+@pytest.mark.parametrize("level", [0.0, 100.0, 10_000.0])
+def test_a_bend_is_the_same_at_every_level_of_the_metric(level):
+    """A cost in thousands with small differences had no bend, because its level counted as rounding.
+
+    Around the line are 3e-4, of which 1.5e-6 around the means, so that F(1, 3) is 600.
+    """
+    metrics = level + np.array([0.5, 0.501, 0.51, 0.511, 0.55, 0.551])
+    found = scaling.fit([1, 1, 2, 2, 4, 4], list(metrics))
+    assert found.bends and found.bend == pytest.approx(0.000149157, rel=1e-5)
