@@ -79,7 +79,11 @@ def read_steps(path: pathlib.Path, kind: str) -> list[Line]:
       JsonError: as `read_lines`.
       OSError: the file cannot be read.
     """
-    lines = read_lines(path)
+    return steps_of(read_lines(path), kind)
+
+
+def steps_of(lines: Sequence[Line], kind: str) -> list[Line]:
+    """Return the last of these lines of each step and of a kind; see `read_steps`."""
     of_step = {line["step"]: line for line in lines if line["kind"] == kind and "step" in line}
     return [of_step[step] for step in sorted(of_step)]
 

@@ -9,7 +9,7 @@ from checkpointing.bucket import path_of
 from configs import topologies
 from files.json_reader import JsonError, read_json
 from reporting.goodput import SignOfLife
-from reporting.metrics import read_steps
+from reporting.metrics import Line, read_lines, steps_of
 from settings import stored_config
 
 HOUR = 3600.0
@@ -28,6 +28,7 @@ class Outcome:
       goodput: fraction of `wall_seconds` that was spent on training that is not lost.
       checkpoint: the newest, as an address; "" if there is none.
       checkpoint_bytes: of its files; None if it has no manifest.
+      ran_seconds: time that the worker counted.
     """
 
     evaluations: list[dict[str, float | int | None]]
@@ -37,6 +38,7 @@ class Outcome:
     goodput: float
     checkpoint: str
     checkpoint_bytes: int | None
+    ran_seconds: float
     breadth: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @property
@@ -67,21 +69,19 @@ def chips_of(topology: str) -> int:
 
 def evaluations_of(workdir: str) -> list[dict[str, float | int | None]]:
     """Return the figures of each evaluation in a folder, in order of steps; none if they cannot be read."""
-    return _lines_of(workdir, "eval")
+    return _figures(_lines_of(workdir), "eval")
 
 
-def breadth_of(workdir: str) -> dict[str, float]:
-    """Return the last accuracies by depth and breadth in a folder; {} if there are none."""
-    lines = _lines_of(workdir, "breadth")
-    return {name: value for name, value in lines[-1].items() if "/" in name} if lines else {}
-
-
-def _lines_of(workdir: str, kind: str) -> list[dict[str, float | int | None]]:
+def _lines_of(workdir: str) -> list[Line]:
     try:
-        lines = read_steps(path_of(workdir) / "metrics.jsonl", kind)
+        return read_lines(path_of(workdir) / "metrics.jsonl")
     except (OSError, JsonError):
-        lines = []
-    return [{name: value for name, value in line.items() if name not in ("kind", "time")} for line in lines]
+        return []
+
+
+def _figures(lines: list[Line], kind: str) -> list[dict[str, float | int | None]]:
+    of_kind = steps_of(lines, kind)
+    return [{name: value for name, value in line.items() if name not in ("kind", "time")} for line in of_kind]
 
 
 def curve_of(evaluations: list[dict[str, float | int | None]], metric: str) -> dict[int, float]:
@@ -104,11 +104,13 @@ def read(workdir: str, topology: str, ran_seconds: float = 0.0, price: float | N
         parts = {}
     wall = sum(seconds for name, seconds in parts.items() if name != "idle") or ran_seconds
     chips, price = chips_of(topology), price_of(topology, price)
-    step = stored_config.trained_to(folder)
+    step, lines = stored_config.trained_to(folder), _lines_of(workdir)
+    breadths = _figures(lines, "breadth")
     return Outcome(
-        evaluations=evaluations_of(workdir),
-        breadth=breadth_of(workdir),
+        evaluations=_figures(lines, "eval"),
+        breadth={name: value for name, value in breadths[-1].items() if "/" in name} if breadths else {},
         wall_seconds=wall,
+        ran_seconds=ran_seconds,
         chips=chips,
         cost=None if price is None else wall * chips / HOUR * price,
         goodput=parts.get("training", 0.0) / wall if wall else 0.0,

@@ -152,6 +152,10 @@ class Queue:
             raise LostClaim(f"another worker runs {title(trial)}")
         return self._fresh(trial).user_attrs["cancelled"]
 
+    def kept(self, trial: FrozenTrial) -> contextlib.AbstractContextManager[None]:
+        """Count the claim up in a thread, while this process works on something else for long."""
+        return self.claims.kept(self._claim(trial))
+
     def finish(
         self, trial: FrozenTrial, value: float | None, results: dict, curve: dict[int, float], *, pruned: bool = False
     ) -> None:
@@ -162,27 +166,37 @@ class Queue:
           curve: the metric by step.
         """
         self.keep(trial)
-        number = self.id_of(trial)
         for name, content in results.items():
-            self.storage.set_trial_user_attr(number, name, content)
+            self.set_attribute(trial, name, content)
+        known = self._fresh(trial)
         for step, metric in curve.items():
-            self.storage.set_trial_intermediate_value(number, step, metric)
+            if known.intermediate_values.get(step) != metric:
+                self.report(trial, step, metric)
+        self.keep(trial)  # a long curve takes minutes
         state = TrialState.FAIL if value is None else TrialState.PRUNED if pruned else TrialState.COMPLETE
-        also = [known[SECOND]] if SECOND in (known := self._fresh(trial).user_attrs) else []
-        self.storage.set_trial_state_values(number, state, None if value is None else [value, *also])
+        also = [known.user_attrs[SECOND]] if SECOND in known.user_attrs else []
+        with self._unless_ended(trial):
+            self.storage.set_trial_state_values(self.id_of(trial), state, None if value is None else [value, *also])
         self.claims.drop(self._claim(trial))
 
     def give_back(self, trial: FrozenTrial, failure: dict | None = None) -> None:
         """Return a trial to the queue, with the failure of this attempt if it failed. Raises LostClaim."""
         self.keep(trial)
         if failure:
-            self.storage.set_trial_user_attr(self.id_of(trial), "failures", [*failures(self._fresh(trial)), failure])
-        self.storage.set_trial_state_values(self.id_of(trial), TrialState.WAITING)
+            self.set_attribute(trial, "failures", [*failures(self._fresh(trial)), failure])
+        with self._unless_ended(trial):
+            self.storage.set_trial_state_values(self.id_of(trial), TrialState.WAITING)
         self.claims.drop(self._claim(trial))
 
     def set_attribute(self, trial: FrozenTrial, name: str, content: object) -> None:
-        """Store a user attribute, a JSON value, of a trial that has not ended."""
-        self.storage.set_trial_user_attr(self.id_of(trial), name, content)
+        """Store a user attribute, a JSON value, of a trial that has not ended. Raises LostClaim if it has."""
+        with self._unless_ended(trial):
+            self.storage.set_trial_user_attr(self.id_of(trial), name, content)
+
+    def report(self, trial: FrozenTrial, step: int, metric: float) -> None:
+        """Store the metric after a step of a trial that has not ended. Raises LostClaim if it has."""
+        with self._unless_ended(trial):
+            self.storage.set_trial_intermediate_value(self.id_of(trial), step, metric)
 
     def forget_checkpoint(self, trial: FrozenTrial) -> None:
         """Record that an ended trial has no checkpoint any more."""
@@ -228,6 +242,14 @@ class Queue:
             int(name.removeprefix(prefix)) for name, holder in holders.items()
             if name.startswith(prefix) and not self.claims.is_gone(name, holder)
         }  # fmt: skip
+
+    @contextlib.contextmanager
+    def _unless_ended(self, trial: FrozenTrial):
+        """Raise LostClaim where a write finds that the trial has ended: another worker took it over, and ended it."""
+        try:
+            yield
+        except optuna.exceptions.UpdateFinishedTrialError:
+            raise LostClaim(f"another worker has ended {title(trial)}") from None
 
     def _add(self, attributes: dict[str, object]) -> None:
         waiting = optuna.trial.create_trial(state=TrialState.WAITING, user_attrs=attributes)

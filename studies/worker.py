@@ -139,14 +139,15 @@ class Worker:
             output.seek(began)
             reason = reason_of(status, output.read())
         stopped = self.asked_to_stop and status in (INTERRUPTED, -signal.SIGTERM)  # by the signal if it only began
-        if status == DONE:  # also if it was to end early, and had no step left
-            self._complete(trial)
-        elif ended_for:
-            self.end_early(trial, {"status": status, "reason": ended_for})
-        elif stopped or (status == INTERRUPTED and self._step(trial) != before):
-            self._give_back(trial)
-        else:
-            self._fail(trial, {"status": status, "reason": reason})
+        with self.queue.kept(trial):  # to read and to store a long record takes minutes
+            if status == DONE:  # also if it was to end early, and had no step left
+                self._complete(trial)
+            elif ended_for:
+                self.end_early(trial, {"status": status, "reason": ended_for})
+            elif stopped or (status == INTERRUPTED and self._step(trial) != before):
+                self._give_back(trial)
+            else:
+                self._fail(trial, {"status": status, "reason": reason})
 
     def end_early(self, trial: FrozenTrial, how: dict) -> None:
         """Record a trial that ended for a `reason_to_end`."""
@@ -195,14 +196,14 @@ class Worker:
                 time.sleep(1.0)
 
     def _complete(self, trial: FrozenTrial) -> None:
-        found = outcome.read(trial.user_attrs["workdir"], trial.user_attrs["topology"])
+        found = self._outcome(trial)
         curve = found.curve(self.task.metric)
         last = found.evaluations[-1]["step"] if found.evaluations else None
         if last not in curve:
             reason = f"{trial.user_attrs['workdir']}/metrics.jsonl has no finite {self.task.metric} at its end"
-            self.end(trial, None, {"status": DONE, "reason": reason})
+            self.end(trial, None, {"status": DONE, "reason": reason}, found)
         else:
-            self.end(trial, curve[last], {"status": DONE, "reason": "finished"})
+            self.end(trial, curve[last], {"status": DONE, "reason": "finished"}, found)
             affected = retention.affected(trial.user_attrs["digest"], self.task.limits) & set(self.task.digests)
             for line in retention.enforce(self.queue, affected, self.task.limits):
                 say(line)
@@ -215,12 +216,18 @@ class Worker:
         else:
             self.end(trial, None, failure)
 
-    def end(self, trial: FrozenTrial, value: float | None, how: dict, *, pruned: bool = False) -> None:
-        """End a trial with the figures of its folder; see `Queue.finish`."""
-        about, ran = trial.user_attrs, self._ran_seconds(trial)
-        found = outcome.read(about["workdir"], about["topology"], ran, self.task.limits.price)
+    def _outcome(self, trial: FrozenTrial) -> outcome.Outcome:
+        about = trial.user_attrs
+        return outcome.read(about["workdir"], about["topology"], self._ran_seconds(trial), self.task.limits.price)
+
+    def end(
+        self, trial: FrozenTrial, value: float | None, how: dict, found: outcome.Outcome | None = None, *,
+        pruned: bool = False,
+    ) -> None:  # fmt: skip
+        """End a trial with the figures of its folder, `found` if they were read already; see `Queue.finish`."""
+        found = found or self._outcome(trial)
         results = found.attributes() | how | {
-            "code": identity.code_digest(), "worker": self.queue.claims.worker, trials.RAN_SECONDS: ran,
+            "code": identity.code_digest(), "worker": self.queue.claims.worker, trials.RAN_SECONDS: found.ran_seconds,
         }  # fmt: skip
         self.queue.finish(trial, value, results, found.curve(self.task.metric), pruned=pruned)
         if value is not None:

@@ -109,7 +109,7 @@ class Searcher(Worker):
                 return self.queue.give_back(trial)
             except (ConfigError, CompileError) as error:
                 return self.end(trial, None, {"reason": f"its {self.search.also} is not known: {error}"})
-            self.queue.storage.set_trial_user_attr(self.queue.id_of(trial), trials.SECOND, second)
+            self.queue.set_attribute(trial, trials.SECOND, second)
         return super().run_trial(trial)
 
     def next_trial(self) -> FrozenTrial | None:
@@ -132,7 +132,7 @@ class Searcher(Worker):
         number, found = self.queue.id_of(trial), self._curve(trial)
         known = self.queue.storage.get_trial(number).intermediate_values
         for step in sorted(found.keys() - known.keys()):
-            self.queue.storage.set_trial_intermediate_value(number, step, found[step])
+            self.queue.report(trial, step, found[step])
             steps = planning.steps_of(trial.user_attrs["config"]) or step
             pruner = samplers.PRUNERS[self.search.prune](steps)
             if step < steps and pruner.prune(self.study, self.queue.storage.get_trial(number)):

@@ -288,6 +288,49 @@ def test_a_lock_that_is_taken_again_and_one_that_is_held_for_long_have_one_holde
         assert not second.take(lock), "it is counted up while it is held"
 
 
+def test_a_worker_that_stores_a_long_record_keeps_its_claim(tmp_path, monkeypatch):
+    """A curve of thousands of points takes minutes, after which another worker would train the trial once more."""
+    from studies import claims
+    from studies.worker import Task, Worker
+
+    monkeypatch.setattr(claims, "BEAT_SECONDS", 0.01)
+    queue = queue_of(tmp_path)
+    queue.enqueue(orders(tmp_path / "runs")[:1])
+    program = [sys.executable, "-c", ""]
+    worker = Worker(Task(f"sqlite:///{tmp_path}/studies.db", "s", list(queue.latest()), "eval_exact_accuracy", program))
+    finish = worker.queue.finish
+
+    def finish_late(*arguments, **options):
+        held, deadline = queue.claims.holders(), time.monotonic() + 30
+        while queue.claims.holders() == held:
+            assert time.monotonic() < deadline, "nothing counts it up"
+        finish(*arguments, **options)
+
+    monkeypatch.setattr(worker.queue, "finish", finish_late)
+    worker.run()
+    assert trials_of(tmp_path)[0].state.is_finished() and not queue.claims.holders()
+
+
+def test_a_worker_whose_trial_another_one_has_ended_learns_that_it_lost_its_claim(tmp_path):
+    """It goes on with the next trial; an error of Optuna would end it."""
+    import optuna
+
+    from studies.trials import LostClaim
+
+    queue = queue_of(tmp_path)
+    queue.enqueue(orders(tmp_path))
+    trial = queue.claim_next(set(queue.latest()))
+    queue.storage.set_trial_state_values(queue.id_of(trial), optuna.trial.TrialState.FAIL)
+    for write in (
+        lambda: queue.finish(trial, 1.0, {}, {}),
+        lambda: queue.finish(trial, 1.0, {}, {20: 0.5}),
+        lambda: queue.give_back(trial),
+        lambda: queue.set_attribute(trial, "ran_seconds", 1.0),
+    ):
+        with pytest.raises(LostClaim, match="another worker has ended exp08-ema/a-off"):
+            write()
+
+
 def test_a_search_trial_whose_worker_dies_while_it_is_adopted_is_never_run(tmp_path, monkeypatch):
     import optuna
 
