@@ -3,13 +3,14 @@
 
 import dataclasses
 import math
+import os
 
 from checkpointing import manifest
 from checkpointing.bucket import path_of
 from configs import topologies
 from files.json_reader import JsonError, read_json
 from reporting.goodput import SignOfLife
-from reporting.metrics import Line, read_lines, steps_of
+from reporting.metrics import Line, parse_lines, read_lines, steps_of
 from settings import stored_config
 
 HOUR = 3600.0
@@ -67,9 +68,38 @@ def chips_of(topology: str) -> int:
     return topologies.get(topology).chips if topology else 1
 
 
-def evaluations_of(workdir: str) -> list[dict[str, float | int | None]]:
-    """Return the figures of each evaluation in a folder, in order of steps; none if they cannot be read."""
-    return _figures(_lines_of(workdir), "eval")
+class GrowingCurve:
+    """A metric by step in the folder of a run that goes on; a look parses only the lines that are new."""
+
+    def __init__(self, workdir: str, metric: str):
+        """Begin before the first line."""
+        self._path, self._metric = path_of(workdir) / "metrics.jsonl", metric
+        self._forget()
+
+    def look(self) -> dict[int, float]:
+        """Return the metric by step, where it is finite; {} if the lines cannot be read."""
+        try:
+            lines = parse_lines(self._new(), str(self._path))
+        except (OSError, JsonError):
+            self._forget()
+            return {}
+        self._values |= {line["step"]: line.get(self._metric) for line in steps_of(lines, "eval")}
+        return _finite(self._values)
+
+    def _forget(self) -> None:
+        self._offset, self._values = 0, {}
+
+    def _new(self) -> bytes:
+        """Return the complete lines after those of the last look, or all if the file has become shorter."""
+        with self._path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            if file.tell() < self._offset:
+                self._forget()
+            file.seek(self._offset)
+            content = file.read()
+        complete = content[: content.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return complete
 
 
 def _lines_of(workdir: str) -> list[Line]:
@@ -86,7 +116,10 @@ def _figures(lines: list[Line], kind: str) -> list[dict[str, float | int | None]
 
 def curve_of(evaluations: list[dict[str, float | int | None]], metric: str) -> dict[int, float]:
     """Return the metric by step, where it is finite."""
-    values = {line["step"]: line.get(metric) for line in evaluations}
+    return _finite({line["step"]: line.get(metric) for line in evaluations})
+
+
+def _finite(values: dict[int, float | None]) -> dict[int, float]:
     return {step: value for step, value in values.items() if value is not None and math.isfinite(value)}
 
 

@@ -95,6 +95,7 @@ class Searcher(Worker):
         super().__init__(Task(search.storage, search.study, [], search.metric, search.program, root=search.root))
         self.search, self.space, self.recipe = search, search.searched(), loading.run_recipe(search.recipe)
         self.study = optuna.load_study(study_name=search.study, storage=self.queue.storage)
+        self._curve: outcome.GrowingCurve | None = None  # of the trial that runs
         self._exhausted: int | None = None  # number of ended trials when no new point was found
 
     def run_trial(self, trial: FrozenTrial) -> None:
@@ -110,6 +111,7 @@ class Searcher(Worker):
             except (ConfigError, CompileError) as error:
                 return self.end(trial, None, {"reason": f"its {self.search.also} is not known: {error}"})
             self.queue.set_attribute(trial, trials.SECOND, second)
+        self._curve = outcome.GrowingCurve(trial.user_attrs["workdir"], self.task.metric)
         return super().run_trial(trial)
 
     def next_trial(self) -> FrozenTrial | None:
@@ -129,7 +131,7 @@ class Searcher(Worker):
         """Report new evaluations; return why the trial should end now, "" if it should go on."""
         if reason := super().reason_to_end(trial):
             return reason
-        number, found = self.queue.id_of(trial), self._curve(trial)
+        number, found = self.queue.id_of(trial), self._curve.look()
         known = self.queue.storage.get_trial(number).intermediate_values
         for step in sorted(found.keys() - known.keys()):
             self.queue.report(trial, step, found[step])
@@ -142,7 +144,7 @@ class Searcher(Worker):
     def end_early(self, trial: FrozenTrial, how: dict) -> None:
         """Record a pruned trial with its last value; others that end early have failed."""
         if how["reason"].startswith(PRUNED):
-            curve = self._curve(trial)
+            curve = self._curve.look()
             self.end(trial, curve[max(curve)], how, pruned=True)
         else:
             super().end_early(trial, how)
@@ -160,9 +162,6 @@ class Searcher(Worker):
                 beaten = seconds
 
         return keep
-
-    def _curve(self, trial: FrozenTrial) -> dict[int, float]:
-        return outcome.curve_of(outcome.evaluations_of(trial.user_attrs["workdir"]), self.task.metric)
 
     def _begun(self) -> FrozenTrial | None:
         """Begin a trial with the sampler's next point that is valid and new; None if there are enough trials."""

@@ -86,6 +86,31 @@ def test_a_search_whose_workers_are_killed_goes_on_to_its_number_of_trials_each_
         assert trial.value == pytest.approx(abs(trial.params["optimizer.learning_rate"] - 0.01) + 1 / STEPS)
 
 
+def test_a_look_at_a_running_trial_parses_the_lines_that_are_new(tmp_path, monkeypatch):
+    """A worker looks twice a second, and a record of hours has tens of thousands of lines."""
+    from studies import outcome
+
+    parsed = []
+
+    def counted(content, source):
+        parsed.append(content.count(b"\n"))
+        return original(content, source)
+
+    original = outcome.parse_lines
+    monkeypatch.setattr(outcome, "parse_lines", counted)
+    path, curve = tmp_path / "metrics.jsonl", outcome.GrowingCurve(str(tmp_path), "eval_loss")
+    lines = [f'{{"kind": "eval", "step": {step}, "eval_loss": {loss}}}\n' for step, loss in ((1, 3.0), (2, 2.0))]
+    cut = lines[1][:20]
+    looks = [
+        ("", {}, 0), (lines[0], {1: 3.0}, 1), (lines[0] + cut, {1: 3.0}, 0), (lines[0], {1: 3.0}, 0),
+        (lines[0] + lines[1], {1: 3.0, 2: 2.0}, 1), (lines[1], {2: 2.0}, 1),
+    ]  # fmt: skip
+    assert curve.look() == {}, "there is no file yet"
+    for content, found, count in looks:
+        path.write_text(content)
+        assert curve.look() == found and parsed[-1] == count
+
+
 @pytest.mark.slow
 def test_pruned_trials_save_end_early_and_keep_their_last_value(tmp_path):
     longer = {"train.steps": "60", "model.num_kv_heads": "1"}
