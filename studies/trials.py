@@ -76,6 +76,7 @@ class Queue:
             raise ConfigError(
                 f"the storage has no study {name} (all: {all_of_them}); `sweep.py run {name}` begins it"
             ) from None
+        self._study = optuna.load_study(storage=storage, study_name=name)  # which reads an ended trial once
 
     def enqueue(self, orders: Iterable[Order]) -> int:
         """Add a trial for each order whose configuration has none yet; return the number of added trials.
@@ -115,9 +116,11 @@ class Queue:
         return {trial.user_attrs["digest"]: trial for trial in self.everything()}
 
     def everything(self) -> list[FrozenTrial]:
-        """Return all trials that have a configuration, in the order of their numbers."""
-        trials = self.storage.get_all_trials(self.study_id, deepcopy=False)
-        return [trial for trial in trials if "digest" in trial.user_attrs]
+        """Return all trials that have a configuration, in the order of their numbers.
+
+        Those that have ended are read once, and are the same objects each time.
+        """
+        return [trial for trial in self._study.get_trials(deepcopy=False) if "digest" in trial.user_attrs]
 
     @property
     def direction(self) -> optuna.study.StudyDirection:
@@ -199,10 +202,14 @@ class Queue:
             self.storage.set_trial_intermediate_value(self.id_of(trial), step, metric)
 
     def forget_checkpoint(self, trial: FrozenTrial) -> None:
-        """Record that an ended trial has no checkpoint any more."""
+        """Record that an ended trial of `everything` has no checkpoint any more.
+
+        Other processes that have read the trial do not learn it; to delete its checkpoints once more does nothing.
+        """
         row = (ATTRIBUTES.c.trial_id == self.id_of(trial)) & (ATTRIBUTES.c.key == "checkpoint")
         with self.storage.engine.begin() as connection:
             connection.execute(ATTRIBUTES.update().where(row).values(value_json=json.dumps("")))
+        trial.user_attrs["checkpoint"] = ""
 
     def cancel(self, digests: set[str]) -> tuple[int, int]:
         """End waiting trials as failed, and ask workers to end running ones; return the number of both."""

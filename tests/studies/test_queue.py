@@ -171,6 +171,27 @@ def test_one_configuration_is_queued_once_and_cancelled_and_retried(tmp_path):
     assert queue.retry(digests) == 2 and queue.claim_next(digests)
 
 
+def test_a_trial_that_has_ended_is_read_once_and_others_each_time(tmp_path):
+    """Every look read the curves of all trials of a study, which took seconds for a thousand of them."""
+    queue, other = queue_of(tmp_path), queue_of(tmp_path)
+    queue.enqueue(orders(tmp_path)[:1])
+    queue.enqueue(orders(tmp_path)[1:])
+    first, second = queue.latest()
+    trial = other.claim_next({second})
+    for status in (1, 2):
+        other.set_attribute(trial, "status", status)
+        assert queue.latest()[second].user_attrs["status"] == status
+    other.finish(trial, 1.0, {"checkpoint": "20"}, {20: 1.0})
+    ended = queue.latest()[second]
+    assert (ended.value, ended.intermediate_values) == (1.0, {20: 1.0})
+    assert queue.claim_next({first}).number == 0, "an earlier trial ends later"
+    assert queue.latest()[first].state.name == "RUNNING" and queue.latest()[second] is ended
+    queue.finish(queue.latest()[first], 0.5, {}, {})
+    assert [one.state.name for one in queue.everything()] == ["COMPLETE", "COMPLETE"]
+    queue.forget_checkpoint(ended)
+    assert [one.latest()[second].user_attrs["checkpoint"] for one in (queue, queue_of(tmp_path))] == ["", ""]
+
+
 def test_a_trial_that_ends_during_a_cancel_does_not_keep_the_others_from_it(tmp_path, monkeypatch):
     from studies.report import summary
 
