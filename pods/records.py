@@ -116,15 +116,17 @@ def forgotten(settings: Settings) -> Iterator[None]:
     """
     files = (_launch_path(settings), _creation_path(settings))
     texts = {file: file.read_bytes() for file in files if file.exists() and not settings.dry_run}
-    try:
+
+    def restore(kind: type | None, error: BaseException | None, trace) -> None:
+        for file, text in texts.items() if error else ():
+            if file == _creation_path(settings) or not isinstance(error, KeyboardInterrupt):
+                write_atomically(file, text)
+
+    with contextlib.ExitStack() as after:
+        after.push(restore)
         for file in texts:
             file.unlink()
         yield
-    except BaseException as error:
-        for file, text in texts.items():
-            if file == _creation_path(settings) or not isinstance(error, KeyboardInterrupt):
-                write_atomically(file, text)
-        raise
 
 
 def code_state() -> tuple[str, list[str]]:
