@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is printed on a terminal."""
 
-from reporting.display import visible
+from configs.errors import visible
 
 
 def test_the_text_of_a_model_cannot_act_on_a_terminal():
