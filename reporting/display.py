@@ -59,7 +59,8 @@ class Display:
 
     def __exit__(self, *unused):
         LAST_WORDS.remove(self._leave_terminal)
-        self.progress.stop()
+        with contextlib.suppress(OSError):  # the terminal is gone
+            self.progress.stop()
 
     def _leave_terminal(self, line: str, status: int) -> None:
         """Remove the bar, and show the cursor again, in a thread: a terminal may be paused."""

@@ -105,6 +105,26 @@ def test_the_loss_of_the_terminal_interrupts_as_sigterm_does_except_under_nohup(
     assert (process.returncode, err.startswith("interrupted")) == (status, not ignored)
 
 
+def test_a_run_whose_terminal_is_gone_ends_as_any_interrupted_one():
+    """Nothing more can be written there, and the bar cannot be removed."""
+    terminal, end = pty.openpty()
+    process = started(
+        """
+from reporting.display import Display
+ending.install()
+with Display(100) as display:
+    time.sleep(60)
+""",
+        output=end,
+    )
+    os.close(end)
+    while b"compiling the step" not in _read(terminal):
+        pass
+    os.close(terminal)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(30) == 75
+
+
 def test_an_interruption_does_not_wait_for_reads_under_way():
     """They may take minutes on a slow network."""
     process = started("""
