@@ -30,7 +30,7 @@ def pc(data: np.ndarray, alpha: float = 0.01) -> np.ndarray:
     n, D = data.shape
     if n <= D + 1:
         raise ValueError(f"pc: {n} rows are too few for {D} variables; give more than {D + 1}")
-    if (constant := np.flatnonzero(np.ptp(data, axis=0) == 0)).size:
+    if (constant := np.flatnonzero((data == data[0]).all(axis=0))).size:
         raise ValueError(f"pc: column {constant[0]} is constant, so it correlates with nothing; leave it out")
     adjacent_DD, separators = skeleton(np.corrcoef(data, rowvar=False), len(data), alpha)
     return oriented(adjacent_DD, separators)

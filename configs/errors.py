@@ -2,7 +2,9 @@
 """The error of a configuration, and the words of its message; errors that all processes of a run raise."""
 
 import difflib
+import unicodedata
 
+DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # which reorder what follows
 SHOWN_CHARACTERS = 60  # of a wrong value in a message
 
 
@@ -25,7 +27,12 @@ def shown(value) -> str:
 
 def visible(text: str) -> str:
     """Return a text in which characters that a terminal would act on are replaced, such as escape sequences."""
-    return "".join(character if character.isprintable() or character in "\t\n" else "\ufffd" for character in text)
+    return "".join("\ufffd" if _is_obeyed(character) else character for character in text)
+
+
+def _is_obeyed(character: str) -> bool:
+    is_control = unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") and character not in "\t\n"
+    return is_control or unicodedata.bidirectional(character) in DIRECTIONS
 
 
 def similar(name: str, candidates) -> list[str]:

@@ -48,7 +48,7 @@ def install() -> None:
 
 
 def threads_end_the_process() -> None:
-    """End this process in one line if a thread raises RunError, unless threading.excepthook was set: by `install`, too.
+    """End this process in one line if a thread raises RunError; a threading.excepthook that was set already stays.
 
     A run that hangs, or whose bucket another run has taken over, must not go on in a Python program either.
     """

@@ -24,8 +24,9 @@ def in_threads(function: Callable, items: Iterable, count: int = 0) -> Iterator:
         while begun:
             yield begun.popleft().result()
             begun.extend(islice(begin, 1))
-    except KeyboardInterrupt:  # calls under way may take minutes, as on a slow network
-        interrupted = True
+    except (KeyboardInterrupt, GeneratorExit) as error:  # in here, or where the results are used
+        interrupted = KeyboardInterrupt in (type(error), type(error.__context__))
         raise
     finally:
+        # Calls under way may take minutes, as on a slow network.
         threads.shutdown(wait=not interrupted, cancel_futures=True)

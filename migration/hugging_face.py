@@ -181,13 +181,12 @@ def new_folder(target: pathlib.Path, flag: str) -> Iterator[pathlib.Path]:
     part = place.with_name(f".{place.name}.unfinished")
     try:
         part.mkdir(parents=True, exist_ok=True)  # it may be there, of an interrupted process
-        opened = os.open(part, os.O_RDONLY)
+        opened = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
         raise ConfigError(f"--{flag}={target}: {error.strerror}; name a folder that can be written") from None
     try:
         _lock(opened, part, f"--{flag}={target}")
-        for path in part.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        _empty(part, f"--{flag}={target}")
         try:
             yield part
             part.rename(place)
@@ -206,6 +205,15 @@ def _lock(opened: int, folder: pathlib.Path, what: str) -> None:
         has_name = not isinstance(error, BlockingIOError)
     if not has_name:
         raise ConfigError(f"{what}: another process writes it; name another folder, or wait for its end")
+
+
+def _empty(folder: pathlib.Path, what: str) -> None:
+    """Remove what an interrupted process has left in a folder; ConfigError if that is impossible."""
+    try:
+        for path in folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    except OSError as error:
+        raise ConfigError(f"{what}: {error.filename} cannot be removed ({error.strerror}); remove it") from None
 
 
 class Saved:

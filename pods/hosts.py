@@ -41,6 +41,7 @@ ALIVE = (
     'alive() { [ -s run.pid ] && [ "$(cat run.boot 2>/dev/null)" = "$(boot)" ] && ps -A -o pgid=,stat= | '
     "awk -v p=\"$(cat run.pid)\" '$1 == p && $2 !~ /^Z/ { found = 1 } END { exit !found }'; }"
 )
+LOCK = "flock -w 60 9 2>/dev/null"  # without it where there is none, and if .env takes long
 # The program handles TERM and saves; the shell around it survives TERM and records the exit status.
 WRAPPER = 'trap : TERM INT HUP; "$@"; status=$?; echo $status > run.status; exit $status'
 PYTHONS = "python3.13 python3.12 python3.11 python3"
@@ -122,9 +123,7 @@ def launch(
         'else echo "worker $W: another program runs, process group $(cat run.pid); stop it first" >&2; exit 1; fi'
     )
     refused = f"if [ -e run.stopped ]; then {fail('the run was stopped by `stop`')}; fi; " if unless_stopped else ""
-    one_at_a_time = (
-        f"{{ flock 9 2>/dev/null; if alive; then {running}; else {refused}{start}; fi; }} 9> run.lock || {unwritable}"
-    )
+    one_at_a_time = f"{{ {LOCK}; if alive; then {running}; else {refused}{start}; fi; }} 9> run.lock || {unwritable}"
     return in_environment(settings, f"{ALIVE}; {one_at_a_time}")
 
 
@@ -140,14 +139,17 @@ def stop(settings: Settings, *, for_good: bool = True) -> str:
     mark = "touch run.stopped; " if for_good else ""
     look = f"look() {{ {mark}if alive; then P=$(cat run.pid); else rm -f run.pid; fi; }}"
     # Without the lock, a launch at the same time would lose its run.pid. A full disk may refuse the lock.
-    locked = "P=; { flock 9 2>/dev/null; look; } 9> run.lock || look"
+    locked = f"P=; {{ {LOCK}; look; }} 9> run.lock || look"
+    mine = 'named() { [ "$(cat run.pid 2>/dev/null)" = "$P" ]; }; mine() { named && alive; }'  # a launch may follow
+    forget = f"{{ {LOCK}; if named; then rm -f run.pid; fi; }} 9> run.lock"
     end = (
+        f"{mine}; "
         'kill -s TERM -- "-$P" 2>/dev/null; i=0; '
-        f"while alive && [ $i -lt {grace * 5} ]; do sleep 0.2; i=$((i+1)); done; "
-        "if alive; then "
-        f'kill -s KILL -- "-$P"; rm -f run.pid; '
+        f"while mine && [ $i -lt {grace * 5} ]; do sleep 0.2; i=$((i+1)); done; "
+        "if mine; then "
+        f'kill -s KILL -- "-$P"; {forget}; '
         f'echo "worker $W: did not end within {grace} s and was killed" >&2; exit 1; '
-        'else rm -f run.pid; echo "worker $W: stopped, exit status $(cat run.status 2>/dev/null || echo unknown)"; fi'
+        f'else {forget}; echo "worker $W: stopped, exit status $(cat run.status 2>/dev/null || echo unknown)"; fi'
     )
     absent = f"cd {path(settings.repo_dir)} 2>/dev/null || {{ {say('nothing runs')}; exit 0; }}"
     return f'{WORKER}; {absent}; {ALIVE}; {look}; {locked}; if [ -n "$P" ]; then {end}; else {say("nothing runs")}; fi'

@@ -16,7 +16,9 @@ from collections.abc import Mapping
 from absl import flags
 
 from configs import topologies
+from configs.base import keys_of
 from configs.errors import did_you_mean, shown, similar
+from configs.key import SECRET
 from files.paths import expanded
 from pods.errors import usage_error
 from settings import loading
@@ -276,8 +278,8 @@ def lines(settings: Settings) -> list[str]:
 
 def check_command(words: list[str]) -> None:
     """Raise ConfigError if a command of a host has a secret key: it would be on command lines and in files there."""
-    names = [word.lstrip("-").partition("=")[0] for word in words if word.startswith("-")]
-    check_no_secrets({name.removeprefix("config."): "typed" for name in names})
+    secret = re.compile(rf"--?config\.({'|'.join(map(re.escape, keys_of(SECRET)))})\b")
+    check_no_secrets({name: "typed" for word in words for name in secret.findall(word)})
 
 
 def _split_overrides(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -28,6 +28,7 @@ IDLE = "nothing runs"  # nothing is launched, or it was stopped
 RECENT_LINES = 20  # the seconds of a step are the median of these
 KILLED = 128  # a shell adds the number of the signal to this status
 NOT_THERE = re.compile("No such file|matched no objects")  # messages of cat and of gcloud
+PATIENCE = {"training": 1, "saving": 6, "sampling": 6}  # times hang_seconds that a heartbeat's phase may last
 COPIED = ("alive", "stopped", "status", "commit", "changed", "rss_gib")  # from an answer to a Worker
 
 
@@ -138,9 +139,9 @@ def builds(settings: Settings, worker: Worker) -> bool:
 
 
 def hangs(settings: Settings, worker: Worker) -> str:
-    """Return a line if a worker trains and its last step is too long ago, else ""."""
-    trains = worker.alive and worker.age is not None and worker.heartbeat["phase"] == "training"
-    if not trains or worker.age <= settings.hang_seconds:
+    """Return a line if a worker trains, saves or samples and its last step is too long ago, else ""."""
+    patience = PATIENCE.get(worker.heartbeat["phase"]) if worker.alive and worker.age is not None else None
+    if patience is None or worker.age <= patience * settings.hang_seconds:
         return ""
     return f"worker {worker.number} hangs: step {worker.step} was {worker.age:.0f} s ago"
 

@@ -54,7 +54,7 @@ def read_key(file: str, host: str) -> str:
         if not key:
             raise ConfigError(f"{source} is empty; write the key into it")
         if mode & READABLE_BY_OTHERS:
-            raise ConfigError(f"{source} can be read by other users; run chmod 600 {file}")
+            raise ConfigError(f"{source} can be read by other users; run chmod 600 {file}, or set {KEY_VARIABLE}")
     if not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(f"{source}: a key has only ASCII letters, digits and signs; choose another")
     if not key and host not in LOOPBACK:

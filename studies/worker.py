@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker: a process that claims trials, runs train.py for each, and records how it ended.
 
-`sweep.py run` starts it with its Task as JSON on standard input. It has one thread, so that its children end with it.
+`sweep.py run` starts it with its Task as JSON on standard input. Its children end with its main thread, which starts
+them.
 """
 
 import contextlib

@@ -125,8 +125,22 @@ def test_what_an_interrupted_export_left_is_removed(tmp_path):
     part = tmp_path / ".export.unfinished"
     (part / "folder").mkdir(parents=True)
     (part / "old").touch()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    (part / "link").symlink_to(tmp_path / "mine")
     with hugging_face.new_folder(tmp_path / "export", "hf") as part:
         assert list(part.iterdir()) == []
+    assert (tmp_path / "mine" / "file").exists()
+
+
+def test_a_link_in_place_of_an_unfinished_export_is_not_followed(tmp_path):
+    """In /tmp somebody else may have made it."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    (tmp_path / ".export.unfinished").symlink_to(tmp_path / "mine")
+    with pytest.raises(ConfigError), hugging_face.new_folder(tmp_path / "export", "hf"):
+        pass
+    assert (tmp_path / "mine" / "file").exists()
 
 
 def test_learned_step_sizes_are_no_part_of_an_exported_model():

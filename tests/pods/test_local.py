@@ -357,7 +357,8 @@ def test_mistakes_are_told_before_anything_is_called(tmp_path, words, variables,
 @pytest.mark.parametrize("words", [["--", "python", "train.py"], ["--", "python", "sweep.py", "search"]])
 def test_a_secret_after_the_dashes_is_refused_too(tmp_path, words):
     """It would be on the command lines of all hosts, and in files there."""
-    for secret in (["--config.logging.alerts=https://hooks/1"], ["--config.logging.alerts", "https://hooks/1"]):
+    for secret in (["--config.logging.alerts=https://hooks/1"], ["--config.logging.alerts", "https://hooks/1"],
+                   ["bash -c 'python train.py --config.logging.alerts=https://hooks/1'"]):  # fmt: skip
         done = LocalPod(tmp_path, ACCEL="v4-32").run("launch", "--dry_run", *words, *secret)
         assert done.status == 2 and "--config.logging.alerts is a secret" in done.last_line
         assert "hooks/1" not in done.stdout + done.stderr

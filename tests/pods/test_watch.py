@@ -100,6 +100,8 @@ def with_changed(number: int, **changes) -> list[Worker]:
         ),
         (POD, with_changed(2, reachable=False, error="timed out"), ["worker 2 is unreachable: timed out"]),
         (POD, with_changed(2, age=700.0), ["worker 2 hangs: step 7 was 700 s ago"]),
+        (POD, with_changed(2, age=700.0, heartbeat=beat(phase="saving")), []),
+        (POD, with_changed(2, age=3700.0, heartbeat=beat(phase="saving")), ["worker 2 hangs: step 7 was 3700 s ago"]),
         (POD, with_changed(2, age=700.0, heartbeat=beat(phase="compiling")), []),
         (
             POD, with_changed(0, commit="d" * 40),

@@ -68,6 +68,27 @@ def test_a_request_that_does_not_come_to_its_end_is_cut_and_a_slow_answer_is_not
     asyncio.run(ask())
 
 
+def test_a_long_answer_that_is_read_slowly_arrives_whole(monkeypatch):
+    monkeypatch.setattr(connections, "MOST_SECONDS", 1.0)  # in which more is read than the sockets hold
+
+    async def app(scope, receive, send):
+        await PlainTextResponse("x" * 20_000_000)(scope, receive, send)
+
+    async def ask():
+        async with serving(app) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(WHOLE)
+            began, size = time.monotonic(), 0
+            while size < 20_000_000:
+                size += len(part := await reader.read(400_000))
+                assert part, f"cut after {size:,} bytes"
+                await asyncio.sleep(max(0.0, began + size / 6_000_000 - time.monotonic()))
+            assert time.monotonic() - began > 3.0
+            writer.close()
+
+    asyncio.run(ask())
+
+
 def test_a_stream_that_is_not_read_ends_its_job(monkeypatch):
     """Else its answers would keep their places, and others would be told that the server is busy."""
     monkeypatch.setattr(connections, "MOST_SECONDS", SECONDS)
