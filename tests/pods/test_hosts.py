@@ -189,6 +189,26 @@ def test_a_program_launched_during_a_stop_can_be_stopped(host, tmp_path):
     assert host.run(hosts.stop(host.settings)).stdout == "worker 3: stopped, exit status 75\n"
 
 
+def test_a_stop_leaves_the_program_of_a_launch_that_follows_it(host, tmp_path):
+    """It looks again 0.2 s after the signal; the old program has ended and the new one has begun meanwhile."""
+    slow = tmp_path / "slow" / "sleep"
+    slow.parent.mkdir()
+    slow.write_text(f"#!/bin/sh\ntouch {tmp_path}/waits\nuntil [ -e {tmp_path}/go ]; do /bin/sleep 0.02; done\n")
+    slow.chmod(0o755)
+    saves_slowly = SAVES.replace("exit 75", "sleep 0.5; exit 75")
+    assert host.launch("bash", "-c", saves_slowly).returncode == 0
+    host.wait_for_log("started\n")
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        stopping = threads.submit(host.run, f"PATH={slow.parent}:$PATH; {hosts.stop(host.settings)}")
+        end = time.monotonic() + 20
+        while time.monotonic() < end and (not (tmp_path / "waits").exists() or host.status()["alive"]):
+            time.sleep(0.01)
+        assert host.launch("bash", "-c", SAVES).returncode == 0
+        (tmp_path / "go").touch()
+        assert stopping.result().returncode == 0
+    assert host.status()["alive"] is True and host.status()["pid"]
+
+
 def test_a_program_is_stopped_where_the_lock_cannot_be_opened(host):
     """As on a disk that is full or read-only."""
     assert host.launch("bash", "-c", SAVES).returncode == 0
