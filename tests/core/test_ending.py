@@ -33,7 +33,7 @@ def started(program: str, output: int = subprocess.PIPE) -> subprocess.Popen:
 def test_the_last_line_has_no_character_that_a_terminal_obeys():
     """A name of a file may be a stranger's."""
     process = started('ending.install(); raise ValueError("a\\033[2J")')
-    assert process.communicate()[1].splitlines()[-1] == "error: ValueError: a\ufffd[2J (<string>:4)"
+    assert process.communicate()[1].splitlines()[-1].startswith("error: ValueError: a\ufffd[2J (")
 
 
 def test_a_process_that_ends_from_a_thread_gives_the_terminal_back():
