@@ -129,8 +129,8 @@ with Display(100) as display:
 @pytest.mark.parametrize(
     "use",
     [
-        "list(in_threads(read, range(9), 2))",
-        "import contextlib\nwith contextlib.closing(in_threads(read, [0, *range(9)], 2)) as results:\n"
+        "list(in_threads(read, range(1, 9), 2))",
+        "import contextlib\nwith contextlib.closing(in_threads(read, range(9), 2)) as results:\n"
         "    for result in results: time.sleep(60)",
     ],
     ids=["waiting for a result", "using a result"],
