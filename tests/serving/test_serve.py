@@ -416,7 +416,8 @@ def test_a_key_that_other_users_can_read_or_guess_is_refused(tmp_path, monkeypat
     file, short = tmp_path / "key", SECRET[:15]
     file.write_text(SECRET)
     file.chmod(mode)
-    with pytest.raises(ConfigError, match=f"^--api_key_file={file} can be read by other users; run chmod 600 {file}$"):
+    refused = f"^--api_key_file={file} can be read by other users; run chmod 600 {file}, or set {KEY_VARIABLE}$"
+    with pytest.raises(ConfigError, match=refused):
         read_key(str(file), "127.0.0.1")
     file.chmod(0o600)
     assert read_key(str(file), "0.0.0.0") == SECRET
