@@ -23,7 +23,7 @@ from reporting.throughput import device_memory_gib, device_peak_gib, host_memory
 
 INTERVAL_SECONDS = 1.0
 START_SECONDS = 900.0  # allowed at least before the first step, to restore and compile
-IN_WORDS = {  # of pods/watch.py, for which a worker hangs that has been "training" for too long
+IN_WORDS = {  # of pods/watch.py, whose PATIENCE says how long some of them may last
     "start_up": "compiling", "compile": "compiling", "data": "training", "step": "training", "wait": "training",
     "rollout": "sampling", "save": "saving", "evaluation": "evaluating", "profile": "profiling",
 }  # fmt: skip

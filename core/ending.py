@@ -104,8 +104,9 @@ def _with_one_line(kind: type, error: BaseException, trace: types.TracebackType 
             line, status = f"error: {error.filename or 'a file'}: {error.strerror}", 1
         case _:
             frame, status = traceback.extract_tb(trace)[-1], 1
-            note = "".join(f"; traceback in {_relative(file)}" for file in _log_files())
-            for file in _log_files():
+            files = _log_files()
+            note = "".join(f"; traceback in {_relative(file)}" for file in files)
+            for file in files:
                 with contextlib.suppress(OSError):  # the log is then lost, but not the end of the process
                     file.parent.mkdir(parents=True, exist_ok=True)
             advice = f"; {LESS_MEMORY}" if FULL_DEVICE in message.lower() else ""
