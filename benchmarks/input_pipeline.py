@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import types
 
 import support
 
@@ -24,6 +23,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from configs.base import MESH_AXES, get_config
 from input_pipeline.batches import training_batches
@@ -40,9 +40,10 @@ SYLLABLES = (
     "sta", "te", "ti", "tion", "u", "ver", "zo",
 )  # fmt: skip
 BUILD = """
-import json, sys, types
+import json, sys
+from ml_collections import ConfigDict
 from input_pipeline.corpus import prepare
-data = types.SimpleNamespace(**json.loads(sys.argv[1]))
+data = ConfigDict(json.loads(sys.argv[1]))
 prepare(data, vocab_size=int(sys.argv[2]), vocab_size_typed=False, announce=lambda line: print(line, flush=True))
 """
 
@@ -60,9 +61,9 @@ def write_text(path: pathlib.Path) -> None:
             file.writelines(json.dumps({"text": "".join(paragraphs[n] for n in row)}) + "\n" for row in chosen)
 
 
-def build(data: types.SimpleNamespace) -> subprocess.Popen:
+def build(data: ConfigDict) -> subprocess.Popen:
     """Start the preparation of the corpus in its own process."""
-    command = [sys.executable, "-c", BUILD, json.dumps(vars(data)), str(VOCABULARY)]
+    command = [sys.executable, "-c", BUILD, json.dumps(data.to_dict()), str(VOCABULARY)]
     return subprocess.Popen(command, cwd=support.ROOT)
 
 
@@ -72,7 +73,7 @@ def finished_shards(cache: pathlib.Path) -> list[tuple[float, int]]:
     return [(when, json.loads(path.read_text())["bytes"]) for when, path in paths]
 
 
-def building(data: types.SimpleNamespace) -> dict:
+def building(data: ConfigDict) -> dict:
     """Return the figures of tokenizing: killed half-way, then resumed."""
     cache = pathlib.Path(data.cache_dir)
     started = time.perf_counter()
@@ -135,7 +136,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         text = pathlib.Path(folder) / "text.jsonl"
         write_text(text)
-        data = types.SimpleNamespace(**get_config().data.to_dict())
+        data = get_config().data
         data.path, data.cache_dir = str(text), f"{folder}/cache"
         figures = building(data)
         started = time.perf_counter()

@@ -1,27 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepares a corpus: documents are found, split, tokenized once, stored, and opened as window sources."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 
-from input_pipeline.cache import cache_folder, digest_of_json
-from input_pipeline.chat.encoding import ChatTokenizer
-from input_pipeline.chat.windows import ConversationWindows, PreferenceWindows
-from input_pipeline.errors import DataError
+from input_pipeline import shards, texts
+from input_pipeline.cache import digest_of_json
+from input_pipeline.chat.windows import ConversationWindows
 from input_pipeline.mixture import History, Mixture, parse, parse_stream
-from input_pipeline.reading.documents import Document, Span, hold_out, scan
-from input_pipeline.shards import Announce, Splits, Store, TokenWindows, open_windows
+from input_pipeline.reading.documents import Document
+from input_pipeline.shards import Announce, Store, TokenWindows, open_windows
 from input_pipeline.sources import read_source
 from input_pipeline.tasks.questions import QuestionWindows
-from input_pipeline.tokenization import AnyTokenizer, make_tokenizer, open_tokenizer
+from input_pipeline.texts import WINDOWS, Said, Texts
+from input_pipeline.tokenization import AnyTokenizer, open_tokenizer
 from input_pipeline.unigram import unigram_bits_per_byte
 from input_pipeline.windows import Windows
 
 say = partial(print, flush=True)  # so that lines appear at once if the output is a file
-WINDOWS = {"chat": ConversationWindows, "preferences": PreferenceWindows}  # by source; others have TokenWindows
-FACTS = "format", "documents", "tokenizer", "end_of_document", "token", "splits"  # of manifests, for a corpus's digest
+FACTS = (*shards.FACTS, "token", "splits")  # of manifests, for a corpus's digest
 
 
 @dataclass(frozen=True)
@@ -82,30 +81,26 @@ def prepare(
         DataError: an error that the user can correct, in one line.
     """
     paths, history = _plan(data)
-    read = partial(_read, data, paths, vocab_size=vocab_size, seed=seed)
+    read = partial(_read, data, [*paths, *filter(None, [data.validation_path])], vocab_size=vocab_size, seed=seed)
     found = read(announce)
     if isinstance(found[0], tuple):
         return _of_windows(
             Mixture(tuple(train for train, _ in found), history), [rest for _, rest in found], paths, data
         )
-
-    def again(announce: Announce) -> list[Splits]:
-        return _parts(data, paths, read(announce), announce)
-
-    parts = _parts(data, paths, found, announce)
-    tokenizer = _tokenizer(parts, data, vocab_size, vocab_size_typed, announce)
-    stores = _stores(parts, again, tokenizer, data, announce)
+    make_tokenizer = partial(texts.tokenizer_of_training, data, vocab_size, vocab_size_typed)
+    documents = Texts(
+        data, read, partial(texts.training_splits, data, paths), make_tokenizer, (vocab_size, vocab_size_typed)
+    )
+    tokenizer, stores = documents.stores(found, announce)
     kind = WINDOWS.get(data.source, TokenWindows)
     trained_on = [open_windows([store], "train", kind) for store in stores if "train" in store.manifest["splits"]]
     train = Mixture(tuple(trained_on), history)
-    kept = tuple([span.document for span in part["train"]] for part in parts if "train" in part)
     names = tuple(path or "python" for path in paths)  # the source that needs no path
     tasks = ()
     if data.stream and not data.validation_path:
         tasks = tuple(open_windows([store], "heldout", kind) for store in stores)
-    return replace(
-        _corpus(tokenizer, train, stores, kind), names=names, documents=kept if with_documents else None, tasks=tasks
-    )
+    corpus = replace(_corpus(tokenizer, train, stores, kind), names=names, tasks=tasks)
+    return replace(corpus, documents=_training_documents(documents, announce)) if with_documents else corpus
 
 
 def prepare_to_evaluate(data, *, vocab_size: int, announce: Announce = say) -> Corpus:
@@ -122,12 +117,17 @@ def prepare_to_evaluate(data, *, vocab_size: int, announce: Announce = say) -> C
     if isinstance(found[0], tuple):
         return _of_windows(Mixture((), ()), [heldout for _, heldout in found], paths, data)
 
-    def again(announce: Announce) -> list[Splits]:
-        return _held_out(data, paths, read(announce), announce)
-
     tokenizer = open_tokenizer(data.tokenizer)
-    stores = _stores(_held_out(data, paths, found, announce), again, tokenizer, data, announce)
+    split = partial(texts.held_out_splits, data, paths)
+    documents = Texts(data, read, split, lambda parts, said: tokenizer, facts=("all held out",))
+    _, stores = documents.stores(found, announce)
     return _corpus(tokenizer, Mixture((), ()), stores, WINDOWS.get(data.source, TokenWindows))
+
+
+def _training_documents(documents: Texts, announce: Announce) -> tuple[list[Document], ...]:
+    """Return the training documents of each part, in stored order; all are read again."""
+    parts = documents.split(documents.read(announce), Said(announce))
+    return tuple([span.document for span in part["train"]] for part in parts if "train" in part)
 
 
 def _plan(data) -> tuple[list[str], History]:
@@ -161,77 +161,3 @@ def _of_windows(train: Mixture, heldout: Sequence[Windows], paths: list[str], da
         return Corpus(heldout[0].tokenizer, train, heldout[0], heldout[0].digest, names=names)
     digest = digest_of_json([windows.digest for windows in heldout])
     return Corpus(None, train, heldout[0], digest, names=names, tasks=tuple(heldout))
-
-
-def _parts(data, paths: list[str], found: list, announce: Announce) -> list[Splits]:
-    """Return the documents of each path, and of data.validation_path after them, read and split."""
-    parts = [_split(path, documents, data, announce) for path, documents in zip(paths, found, strict=True)]
-    if data.validation_path:
-        (validation,) = _read(data, [data.validation_path], announce, vocab_size=0, seed=0)
-        parts += _held_out(data, [data.validation_path], [validation], announce)
-    for path, part in zip(paths, parts, strict=False):
-        _leave_out_heldout(path, part, parts, announce)
-    return parts
-
-
-def _held_out(data, paths: list[str], found: list, announce: Announce) -> list[Splits]:
-    """Return the documents of each path, all of them held out."""
-    scanned = [_scan(path, documents, data, announce) for path, documents in zip(paths, found, strict=True)]
-    return [{"heldout": spans} for spans in scanned]
-
-
-def _leave_out_heldout(path: str, part: Splits, parts: list[Splits], announce: Announce) -> None:
-    """Remove from a part's training documents those that another part, or the validation set, holds out."""
-    elsewhere = {span.digest for other in parts if other is not part for span in other.get("heldout", ())}
-    kept = [span for span in part["train"] if span.digest not in elsewhere]
-    if len(kept) == len(part["train"]):
-        return
-    if not kept:
-        raise DataError(f"data path {path!r}: all documents are held out elsewhere; add others to train on")
-    announce(f"{path}: not trained on {len(part['train']) - len(kept):,} documents that are held out elsewhere")
-    part["train"] = kept
-
-
-def _split(path: str, documents, data, announce: Announce) -> Splits:
-    """Return the documents of a source; some are held out unless data.validation_path supplies held-out documents."""
-    spans = _scan(path, documents, data, announce)
-    if data.validation_path:
-        return {"train": spans}
-    if data.source in WINDOWS and len({span.digest for span in spans}) == 1:
-        raise DataError(
-            f"data path {path!r}: a single line cannot be split; name held-out data with --config.data.validation_path"
-        )
-    train, heldout = hold_out(spans, data.holdout_fraction)
-    return {"train": train, "heldout": heldout}
-
-
-def _scan(path: str, documents, data, announce: Announce) -> list[Span]:
-    spans = scan(documents, data.bad_documents, announce)
-    if not spans:
-        raise DataError(f"data path {path!r} (data.source={data.source}): there is no text; name files with text")
-    return spans
-
-
-def _tokenizer(parts: list[Splits], data, vocab_size: int, vocab_size_typed: bool, announce):
-    """Return the one tokenizer of all parts; it does not depend on their weights."""
-    spans = [span for part in parts for span in part.get("train", ())]
-    tokenizer = make_tokenizer(data.tokenizer, vocab_size, spans, cache_folder(data.cache_dir), announce)
-    if data.tokenizer == "sentencepiece" and tokenizer.vocab_size < vocab_size:
-        few = f"the documents give only {tokenizer.vocab_size:,} pieces, not model.vocab_size={vocab_size}"
-        if vocab_size_typed:
-            raise DataError(f"{few}; use --config.model.vocab_size={tokenizer.vocab_size}, or more text")
-        announce(f"{few}; using {tokenizer.vocab_size:,}")
-    return tokenizer
-
-
-def _stores(
-    parts: list[Splits], again: Callable[[Announce], list[Splits]], tokenizer, data, announce: Announce
-) -> list[Store]:
-    """Return the shards of each part under a tokenizer; `again` reads all parts again."""
-    cache = cache_folder(data.cache_dir)
-    tokenizer = ChatTokenizer(tokenizer) if data.source in WINDOWS else tokenizer
-
-    def of_one(number: int) -> Callable[[Announce], Splits]:
-        return lambda announce: again(announce)[number]
-
-    return [Store(cache, part, tokenizer, of_one(number), announce) for number, part in enumerate(parts)]

@@ -24,9 +24,11 @@ from input_pipeline.packing import Piece, pack, pieces
 from input_pipeline.progress import progress
 from input_pipeline.reading.documents import PIECE_BYTES, Span, check_unchanged
 from input_pipeline.shard_files import Manifest, Record, ShardFile, damage, digest_of, read_manifest, read_record
+from input_pipeline.threads import in_threads
 from input_pipeline.windows import Windows
 
 FORMAT = 1  # version of the files; it is part of the folder's name
+FACTS = "format", "documents", "tokenizer", "end_of_document"  # of `facts_of`, whose digest is the folder's name
 SHARD_BYTES = 4 << 20  # of text in a shard, or a 64th of the corpus
 BATCH_CHARACTERS = 4 << 20  # encoded at once, in parallel
 
@@ -80,28 +82,20 @@ class TokenWindows(Windows):
 
 
 class Store:
-    """The shards of one source under one tokenizer; missing shards are built.
+    """The complete shards of one source under one tokenizer; those that are damaged later are rebuilt.
 
     Attributes:
         folder, manifest: of the shards.
         announce: called with progress lines while shards are rebuilt.
     """
 
-    def __init__(self, cache: Path, splits: Splits, tokenizer, again: Callable[[Announce], Splits], announce: Announce):
-        """Build the shards that are missing in the cache.
-
-        Args:
-            splits: the documents of "train", of "heldout", or of both.
-            again: reads their current content again.
-
-        Raises:
-            DataError: a document cannot be read or changed meanwhile, or the folder holds something else.
-        """
-        facts = facts_of(splits, tokenizer)
-        self.folder, self.announce = cache / "shards" / digest_of_json(facts), announce
+    def __init__(
+        self, folder: Path, manifest: Manifest, tokenizer, again: Callable[[Announce], Splits], announce: Announce
+    ):
+        """`again` reads the current documents of "train", of "heldout", or of both."""
+        self.folder, self.manifest, self.announce = folder, manifest, announce
         self._tokenizer, self._again, self._rebuilding = tokenizer, again, threading.Lock()
         self._lost: DataLost | None = None  # set once a shard could not be rebuilt
-        self.manifest = load_or_build(self.folder, splits, tokenizer, facts, announce)
 
     def rebuild(self, shard: Record, what: str) -> None:
         """Rebuild a damaged shard and return when it matches its record; one thread of one process does the work.
@@ -152,21 +146,33 @@ def facts_of(splits: Splits, tokenizer) -> dict:
     }
 
 
-def load_or_build(folder: Path, splits: Splits, tokenizer, facts: dict, announce: Announce) -> Manifest:
-    """Return the manifest of the shards in `folder`, building what is missing or damaged.
+def load_or_build(cache: Path, splits: Splits, tokenizer, announce: Announce) -> tuple[Path, Manifest]:
+    """Return the folder of the shards of some documents and its manifest, building what is missing or damaged.
 
     Args:
         splits: the documents of "train", of "heldout", or of both.
-        facts: the folder's name is their hash; the manifest keeps them.
 
     Raises:
         DataError: a document cannot be read or changed meanwhile, or the folder holds something else.
     """
+    facts = facts_of(splits, tokenizer)
+    folder = cache / "shards" / digest_of_json(facts)
     manifest = _complete_manifest(folder, splits, facts)
     if manifest:
-        return manifest
+        return folder, manifest
     with locked(folder.with_suffix(".lock"), announce):
-        return _complete_manifest(folder, splits, facts) or _build(folder, splits, tokenizer, facts, announce)
+        return folder, (_complete_manifest(folder, splits, facts) or _build(folder, splits, tokenizer, facts, announce))
+
+
+def load(folder: Path, tokenizer_digest: str) -> Manifest | None:
+    """Return the manifest of complete and undamaged shards under a tokenizer; None if a part is missing or damaged."""
+    manifest = read_manifest(folder)
+    if manifest is None or manifest.get("tokenizer") != tokenizer_digest:
+        return None
+    shards = [shard for split in manifest["splits"].values() for shard in split]
+    is_whole = digest_of_json({key: manifest.get(key) for key in FACTS}) == folder.name
+    is_whole = is_whole and not any(in_threads(lambda shard: damage(folder, shard, manifest["token"]), shards))
+    return manifest if is_whole else None
 
 
 def open_windows(stores: list[Store], split: str, kind: type[TokenWindows] = TokenWindows) -> TokenWindows:

@@ -10,6 +10,7 @@ import glob
 import os
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from files.paths import expanded
@@ -35,6 +36,20 @@ FILES: dict[str, type[RecordFile] | None] = {  # sources that read every file in
     "tfrecord": formats.TFRecord,
 }  # fmt: skip
 NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+
+
+@dataclass(frozen=True)
+class FromFiles:
+    """Documents that depend only on the configuration, on the code of this package, and on the content of files.
+
+    Later starts do not read unchanged files again; the documents of any other iterable are read at each start.
+    """
+
+    files: list[Path]
+    documents: Iterable[Document]
+
+    def __iter__(self) -> Iterator[Document]:
+        return iter(self.documents)
 
 
 def read_source(
@@ -126,7 +141,7 @@ def huggingface(data, path: str, **_) -> Iterable[Document]:
     table = hugging_face.load(
         name, subset=data.subset, split=split or "train", field=data.field, most_bytes=data.max_document_mib << 20
     )
-    return Reader().records(table)
+    return FromFiles(table.files, Reader().records(table)) if table.files else Reader().records(table)
 
 
 @source
@@ -268,8 +283,16 @@ def _literal(place: Path) -> tuple[Path, list[str]]:
     return folder, rest
 
 
-def _documents(data, files: list[Path], format_of: Callable[[Path], type[RecordFile] | None]) -> Iterator[Document]:
-    """Yield the documents of the files in order; `format_of` returns None if the whole file is one document."""
+def _documents(data, files: list[Path], format_of: Callable[[Path], type[RecordFile] | None]) -> FromFiles:
+    """Return the documents of the files in order.
+
+    Args:
+        format_of: returns the reader of a file, which is a class of this package; None: the whole file is one document.
+    """
+    return FromFiles(files, _read_in_order(data, files, format_of))
+
+
+def _read_in_order(data, files: list[Path], format_of: Callable) -> Iterator[Document]:
     reader = Reader()
     for file in files:
         if kind := format_of(file):

@@ -5,8 +5,8 @@ import numpy as np
 
 from input_pipeline.cache import digest_of_json
 from input_pipeline.errors import DataError
-from input_pipeline.hashes import stream_key
 from input_pipeline.order import MASK, mix, permute
+from input_pipeline.tasks.hashes import stream_key
 from input_pipeline.windows import Windows
 
 NATS_PER_TOKEN = 1.75 * np.log(2)  # entropy of a step taken with probabilities 1/2, 1/4, 1/8, 1/8: 1.2130

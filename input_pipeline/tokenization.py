@@ -354,9 +354,8 @@ def _trained(vocab_size: int, spans: list[Span], cache: Path, announce) -> Sente
     folder, name = cache / "tokenizers", digest(facts, *(span.key for span in spans))
     with locked(folder / f"{name}.lock", announce):
         for path in folder.glob(f"{name}-*.model"):
-            model = path.read_bytes()
-            if path.stem == f"{name}-{digest(model)}":
-                return SentencePieceTokenizer(model, path.name)
+            if trained := _intact(path):
+                return trained
             path.unlink()
         announce(f"training a SentencePiece tokenizer with {vocab_size:,} pieces")
         model = sentencepiece_training.train(spans, vocab_size)
@@ -364,6 +363,18 @@ def _trained(vocab_size: int, spans: list[Span], cache: Path, announce) -> Sente
         with writing(folder / f"{name}-{digest(model)}.model") as file:
             file.write(model)
     return SentencePieceTokenizer(model, "sentencepiece")
+
+
+def trained_tokenizer(model_digest: str, cache: Path) -> SentencePieceTokenizer | None:
+    """Return a tokenizer that was trained before, by its digest; None if the cache does not have it."""
+    found = map(_intact, (cache / "tokenizers").glob(f"*-{model_digest}.model"))
+    return next((trained for trained in found if trained), None)
+
+
+def _intact(path: Path) -> SentencePieceTokenizer | None:
+    """Return a trained tokenizer; None if its file does not match the digest in its name."""
+    model = path.read_bytes()
+    return SentencePieceTokenizer(model, path.name) if path.stem.endswith(f"-{digest(model)}") else None
 
 
 def _content(path: Path) -> bytes:

@@ -114,7 +114,10 @@ class Span:
 
 
 def scan(
-    documents: Iterable[Document], bad_documents: str = "error", announce: Callable[[str], object] = print
+    documents: Iterable[Document],
+    bad_documents: str = "error",
+    announce: Callable[[str], object] = print,
+    note: Callable[[str], object] | None = None,
 ) -> list[Span]:
     """Return a span for each document that has text, with the digest of its content.
 
@@ -122,6 +125,8 @@ def scan(
 
     Args:
         bad_documents: `error`, or `skip` to skip unusable documents too.
+        announce: called with lines of progress.
+        note: called with the line about what was skipped; by default `announce`.
 
     Raises:
         BadDocument: a document is not UTF-8, or its source says that it is invalid.
@@ -135,7 +140,7 @@ def scan(
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(kind for kind, _ in skipped).most_common())
         number = len(spans) + len(skipped)
         first = skipped[0][1].name.encode(errors="backslashreplace").decode()  # a name of a file need not be UTF-8
-        announce(f"skipped {len(skipped):,} of {number:,} documents: {kinds}; first: {first}")
+        (note or announce)(f"skipped {len(skipped):,} of {number:,} documents: {kinds}; first: {first}")
     return spans
 
 

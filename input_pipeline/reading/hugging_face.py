@@ -20,11 +20,15 @@ FIRST = re.compile(r"(?P<split>\w+)\[:(?P<count>\d+)\]")  # the first rows of a 
 
 
 class Table(Column):
-    """A column of a loaded dataset."""
+    """A column of a loaded dataset.
+
+    Attributes:
+        files: from which the library reads it; none if it is in memory.
+    """
 
     def __init__(self, name: str, field: str, most_bytes: int, rows):
         super().__init__(name, field, most_bytes)
-        self._rows = rows
+        self._rows, self.files = rows, [Path(file["filename"]) for file in rows.cache_files]
 
     def columns(self) -> Iterator[pa.Array]:
         for start in range(0, len(self._rows), ROWS):

@@ -24,9 +24,9 @@ import numpy as np
 
 from input_pipeline.cache import digest_of_json
 from input_pipeline.errors import DataError
-from input_pipeline.hashes import is_held_out, stream_key
 from input_pipeline.order import mix
 from input_pipeline.packing import empty_rows, put_sequence
+from input_pipeline.tasks.hashes import is_held_out, stream_key
 from input_pipeline.tokenization import NumberTokenizer
 from input_pipeline.windows import Windows
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from input_pipeline.cache import digest
 from input_pipeline.errors import DataError
-from input_pipeline.hashes import is_held_out
 from input_pipeline.reading.records import UNREADABLE
+from input_pipeline.tasks.hashes import is_held_out
 from input_pipeline.windows import Windows
 
 

@@ -18,10 +18,10 @@ from input_pipeline.cache import digest_of_json
 from input_pipeline.chat.encoding import IDS, LEARNED, ChatTokenizer, format_of_tokenizer
 from input_pipeline.chat.messages import ASSISTANT
 from input_pipeline.errors import DataError
-from input_pipeline.expressions import is_arithmetic, is_formula, is_list
-from input_pipeline.hashes import is_held_out, stream_key
 from input_pipeline.order import mix
 from input_pipeline.packing import KEYS, empty_rows, put_sequence
+from input_pipeline.tasks.expressions import is_arithmetic, is_formula, is_list
+from input_pipeline.tasks.hashes import is_held_out, stream_key
 from input_pipeline.tokenization import open_tokenizer
 from input_pipeline.windows import Windows
 

@@ -8,8 +8,8 @@ share no class. Numbers are float32 whose bits are stored as int32, since batche
 import numpy as np
 
 from input_pipeline.cache import digest_of_json
-from input_pipeline.hashes import stream_key
 from input_pipeline.order import MASK, mix
+from input_pipeline.tasks.hashes import stream_key
 from input_pipeline.windows import Windows
 
 EXAMPLES = {"train": 1 << 26, "heldout": 1 << 13}  # by stream

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small corpus on disk, and the `data` section that reads it into a cache of its own."""
 
-import types
-
 import pytest
+from ml_collections import ConfigDict
 
 from input_pipeline.corpus import prepare
 
@@ -45,7 +44,7 @@ def section(tmp_path, texts):
             "bad_documents": "error",
             "max_document_mib": 256,
         }
-        return types.SimpleNamespace(**{**defaults, "validation_path": "", "holdout_fraction": 0.2, **changes})
+        return ConfigDict({**defaults, "validation_path": "", "holdout_fraction": 0.2, **changes})
 
     return make
 

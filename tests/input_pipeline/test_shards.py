@@ -24,7 +24,8 @@ from input_pipeline.mixture import Mixture
 from tests import warm
 
 SCRIPT = """
-import os, signal, sys, types
+import os, signal, sys
+from ml_collections import ConfigDict
 from input_pipeline import corpus, shards, tokenization
 shards.SHARD_BYTES, stop_after = 3_000, int(sys.argv[3])
 write_shard = shards._write_shard
@@ -35,9 +36,9 @@ def stopping(*arguments):
     stop_after -= 1
     return write_shard(*arguments)
 shards._write_shard = stopping
-data = types.SimpleNamespace(
-    source="text", path=sys.argv[1], tokenizer="sentencepiece", cache_dir=sys.argv[2], holdout_fraction=0.2,
-    max_document_mib=256, mixture="", stream="", validation_path="", bad_documents="error")
+data = ConfigDict(dict(
+    source="text", path=sys.argv[1], field="text", tokenizer="sentencepiece", cache_dir=sys.argv[2],
+    holdout_fraction=0.2, max_document_mib=256, mixture="", stream="", validation_path="", bad_documents="error"))
 print(corpus.prepare(data, vocab_size=300, vocab_size_typed=False).digest)
 """
 
@@ -282,10 +283,10 @@ def test_the_starts_of_documents_are_built_again_too(corpus, store, tmp_path, mo
     """What is damaged between the build and the first read, as what is damaged later."""
     wanted, load = read_all(corpus().train), shards.load_or_build
 
-    def damaged(folder, *rest):
-        manifest = load(folder, *rest)
+    def damaged(*arguments):
+        folder, manifest = load(*arguments)
         (folder / "train-00001.offsets").unlink()
-        return manifest
+        return folder, manifest
 
     monkeypatch.setattr(shards, "load_or_build", damaged)
     assert all(np.array_equal(values, wanted[key]) for key, values in read_all(corpus().train).items())

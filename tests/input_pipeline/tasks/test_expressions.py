@@ -3,7 +3,7 @@
 
 import pytest
 
-from input_pipeline.expressions import is_arithmetic, is_formula, is_list
+from input_pipeline.tasks.expressions import is_arithmetic, is_formula, is_list
 
 
 @pytest.mark.parametrize("text", ["[[1, 0], [0, 1]]", "['A', 'B']", "ABCDE", "Q _ _\n_ Q _", "1 2 3", "-4", ""])
