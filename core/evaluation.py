@@ -35,11 +35,13 @@ OPENING_TOKENS, OPENING_WORDS = 16, 2  # of a held-out document: tokens to read,
 SAMPLE_TEMPERATURE = 0.7
 MOST_NEXT_TOKENS = 64  # of the command that the summary ends with
 SAMPLE_LINES, SAMPLE_WIDTH = 12, 100  # limits of a sample: lines, and characters per line
+Progress = Callable[[int, int], object]  # is called with the number of batches done, and of all
 
 
 def evaluate_heldout(
     run: assembly.Run, params: dict, corpus: corpora.Corpus, stop: Callable[[], bool] = lambda: False,
     num_batches: int | None = None, frozen: dict | None = None, on_lost: pipeline.OnLost | None = None,
+    progress: Progress | None = None,
 ) -> tuple[dict, int] | None:  # fmt: skip
     """Return (figures by name, weight of the loss in tokens or puzzles) of the held-out data; None if it was stopped.
 
@@ -50,8 +52,9 @@ def evaluate_heldout(
       num_batches: number of global batches, evenly spread; default: all documents.
       frozen: arrays like `run.abstract_frozen`.
       on_lost: called if a batch cannot be read; an empty batch takes its place. Default: the error is raised.
+      progress: called after each batch.
     """
-    batches = heldout_batches(run, corpus, num_batches, on_lost)
+    batches = heldout_batches(run, corpus, num_batches, on_lost, progress)
     if (sums := summed_figures(run, params, batches, stop, frozen)) is None:
         return None
     return summary_of(run, sums), int(sums["loss"][1])
@@ -80,10 +83,21 @@ def summary_of(run: assembly.Run, sums: dict[str, np.ndarray]) -> dict[str, floa
 
 
 def heldout_batches(
-    run: assembly.Run, corpus: corpora.Corpus, num_batches: int | None = None, on_lost: pipeline.OnLost | None = None
-) -> Iterator[dict]:
+    run: assembly.Run, corpus: corpora.Corpus, num_batches: int | None = None, on_lost: pipeline.OnLost | None = None,
+    progress: Progress | None = None,
+) -> Iterator[dict]:  # fmt: skip
     """Return the held-out data as batches of `run.eval_rows` on the devices; see `evaluate_heldout`."""
-    return batches_of_rows(run, corpus, run.eval_rows, num_batches and num_batches * run.num_microbatches, on_lost)
+    taken = num_batches and num_batches * run.num_microbatches
+    batches = batches_of_rows(run, corpus, run.eval_rows, taken, on_lost)
+    total = -(-corpus.heldout.num_examples(run.config.train.sequence_length) // run.eval_rows)
+    return _followed(batches, min(taken or total, total), progress) if progress else batches
+
+
+def _followed(batches: Iterator[dict], total: int, progress: Progress) -> Iterator[dict]:
+    """Yield batches, and report each when the next one is asked for."""
+    for done, batch in enumerate(batches):
+        progress(done, total)
+        yield batch
 
 
 def batches_of_rows(
@@ -101,8 +115,9 @@ def batches_of_rows(
 
 
 def vote(
-    run: assembly.Run, params: dict, corpus: corpora.Corpus, stop: Callable[[], bool] = lambda: False
-) -> Votes | None:
+    run: assembly.Run, params: dict, corpus: corpora.Corpus, stop: Callable[[], bool] = lambda: False,
+    progress: Progress | None = None,
+) -> Votes | None:  # fmt: skip
     """Return the votes of the answers to all held-out puzzles, the same in all processes.
 
     `stop` is asked before each batch; once it returns true, in all processes, so does this: None.
@@ -110,7 +125,7 @@ def vote(
     mesh, windows, votes = run.mesh, corpus.heldout, Votes()
     layouts = axis_rules.batch_sharding(mesh, 2), axis_rules.batch_sharding(mesh, 1)
     predict = jax.jit(lambda params, batch: run.objective.predict(run.model(params), batch), out_shardings=layouts)
-    for batch in heldout_batches(run, corpus):
+    for batch in heldout_batches(run, corpus, progress=progress):
         if stop():
             return None
         predictions, halt_logits = map(local_values, predict(params, batch))
@@ -122,7 +137,7 @@ def vote(
 
 def vote_and_keep(
     run: assembly.Run, params: dict, corpus: corpora.Corpus, workdir: pathlib.Path, step: int,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = lambda: False, progress: Progress | None = None,
 ) -> dict[str, float] | None:  # fmt: skip
     """Return `voting.results` of the answers of a step; {} if the held-out data has no votes, None if it is stopped.
 
@@ -132,7 +147,7 @@ def vote_and_keep(
     tasks = corpus.heldout.test_puzzles
     if not tasks:
         return {}
-    votes, file = vote(run, params, corpus, stop), workdir / "votes" / f"{step}.gz"
+    votes, file = vote(run, params, corpus, stop, progress), workdir / "votes" / f"{step}.gz"
     if votes is None:
         return None
 

@@ -20,13 +20,14 @@ from checkpointing.store import Store
 from cluster import processes
 from configs.errors import ConfigError
 from core.assembly import Run, assemble
-from core.evaluation import evaluate_heldout, heldout_lines, vote_and_keep, vote_lines
+from core.evaluation import Progress, evaluate_heldout, heldout_lines, vote_and_keep, vote_lines
 from core.scored_model import check_same_on_hosts, scored_model
 from files.json_reader import JsonError
 from inference.engine import Engine
 from input_pipeline.batches import OnLost
 from input_pipeline.corpus import Corpus
 from parallelism.mesh import mesh_context
+from reporting.display import Display
 from reporting.metrics import RESERVED, read_lines
 from reporting.step_log import StepLog
 from scoring import figures as scores
@@ -52,6 +53,7 @@ class EvaluationContext:
       is_last: whether this is the evaluation after the last step.
       stop: returns whether to stop, the same in all processes. Call it before each batch, since it reports progress.
       on_lost: called if a batch cannot be read; an empty batch takes its place. None: the error is raised.
+      progress: called with the number of batches that are done, and of all.
     """
 
     run: Run
@@ -63,6 +65,7 @@ class EvaluationContext:
     is_last: bool = True
     stop: Callable[[], bool] = lambda: False
     on_lost: OnLost | None = None
+    progress: Progress | None = None
 
     @property
     def engine(self) -> Engine:
@@ -114,7 +117,7 @@ class HeldOut(Evaluator):
         """Return the means of the objective's scalars, and `tokens`, the weight of the loss."""
         result = evaluate_heldout(
             context.run, context.params, context.corpus, context.stop,
-            None if context.is_last else self.num_batches, context.frozen, context.on_lost,
+            None if context.is_last else self.num_batches, context.frozen, context.on_lost, context.progress,
         )  # fmt: skip
         return result and result[0] | {"tokens": result[1]}
 
@@ -143,7 +146,9 @@ class Votes(Evaluator):
 
     def evaluate(self, context):
         """Return the share of solved tasks by number of answers; {} if the data has no votes."""
-        return vote_and_keep(context.run, context.params, context.corpus, context.workdir, context.step, context.stop)
+        return vote_and_keep(
+            context.run, context.params, context.corpus, context.workdir, context.step, context.stop, context.progress
+        )
 
     def lines(self, context, figures):
         """Return the results in words."""
@@ -296,11 +301,14 @@ def evaluate_newest(config, workdir: pathlib.Path, address, corpus: Corpus, stor
     them, if it is given.
     """
     run, lines = assemble(config), []
-    with Checkpoints(address, store=store) as checkpoints, mesh_context(run.mesh):
+    display = Display(config.train.steps, quiet=processes.index() > 0)
+    with Checkpoints(address, store=store) as checkpoints, mesh_context(run.mesh), display:
+        display.phase("restoring the checkpoint")
         step = newest_checkpoint(checkpoints, config)
         params = restore_eval_params(checkpoints, step, run.abstract_params)
         frozen, _ = frozen_models.weights(run, checkpoints.record(step))
-        context = EvaluationContext(run, params, frozen, corpus, workdir, step)
+        display.phase("evaluating all that is held out")
+        context = EvaluationContext(run, params, frozen, corpus, workdir, step, progress=display.evaluated)
         for evaluator in of_corpus(config, corpus):
             lines += evaluator.lines(context, evaluator.evaluate(context))
     if processes.index() == 0:

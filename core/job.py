@@ -282,7 +282,7 @@ class Job:
         self.log.flush()  # the pending step is no part of the evaluation
         context = EvaluationContext(
             self.run, self.eval_params(state), self.compiled_steps.frozen, self.corpus, self.workdir, step, is_last,
-            is_stopped, self.lost.record,
+            is_stopped, self.lost.record, self.log.display.evaluated,
         )  # fmt: skip
         with self.clock.within("evaluation"):
             figures = evaluator.evaluate(context)

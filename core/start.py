@@ -19,6 +19,7 @@ from objectives.objective import FrozenModel, Objective
 from settings import preference, ramp, ranges
 
 MOST_PASSES, USEFUL_PASSES = 40, 4  # over one corpus: more gain nothing; up to 4, each is worth as much as new data
+MANY_HELDOUT, ENOUGH_HELDOUT = 100_000_000, 10_000_000  # tokens that a new run holds out
 
 
 def announce(line: str) -> None:
@@ -134,7 +135,7 @@ def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tup
         train.eval_every = max(1, math.floor(evaluation.every_epochs * pass_examples / train.global_batch))
     train.tokens, train.epochs, evaluation.every_epochs = 0, 0.0, 0.0
     ranges.check_steps(train.steps, train.global_batch)
-    if line := repetition(config, corpus):
+    for line in filter(None, (repetition(config, corpus), "" if start else large_heldout(config, corpus))):
         announce(line)
     return start, train.steps
 
@@ -152,6 +153,20 @@ def repetition(config, corpus: corpora.Corpus | None) -> str:
         f"{asked / 1e6:,.0f} M tokens are {asked / tokens:,.0f} passes over the {tokens / 1e6:,.1f} M tokens of the "
         f"Python library; passes after the {MOST_PASSES}th teach nothing new (arXiv:2305.16264). Use your own texts, "
         f"--config.data.path=FOLDER, or fewer steps, --config.train.epochs={USEFUL_PASSES}"
+    )
+
+
+def large_heldout(config, corpus: corpora.Corpus | None) -> str:
+    """Return a line if the evaluation after the last step reads very many tokens; else ""."""
+    if not corpus or not corpus.is_plain_text or (tokens := corpus.heldout.num_tokens) <= MANY_HELDOUT:
+        return ""
+    advice = "a smaller --config.data.validation_path"
+    if not config.data.validation_path:
+        fraction = config.data.holdout_fraction * ENOUGH_HELDOUT / tokens
+        advice = f"--config.data.holdout_fraction={fraction:.1g}"
+    return (
+        f"{tokens / 1e6:,.0f} M tokens are held out; the evaluation after the last step reads all of them, and begins "
+        f"again after a stop. For about {ENOUGH_HELDOUT / 1e6:,.0f} M, begin the run with {advice}"
     )
 
 

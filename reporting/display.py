@@ -16,6 +16,7 @@ from reporting.sink import LAST_WORDS
 
 LOG = logging.getLogger("torus")
 LEAVE_SECONDS = 1.0  # that a terminal has to take the end of the bar
+EVALUATED_SECONDS = 5.0  # between lines about an evaluation
 
 
 def duration(seconds: float) -> str:
@@ -110,6 +111,16 @@ class Display:
             f"{seconds:.1f} s each  step ends in {duration((count - int(index) - 1) * seconds)}"
         )
         self._show(self.step, text)
+
+    def evaluated(self, done: int, total: int) -> None:
+        """Show at intervals how many batches of an evaluation are done; the first one, which compiles, has no speed."""
+        now = time.perf_counter()
+        if done <= 1:
+            self.first_batch_ended = self.evaluation_shown = now
+        elif now - self.evaluation_shown >= EVALUATED_SECONDS:
+            self.evaluation_shown, seconds = now, (now - self.first_batch_ended) / (done - 1)
+            text = f"evaluated {done:,} of {total:,} batches  {duration((total - done) * seconds)} left"
+            self._show(self.step, text)
 
     def _show(self, step: int, text: str) -> None:
         if self.live:

@@ -32,7 +32,7 @@ class StreamTasks(Evaluator):
         for path, heldout in zip(corpus.names, corpus.tasks, strict=True):
             result = evaluate_heldout(
                 context.run, context.params, dataclasses.replace(corpus, heldout=heldout), context.stop,
-                self.num_batches, context.frozen, context.on_lost,
+                self.num_batches, context.frozen, context.on_lost, context.progress,
             )  # fmt: skip
             if result is None:
                 return None

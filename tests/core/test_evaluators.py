@@ -59,7 +59,8 @@ def test_other_figures_are_refused_with_the_name_of_their_evaluator(figures, ran
 def test_no_figures_without_a_stop_is_a_mistake_and_no_interruption():
     """As an interruption, its exit status would have the run started again, to end at the same evaluation."""
     job = types.SimpleNamespace(
-        log=types.SimpleNamespace(flush=lambda: None), run=None, eval_params=lambda state: {},
+        log=types.SimpleNamespace(flush=lambda: None, display=types.SimpleNamespace(evaluated=None)),
+        run=None, eval_params=lambda state: {},
         compiled_steps=types.SimpleNamespace(frozen={}), corpus=None, workdir=None,
         lost=types.SimpleNamespace(record=None, gather_reason=lambda: ""),
         clock=types.SimpleNamespace(enter=lambda phase: None, within=lambda phase: contextlib.nullcontext()),

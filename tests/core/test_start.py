@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The message before the first step about data that is too small for the run."""
+"""The messages before the first step about data that is too small for the run, or of which too much is held out."""
 
 import types
 
@@ -28,5 +28,21 @@ def test_a_large_run_on_the_default_corpus_is_told_what_to_set(keys, num_tokens,
         assert "3,932 M tokens are 983 passes over the 4.0 M tokens" in line and "--config.data.path=FOLDER" in line
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "validation_path", "said"),
+    [
+        (100_000_000, "", None), (15_000_000_000, "", "--config.data.holdout_fraction=3e-05"),
+        (200_000_000, "heldout/", "a smaller --config.data.validation_path"),
+    ],
+)  # fmt: skip
+def test_a_run_that_holds_out_very_much_is_told_what_to_set(num_tokens, validation_path, said):
+    config = loading.load("configs/large.py", "v4-8", {"data.path": "mine"}).config
+    config.data.validation_path = validation_path
+    heldout = types.SimpleNamespace(is_plain_text=True, heldout=types.SimpleNamespace(num_tokens=num_tokens))
+    line = start.large_heldout(config, heldout)
+    assert line.endswith(f"begin the run with {said}") if said else line == ""
+
+
 def test_batches_of_the_caller_are_not_judged():
-    assert start.repetition(loading.load("configs/large.py", "v4-8", {}).config, None) == ""
+    config = loading.load("configs/large.py", "v4-8", {}).config
+    assert start.repetition(config, None) == start.large_heldout(config, None) == ""
