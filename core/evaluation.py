@@ -94,10 +94,10 @@ def heldout_batches(
 
 
 def _followed(batches: Iterator[dict], total: int, progress: Progress) -> Iterator[dict]:
-    """Yield batches, and report each when the next one is asked for."""
-    for done, batch in enumerate(batches):
-        progress(done, total)
+    """Yield batches, and report each once the next one is asked for."""
+    for done, batch in enumerate(batches, start=1):
         yield batch
+        progress(done, total)
 
 
 def batches_of_rows(

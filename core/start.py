@@ -161,10 +161,10 @@ def large_heldout(config, corpus: corpora.Corpus | None) -> str:
     if not corpus or not corpus.is_plain_text or (tokens := corpus.heldout.num_tokens) <= MANY_HELDOUT:
         return ""
     advice = "a smaller --config.data.validation_path"
-    if not config.data.validation_path:
+    if not config.data.validation_path and corpus.heldout.num_documents > len(corpus.train.parts):
         fraction = config.data.holdout_fraction * ENOUGH_HELDOUT / tokens
         advice = f"--config.data.holdout_fraction={fraction:.1g}"
-    return (
+    return (  # of a single document, a tenth is held out, whatever the fraction
         f"{tokens / 1e6:,.0f} M tokens are held out; the evaluation after the last step reads all of them, and begins "
         f"again after a stop. For about {ENOUGH_HELDOUT / 1e6:,.0f} M, begin the run with {advice}"
     )

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 
-from input_pipeline import shards, texts
 from input_pipeline.cache import digest_of_json
 from input_pipeline.chat.windows import ConversationWindows
 from input_pipeline.mixture import History, Mixture, parse, parse_stream
@@ -14,13 +13,13 @@ from input_pipeline.reading.documents import Document
 from input_pipeline.shards import Announce, Store, TokenWindows, open_windows
 from input_pipeline.sources import read_source
 from input_pipeline.tasks.questions import QuestionWindows
-from input_pipeline.texts import WINDOWS, Said, Texts
-from input_pipeline.tokenization import AnyTokenizer, open_tokenizer
+from input_pipeline.texts import WINDOWS, Texts, held_out_splits, training_splits
+from input_pipeline.tokenization import AnyTokenizer, given_tokenizer, open_tokenizer
 from input_pipeline.unigram import unigram_bits_per_byte
 from input_pipeline.windows import Windows
 
 say = partial(print, flush=True)  # so that lines appear at once if the output is a file
-FACTS = (*shards.FACTS, "token", "splits")  # of manifests, for a corpus's digest
+FACTS = "format", "documents", "tokenizer", "end_of_document", "token", "splits"  # of manifests, for a corpus's digest
 
 
 @dataclass(frozen=True)
@@ -84,14 +83,11 @@ def prepare(
     read = partial(_read, data, [*paths, *filter(None, [data.validation_path])], vocab_size=vocab_size, seed=seed)
     found = read(announce)
     if isinstance(found[0], tuple):
-        return _of_windows(
-            Mixture(tuple(train for train, _ in found), history), [rest for _, rest in found], paths, data
-        )
-    make_tokenizer = partial(texts.tokenizer_of_training, data, vocab_size, vocab_size_typed)
-    documents = Texts(
-        data, read, partial(texts.training_splits, data, paths), make_tokenizer, (vocab_size, vocab_size_typed)
-    )
-    tokenizer, stores = documents.stores(found, announce)
+        train, heldout = zip(*found[: len(paths)], strict=True)
+        return _of_windows(Mixture(train, history), heldout, paths, data)
+    given = given_tokenizer(data.tokenizer, vocab_size)
+    texts = Texts(data, paths, read, training_splits, given, vocab_size, vocab_size_typed)
+    tokenizer, stores = texts.stores(found, announce)
     kind = WINDOWS.get(data.source, TokenWindows)
     trained_on = [open_windows([store], "train", kind) for store in stores if "train" in store.manifest["splits"]]
     train = Mixture(tuple(trained_on), history)
@@ -100,7 +96,7 @@ def prepare(
     if data.stream and not data.validation_path:
         tasks = tuple(open_windows([store], "heldout", kind) for store in stores)
     corpus = replace(_corpus(tokenizer, train, stores, kind), names=names, tasks=tasks)
-    return replace(corpus, documents=_training_documents(documents, announce)) if with_documents else corpus
+    return replace(corpus, documents=texts.training_documents(stores)) if with_documents else corpus
 
 
 def prepare_to_evaluate(data, *, vocab_size: int, announce: Announce = say) -> Corpus:
@@ -116,18 +112,9 @@ def prepare_to_evaluate(data, *, vocab_size: int, announce: Announce = say) -> C
     found = read(announce)
     if isinstance(found[0], tuple):
         return _of_windows(Mixture((), ()), [heldout for _, heldout in found], paths, data)
-
-    tokenizer = open_tokenizer(data.tokenizer)
-    split = partial(texts.held_out_splits, data, paths)
-    documents = Texts(data, read, split, lambda parts, said: tokenizer, facts=("all held out",))
-    _, stores = documents.stores(found, announce)
+    texts = Texts(data, paths, read, held_out_splits, open_tokenizer(data.tokenizer))
+    tokenizer, stores = texts.stores(found, announce)
     return _corpus(tokenizer, Mixture((), ()), stores, WINDOWS.get(data.source, TokenWindows))
-
-
-def _training_documents(documents: Texts, announce: Announce) -> tuple[list[Document], ...]:
-    """Return the training documents of each part, in stored order; all are read again."""
-    parts = documents.split(documents.read(announce), Said(announce))
-    return tuple([span.document for span in part["train"]] for part in parts if "train" in part)
 
 
 def _plan(data) -> tuple[list[str], History]:

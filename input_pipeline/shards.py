@@ -28,7 +28,6 @@ from input_pipeline.threads import in_threads
 from input_pipeline.windows import Windows
 
 FORMAT = 1  # version of the files; it is part of the folder's name
-FACTS = "format", "documents", "tokenizer", "end_of_document"  # of `facts_of`, whose digest is the folder's name
 SHARD_BYTES = 4 << 20  # of text in a shard, or a 64th of the corpus
 BATCH_CHARACTERS = 4 << 20  # encoded at once, in parallel
 
@@ -121,11 +120,16 @@ class Store:
                 self.announce(f"{what}; rebuilding it from its documents")
                 self._build_again()
 
-    def _build_again(self) -> None:
-        splits = self._again(self.announce)
+    def check(self, splits: Splits) -> dict:
+        """Return the facts of documents; DataError if the shards were made of others."""
         facts = facts_of(splits, self._tokenizer)
         if facts["documents"] != self.manifest["documents"]:
             raise DataError("the documents have changed since the run began; restore them")
+        return facts
+
+    def _build_again(self) -> None:
+        splits = self._again(self.announce)
+        facts = self.check(splits)
         manifest = _build(self.folder, splits, self._tokenizer, facts, self.announce)
         if manifest["splits"] != self.manifest["splits"]:
             raise DataError("the same documents gave different tokens")
@@ -164,15 +168,14 @@ def load_or_build(cache: Path, splits: Splits, tokenizer, announce: Announce) ->
         return folder, (_complete_manifest(folder, splits, facts) or _build(folder, splits, tokenizer, facts, announce))
 
 
-def load(folder: Path, tokenizer_digest: str) -> Manifest | None:
-    """Return the manifest of complete and undamaged shards under a tokenizer; None if a part is missing or damaged."""
+def load(folder: Path, manifest_digest: str) -> Manifest | None:
+    """Return a manifest by its digest, once all its shards are found undamaged; else None."""
     manifest = read_manifest(folder)
-    if manifest is None or manifest.get("tokenizer") != tokenizer_digest:
+    if digest_of_json(manifest) != manifest_digest:
         return None
     shards = [shard for split in manifest["splits"].values() for shard in split]
-    is_whole = digest_of_json({key: manifest.get(key) for key in FACTS}) == folder.name
-    is_whole = is_whole and not any(in_threads(lambda shard: damage(folder, shard, manifest["token"]), shards))
-    return manifest if is_whole else None
+    damaged = any(in_threads(lambda shard: damage(folder, shard, manifest["token"]), shards))
+    return None if damaged else manifest
 
 
 def open_windows(stores: list[Store], split: str, kind: type[TokenWindows] = TokenWindows) -> TokenWindows:

@@ -40,7 +40,7 @@ NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
 @dataclass(frozen=True)
 class FromFiles:
-    """Documents that depend only on the configuration, on the code of this package, and on the content of files.
+    """Documents that depend only on the configuration, on the tokenizer, on files, and on the code of this package.
 
     Later starts do not read unchanged files again; the documents of any other iterable are read at each start.
     """
@@ -141,7 +141,7 @@ def huggingface(data, path: str, **_) -> Iterable[Document]:
     table = hugging_face.load(
         name, subset=data.subset, split=split or "train", field=data.field, most_bytes=data.max_document_mib << 20
     )
-    return FromFiles(table.files, Reader().records(table)) if table.files else Reader().records(table)
+    return FromFiles(table.files, Reader().records(table))
 
 
 @source

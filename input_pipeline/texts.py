@@ -6,17 +6,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from ml_collections import ConfigDict
+
 from input_pipeline import preparations, shards
-from input_pipeline.cache import cache_folder
+from input_pipeline.cache import cache_folder, digest_of_json
 from input_pipeline.chat.encoding import ChatTokenizer
 from input_pipeline.chat.windows import ConversationWindows, PreferenceWindows
 from input_pipeline.errors import DataError
 from input_pipeline.reading.documents import Document, Span, hold_out, scan
 from input_pipeline.shards import Announce, Splits, Store
 from input_pipeline.sources import FromFiles
-from input_pipeline.tokenization import AnyTokenizer, make_tokenizer, open_tokenizer, trained_tokenizer
+from input_pipeline.tokenization import AnyTokenizer, train_tokenizer, trained_tokenizer
 
 WINDOWS = {"chat": ConversationWindows, "preferences": PreferenceWindows}  # by source; others have TokenWindows
+Found = list[Iterable[Document]]  # of each path
 
 
 @dataclass
@@ -37,64 +40,94 @@ class Texts:
 
     Attributes:
         data: the section of the configuration.
-        read: returns the documents of each path.
-        split: returns the splits of each part.
-        make_tokenizer: returns the one tokenizer of all parts.
-        facts: what the shards depend on, besides `data` and the documents, in JSON types.
+        paths: of the parts.
+        read: returns the documents of each path, and of data.validation_path.
+        split: `training_splits` or `held_out_splits`.
+        tokenizer: the one of all parts; None: one with `vocab_size` pieces is trained on them.
+        vocab_size_typed: whether fewer pieces are an error.
     """
 
-    data: object
-    read: Callable[[Announce], list[Iterable[Document]]]
-    split: Callable[[list[Iterable[Document]], Said], list[Splits]]
-    make_tokenizer: Callable[[list[Splits], Said], AnyTokenizer]
-    facts: tuple = ()
+    data: ConfigDict
+    paths: list[str]
+    read: Callable[[Announce], Found]
+    split: Callable[[ConfigDict, list[str], Found, Said], list[Splits]]
+    tokenizer: AnyTokenizer | None
+    vocab_size: int = 0
+    vocab_size_typed: bool = False
 
-    def stores(self, found: list[Iterable[Document]], announce: Announce) -> tuple[AnyTokenizer, list[Store]]:
+    def stores(self, found: Found, announce: Announce) -> tuple[AnyTokenizer, list[Store]]:
         """Return the tokenizer and the shards of each part; unchanged files are not read again.
 
         Args:
             found: the result of `read`.
         """
-        cache = cache_folder(self.data.cache_dir)
-        path = None
-        if all(isinstance(documents, FromFiles) for documents in found):
-            files = [file for documents in found for file in documents.files]
-            path = preparations.path_of(cache, self.data, files, self.facts)
+        cache, path = cache_folder(self.data.cache_dir), self._preparation(found)
         if path and (earlier := self._earlier(cache, path, announce)):
             return earlier
         said = Said(announce)
-        parts = self.split(found, said)
-        tokenizer = self.make_tokenizer(parts, said)
+        parts = self.split(self.data, self.paths, found, said)
+        tokenizer = self.tokenizer or self._trained(parts, cache, announce)
         encoder = self._encoder(tokenizer)
         made = [shards.load_or_build(cache, part, encoder, announce) for part in parts]
-        if path:
-            names = [folder.name for folder, _ in made]
+        if path and path == self._preparation(found):
+            names = [(folder.name, digest_of_json(manifest)) for folder, manifest in made]
             preparations.keep(path, {"tokenizer": tokenizer.digest, "shards": names, "notes": said.notes})
         return tokenizer, self._opened(made, encoder, announce)
 
+    def training_documents(self, stores: list[Store]) -> tuple[list[Document], ...]:
+        """Return the training documents of each part, in stored order; all are read again.
+
+        Raises:
+            DataError: they are no longer those of the shards.
+        """
+        parts = self.split(self.data, self.paths, self.read(str), Said(str))
+        for part, store in zip(parts, stores, strict=True):
+            store.check(part)
+        return tuple([span.document for span in part["train"]] for part in parts if "train" in part)
+
+    def _preparation(self, found: Found) -> Path | None:
+        """Return where the result for the present files is kept; None if it depends on other things than files."""
+        if not all(isinstance(documents, FromFiles) for documents in found):
+            return None
+        files = [file for documents in found for file in documents.files]
+        facts = [self.split.__name__, self.paths, 0 if self.tokenizer else self.vocab_size]
+        return preparations.path_of(cache_folder(self.data.cache_dir), self.data, files, facts)
+
     def _earlier(self, cache: Path, path: Path, announce: Announce) -> tuple[AnyTokenizer, list[Store]] | None:
         """Return what an earlier start made of the same files; None if there is none, or a part of it is damaged."""
-        kept, name = preparations.read(path), self.data.tokenizer
-        if kept is None:
+        kept = preparations.read(path)
+        tokenizer = kept and (self.tokenizer or trained_tokenizer(kept["tokenizer"], cache))
+        if not tokenizer or tokenizer.digest != kept["tokenizer"]:  # the template of conversations is part of it
             return None
-        tokenizer = trained_tokenizer(kept["tokenizer"], cache) if name == "sentencepiece" else open_tokenizer(name)
-        if tokenizer is None or tokenizer.digest != kept["tokenizer"]:
-            return None
-        encoder = self._encoder(tokenizer)
-        folders = [cache / "shards" / name for name in kept["shards"]]
-        made = [(folder, shards.load(folder, encoder.digest)) for folder in folders]
+        made = [(cache / "shards" / name, shards.load(cache / "shards" / name, of)) for name, of in kept["shards"]]
         if not all(manifest for _, manifest in made):
             return None
         for line in kept["notes"]:
             announce(line)
-        return tokenizer, self._opened(made, encoder, announce)
+        self._check_pieces(tokenizer, announce)
+        return tokenizer, self._opened(made, self._encoder(tokenizer), announce)
+
+    def _trained(self, parts: list[Splits], cache: Path, announce: Announce) -> AnyTokenizer:
+        spans = [span for part in parts for span in part.get("train", ())]
+        tokenizer = train_tokenizer(self.vocab_size, spans, cache, announce)
+        self._check_pieces(tokenizer, announce)
+        return tokenizer
+
+    def _check_pieces(self, tokenizer: AnyTokenizer, announce: Announce) -> None:
+        """Announce that the documents gave fewer pieces than a tokenizer should have; DataError if that was typed."""
+        if self.tokenizer or tokenizer.vocab_size == self.vocab_size:
+            return
+        few = f"the documents give only {tokenizer.vocab_size:,} pieces, not model.vocab_size={self.vocab_size}"
+        if self.vocab_size_typed:
+            raise DataError(f"{few}; use --config.model.vocab_size={tokenizer.vocab_size}, or more text")
+        announce(f"{few}; using {tokenizer.vocab_size:,}")
 
     def _encoder(self, tokenizer: AnyTokenizer) -> AnyTokenizer | ChatTokenizer:
         return ChatTokenizer(tokenizer) if self.data.source in WINDOWS else tokenizer
 
     def _opened(self, made: list, encoder: AnyTokenizer | ChatTokenizer, announce: Announce) -> list[Store]:
         def again(number: int, announce: Announce) -> Splits:
-            return self.split(self.read(announce), Said(announce))[number]
+            return self.split(self.data, self.paths, self.read(announce), Said(announce))[number]
 
         return [
             Store(folder, manifest, encoder, partial(again, number), announce)
@@ -102,18 +135,20 @@ class Texts:
         ]
 
 
-def training_splits(data, paths: list[str], found: list[Iterable[Document]], said: Said) -> list[Splits]:
+def training_splits(data: ConfigDict, paths: list[str], found: Found, said: Said) -> list[Splits]:
     """Return the splits of each path, and of data.validation_path after them, whose documents are all held out."""
-    parts = [_split(path, documents, data, said) for path, documents in zip(paths, found, strict=False)]
-    parts += held_out_splits(data, [data.validation_path], found[len(paths) :], said)
+    own, validation = found[: len(paths)], found[len(paths) :]
+    parts = [_split(path, documents, data, said) for path, documents in zip(paths, own, strict=True)]
+    if validation:
+        parts += held_out_splits(data, [data.validation_path], validation, said)
     for path, part in zip(paths, parts, strict=False):
         _leave_out_heldout(path, part, parts, said)
     return parts
 
 
-def held_out_splits(data, paths: list[str], found: list[Iterable[Document]], said: Said) -> list[Splits]:
+def held_out_splits(data: ConfigDict, paths: list[str], found: Found, said: Said) -> list[Splits]:
     """Return the documents of each path, all of them held out."""
-    return [{"heldout": _scan(path, documents, data, said)} for path, documents in zip(paths, found, strict=False)]
+    return [{"heldout": _scan(path, documents, data, said)} for path, documents in zip(paths, found, strict=True)]
 
 
 def _leave_out_heldout(path: str, part: Splits, parts: list[Splits], said: Said) -> None:
@@ -146,17 +181,3 @@ def _scan(path: str, documents: Iterable[Document], data, said: Said) -> list[Sp
     if not spans:
         raise DataError(f"data path {path!r} (data.source={data.source}): there is no text; name files with text")
     return spans
-
-
-def tokenizer_of_training(
-    data, vocab_size: int, vocab_size_typed: bool, parts: list[Splits], said: Said
-) -> AnyTokenizer:  # fmt: skip
-    """Return the one tokenizer of all parts; it does not depend on their weights."""
-    spans = [span for part in parts for span in part.get("train", ())]
-    tokenizer = make_tokenizer(data.tokenizer, vocab_size, spans, cache_folder(data.cache_dir), said.announce)
-    if data.tokenizer == "sentencepiece" and tokenizer.vocab_size < vocab_size:
-        few = f"the documents give only {tokenizer.vocab_size:,} pieces, not model.vocab_size={vocab_size}"
-        if vocab_size_typed:
-            raise DataError(f"{few}; use --config.model.vocab_size={tokenizer.vocab_size}, or more text")
-        said.note(f"{few}; using {tokenizer.vocab_size:,}")
-    return tokenizer

@@ -303,20 +303,15 @@ class Library:
 AnyTokenizer = ByteTokenizer | SentencePieceTokenizer | HuggingFaceTokenizer
 
 
-def make_tokenizer(
-    name: str, vocab_size: int, spans: list[Span], cache: Path, announce: Callable[[str], object]
-) -> AnyTokenizer:
-    """Return the tokenizer that data.tokenizer names: one of BUILT_IN, `sentencepiece`, or the path of its file.
-
-    Args:
-        spans: the training documents of `sentencepiece`; they may give fewer pieces than vocab_size.
+def given_tokenizer(name: str, vocab_size: int) -> AnyTokenizer | None:
+    """Return the tokenizer that data.tokenizer names, one of BUILT_IN or the path of its file; None: `sentencepiece`.
 
     Raises:
-        DataError: the tokenizer does not exist or has more ids than vocab_size, or vocab_size has no room for byte
-            fallback.
+        DataError: the tokenizer does not exist or has more ids than vocab_size.
     """
-    is_trained = name == "sentencepiece"
-    tokenizer = _trained(vocab_size, spans, cache, announce) if is_trained else open_tokenizer(name)
+    if name == "sentencepiece":
+        return None
+    tokenizer = open_tokenizer(name)
     if tokenizer.vocab_size > vocab_size:
         raise DataError(
             f"model.vocab_size={vocab_size} is less than the {tokenizer.vocab_size:,} ids of "
@@ -342,8 +337,16 @@ def open_tokenizer(name: str) -> AnyTokenizer:
         raise DataError(f"data.tokenizer={name}: {error.strerror}; {CHOICES}") from error
 
 
-def _trained(vocab_size: int, spans: list[Span], cache: Path, announce) -> SentencePieceTokenizer:
-    """Return the tokenizer trained on these documents, from the cache if it was trained before."""
+def train_tokenizer(
+    vocab_size: int, spans: list[Span], cache: Path, announce: Callable[[str], object]
+) -> SentencePieceTokenizer:
+    """Return the tokenizer trained on these documents, from the cache if it was trained before.
+
+    The documents may give fewer pieces than vocab_size.
+
+    Raises:
+        DataError: vocab_size has no room for byte fallback.
+    """
     if vocab_size <= sentencepiece_training.NUM_FIXED:
         raise DataError(
             f"model.vocab_size={vocab_size} is too small for a SentencePiece tokenizer, which has 256 byte pieces "
@@ -368,7 +371,10 @@ def _trained(vocab_size: int, spans: list[Span], cache: Path, announce) -> Sente
 def trained_tokenizer(model_digest: str, cache: Path) -> SentencePieceTokenizer | None:
     """Return a tokenizer that was trained before, by its digest; None if the cache does not have it."""
     found = map(_intact, (cache / "tokenizers").glob(f"*-{model_digest}.model"))
-    return next((trained for trained in found if trained), None)
+    try:
+        return next((trained for trained in found if trained), None)
+    except OSError:  # another process removed it, because it is damaged, or it is another user's
+        return None
 
 
 def _intact(path: Path) -> SentencePieceTokenizer | None:

@@ -16,7 +16,7 @@ from reporting.sink import LAST_WORDS
 
 LOG = logging.getLogger("torus")
 LEAVE_SECONDS = 1.0  # that a terminal has to take the end of the bar
-EVALUATED_SECONDS = 5.0  # between lines about an evaluation
+EVALUATED_SECONDS = 5.0, 60.0  # the least and the most between lines about an evaluation
 
 
 def duration(seconds: float) -> str:
@@ -48,6 +48,7 @@ class Display:
         """Create the display; with `quiet` it only writes to the log, as in all processes but the first."""
         self.num_steps, self.quiet, self.live = num_steps, quiet, sys.stdout.isatty() and not quiet
         self.after(0)
+        self.first_batch_ended = self.evaluation_shown = self.microbatch_ended
         text = TextColumn("{task.description}", table_column=Column())  # wraps, where rich's own would cut it off
         columns = (BarColumn(bar_width=24), text)
         self.progress = Progress(*columns, console=Console(highlight=False), transient=True, disable=not self.live)
@@ -113,19 +114,22 @@ class Display:
         self._show(self.step, text)
 
     def evaluated(self, done: int, total: int) -> None:
-        """Show at intervals how many batches of an evaluation are done; the first one, which compiles, has no speed."""
+        """Show how many batches of an evaluation are done, at growing intervals; the first one, which compiles, not."""
         now = time.perf_counter()
         if done <= 1:
             self.first_batch_ended = self.evaluation_shown = now
-        elif now - self.evaluation_shown >= EVALUATED_SECONDS:
-            self.evaluation_shown, seconds = now, (now - self.first_batch_ended) / (done - 1)
-            text = f"evaluated {done:,} of {total:,} batches  {duration((total - done) * seconds)} left"
-            self._show(self.step, text)
+            return
+        taken = now - self.first_batch_ended
+        least, most = EVALUATED_SECONDS
+        if now - self.evaluation_shown >= min(max(least, taken / 10), most):
+            self.evaluation_shown, remaining = now, (total - done) * taken / (done - 1)
+            self._show(done, f"evaluated {done:,} of {total:,} batches  {duration(remaining)} left", total)
 
-    def _show(self, step: int, text: str) -> None:
+    def _show(self, done: int, text: str, total: int = 0) -> None:
+        """Show a line, and on a terminal a bar of what is done of `total`, by default of all steps."""
         if self.live:
             LOG.info(text)
-            self.progress.update(self.task, completed=step, description=text)
+            self.progress.update(self.task, completed=done, total=total or self.num_steps, description=text)
         else:
             self.line(text)
 

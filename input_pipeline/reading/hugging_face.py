@@ -23,7 +23,7 @@ class Table(Column):
     """A column of a loaded dataset.
 
     Attributes:
-        files: from which the library reads it; none if it is in memory.
+        files: from which the library reads it, never from memory.
     """
 
     def __init__(self, name: str, field: str, most_bytes: int, rows):
@@ -67,9 +67,10 @@ def load(name: str, *, subset: str, split: str, field: str, most_bytes: int) -> 
             table = _saved(folder, split)
         elif not folder.exists() and (first := FIRST.fullmatch(split)):
             which = dict(name=name, subset=subset, split=first["split"], count=int(first["count"]), field=field)
-            table = datasets.Dataset.from_generator(_streamed, gen_kwargs=which)
+            table = datasets.Dataset.from_generator(_streamed, gen_kwargs=which, keep_in_memory=False)
         else:
-            table = datasets.load_dataset(str(folder) if folder.exists() else name, subset or None, split=split)
+            place = str(folder) if folder.exists() else name
+            table = datasets.load_dataset(place, subset or None, split=split, keep_in_memory=False)
     except (OSError, ValueError, LookupError, RuntimeError, StopIteration, datasets.exceptions.DatasetsError) as error:
         of_stream = isinstance(error, datasets.exceptions.DatasetGenerationError) and error.__cause__
         raise DataError(f"{where}: {reason(of_stream or error)}") from error
@@ -82,13 +83,14 @@ def _saved(folder: Path, split: str):
     import datasets
 
     if (folder / split).is_dir():
-        return datasets.load_from_disk(folder / split)
+        return datasets.load_from_disk(folder / split, keep_in_memory=False)
     if (folder / "state.json").exists():
-        alone = datasets.load_from_disk(folder)
+        alone = datasets.load_from_disk(folder, keep_in_memory=False)
         splits = {"train": alone} | ({str(alone.split): alone} if alone.split else {})
     else:
         asked = re.findall(r"\w+(?:\.\w+)*", split)
-        splits = {name: datasets.load_from_disk(folder / name) for name in asked if (folder / name).is_dir()}
+        found = [name for name in asked if (folder / name).is_dir()]
+        splits = {name: datasets.load_from_disk(folder / name, keep_in_memory=False) for name in found}
     sizes = {name: len(rows) for name, rows in splits.items()}
     parts = datasets.ReadInstruction.from_spec(split).to_absolute(sizes)
     return datasets.concatenate_datasets([splits[part.splitname].select(range(part.from_, part.to)) for part in parts])

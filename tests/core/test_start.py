@@ -29,17 +29,21 @@ def test_a_large_run_on_the_default_corpus_is_told_what_to_set(keys, num_tokens,
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "validation_path", "said"),
+    ("num_tokens", "num_documents", "validation_path", "said"),
     [
-        (100_000_000, "", None), (15_000_000_000, "", "--config.data.holdout_fraction=3e-05"),
-        (200_000_000, "heldout/", "a smaller --config.data.validation_path"),
+        (100_000_000, 9, "", None), (15_000_000_000, 9, "", "--config.data.holdout_fraction=3e-05"),
+        (200_000_000, 9, "heldout/", "a smaller --config.data.validation_path"),
+        (200_000_000, 1, "", "a smaller --config.data.validation_path"),
     ],
 )  # fmt: skip
-def test_a_run_that_holds_out_very_much_is_told_what_to_set(num_tokens, validation_path, said):
+def test_a_run_that_holds_out_very_much_is_told_what_to_set(num_tokens, num_documents, validation_path, said):
     config = loading.load("configs/large.py", "v4-8", {"data.path": "mine"}).config
     config.data.validation_path = validation_path
-    heldout = types.SimpleNamespace(is_plain_text=True, heldout=types.SimpleNamespace(num_tokens=num_tokens))
-    line = start.large_heldout(config, heldout)
+    held_out = types.SimpleNamespace(
+        is_plain_text=True, train=types.SimpleNamespace(parts=["one"]),
+        heldout=types.SimpleNamespace(num_tokens=num_tokens, num_documents=num_documents),
+    )  # fmt: skip
+    line = start.large_heldout(config, held_out)
     assert line.endswith(f"begin the run with {said}") if said else line == ""
 
 

@@ -78,9 +78,12 @@ def test_every_kind_of_change_reads_the_files_again(reads, texts):
     (texts / "99.txt").unlink()
     assert same(first, reads()[0])
 
+    one.replace(texts / "new.txt")
+    (texts / "new.txt").replace(one)
+    assert reads()[1]  # a file that was renamed may be another one
+
     assert reads(holdout_fraction=0.3)[1] and reads(bad_documents="skip")[1]
-    assert reads(vocab_size=300)[1]
-    assert reads()[1] == 0
+    assert reads()[1] == reads(vocab_size=300)[1] == 0  # the vocabulary of given tokens depends on nothing
 
 
 def test_a_file_that_was_written_to_just_now_is_read_again(reads, monkeypatch):
@@ -99,7 +102,7 @@ def test_a_clock_that_went_back_trusts_no_file(reads, monkeypatch):
 
 def test_another_version_of_the_code_reads_the_files_again(reads, monkeypatch):
     reads()
-    monkeypatch.setattr(preparations, "_digest_of_code", lambda: "another")
+    monkeypatch.setattr(preparations, "CODE", "another")
     assert reads()[1]
 
 
@@ -127,7 +130,7 @@ def test_a_manifest_of_other_shards_is_an_error_as_without_a_preparation(reads, 
         reads()
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"tokenizer": "byte", "shards": ["none"], "notes": []}'])
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"tokenizer": "byte", "shards": [["none", ""]], "notes": []}'])
 def test_a_damaged_record_of_a_preparation_is_as_none(reads, tmp_path, content):
     first, _ = reads()
     (record,) = (tmp_path / "cache" / "preparations").iterdir()
@@ -169,6 +172,75 @@ def test_parts_and_validation_are_known_too(corpus, count_reads, texts, tmp_path
     assert not same(first, corpus(**how)) and count_reads
 
 
+def test_what_is_read_through_a_link_is_known_by_its_file(corpus, texts):
+    """The two files have the same size, and may have the same times."""
+    for name in ("one", "two"):
+        (texts.parent / name).mkdir()
+        (texts.parent / name / "a.txt").write_text(f"{name} and others\n" * 9)
+    link = texts.parent / "link"
+    link.symlink_to("one")
+    first = corpus(path=str(link))
+    link.unlink()
+    link.symlink_to("two")
+    assert not same(first, corpus(path=str(link)))
+
+
+def test_files_that_change_while_they_are_read_are_not_taken_for_known(reads, texts, monkeypatch):
+    path_of, asked = preparations.path_of, []
+
+    def replaced(*arguments):
+        asked.append(path_of(*arguments))
+        if len(asked) == 2:
+            (texts / "01.txt").write_text("changed\n")
+            asked[1] = path_of(*arguments)
+        return asked[-1]
+
+    monkeypatch.setattr(preparations, "path_of", replaced)
+    reads()
+    assert asked[0] != asked[1] and not (texts.parent / "cache" / "preparations").exists()
+
+
+def test_a_manifest_that_lacks_a_part_is_not_used(reads, tmp_path):
+    first, _ = reads()
+    (path,) = (tmp_path / "cache" / "shards").glob("*/manifest.json")
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"splits": {"train": manifest["splits"]["train"]}}))
+    again, number = reads()
+    assert number and same(first, again)
+
+
+def test_another_version_of_a_library_reads_the_files_again(monkeypatch):
+    known = preparations._digest_of_code()
+    assert known == preparations.CODE
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "0")
+    assert preparations._digest_of_code() != known
+
+
+def test_a_trained_tokenizer_that_cannot_be_read_is_trained_again_or_named_in_a_line(reads, tmp_path):
+    reads(tokenizer="sentencepiece", vocab_size=300)
+    (path,) = (tmp_path / "cache" / "tokenizers").glob("*.model")
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(DataError, match="Is a directory"):
+        reads(tokenizer="sentencepiece", vocab_size=300)
+
+
+def test_names_of_documents_that_changed_are_refused(corpus, monkeypatch, texts):
+    """The list of documents is read again, and attributed to what was trained on."""
+    from input_pipeline.texts import Texts
+
+    stores = Texts.stores
+
+    def changed_after(self, *arguments):
+        made = stores(self, *arguments)
+        (texts / "99.txt").write_text("one more\n")
+        return made
+
+    monkeypatch.setattr(Texts, "stores", changed_after)
+    with pytest.raises(DataError, match="the documents have changed"):
+        corpus(with_documents=True)
+
+
 def test_documents_by_name_are_those_of_the_shards(corpus):
     first, again = (corpus(with_documents=True) for _ in range(2))
     assert [one.name for one in first.documents[0]] == [one.name for one in again.documents[0]]
@@ -176,10 +248,10 @@ def test_documents_by_name_are_those_of_the_shards(corpus):
 
 
 def test_a_cache_that_another_user_owns_keeps_nothing(reads, tmp_path, monkeypatch):
-    def refused(path, value):
+    def refused(path, content):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(preparations, "write_json", refused)
+    monkeypatch.setattr(preparations, "write_atomically", refused)
     first, _ = reads()
     again, number = reads()
     assert number and same(first, again)

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from input_pipeline import sentencepiece_training
 from input_pipeline.errors import DataError
 from input_pipeline.sentencepiece_training import train
-from input_pipeline.tokenization import ByteTokenizer, SentencePieceTokenizer, make_tokenizer, open_tokenizer
+from input_pipeline.tokenization import (
+    ByteTokenizer,
+    SentencePieceTokenizer,
+    given_tokenizer,
+    open_tokenizer,
+    train_tokenizer,
+)
 from tests.input_pipeline.memory import spans_of
 
 CODE = "".join(
@@ -37,7 +43,8 @@ def trained():
 @pytest.fixture
 def make(tmp_path):
     def tokenizer(name, vocab_size, *texts, announce=lambda line: None):
-        return make_tokenizer(name, vocab_size, spans_of(*texts or [CODE]), tmp_path, announce)
+        given = given_tokenizer(name, vocab_size)
+        return given or train_tokenizer(vocab_size, spans_of(*texts or [CODE]), tmp_path, announce)
 
     return tokenizer
 
