@@ -165,6 +165,8 @@ def check_flags(command: command_line.Command) -> None:
             raise ConfigError(
                 f"{command.group.source}: a recursive model is served by one process; start one, without these"
             )
+    if flags.max_length == 1:
+        raise ConfigError("--max_length=1 has no room for a prompt with an answer; use at least 2")
     if flags.max_length > longest:
         raise ConfigError(f"--max_length={flags.max_length} exceeds model.max_length={longest}; use at most {longest}")
 

@@ -7,7 +7,7 @@ print(run.step, run.generate(["def "])[0])
 """
 
 import functools
-import operator
+import numbers
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -103,7 +103,8 @@ class TrainedRun:
         """Return float32 logits [B, T, V] of tokens, each row one document.
 
         Raises:
-          ValueError: the tokens are not whole numbers below the vocabulary's size in two dimensions.
+          ValueError: the tokens are not whole numbers below the vocabulary's size in two dimensions, or rows of more
+            than `model.max_length`.
           ConfigError: the run is no language model.
         """
         if self.config.train.objective in NOT_OF_TEXT:
@@ -114,6 +115,8 @@ class TrainedRun:
         if tokens_BT.size and not 0 <= tokens_BT.min() <= tokens_BT.max() < most:
             raise ValueError(f"tokens are {tokens_BT.min()} to {tokens_BT.max()}; the vocabulary has 0 to {most - 1}")
         B, T = tokens_BT.shape
+        if self.config.model.max_length < T:
+            raise ValueError(f"rows of {T} tokens are longer than model.max_length={self.config.model.max_length}")
         positions_BT = np.broadcast_to(np.arange(T, dtype=np.int32), (B, T))
         with mesh_context(self.run.mesh):
             found = _logits(self.run.graph, self.params, np.asarray(tokens_BT, np.int32), positions_BT)
@@ -129,7 +132,7 @@ class TrainedRun:
         Raises:
           ValueError: `prompts` is a single text, or a value is out of its range, as the flags of generate.py say.
         """
-        prompts = _checked(prompts, max_tokens, temperature, **how)
+        prompts = _checked(prompts, max_tokens=max_tokens, temperature=temperature, **how)
         with mesh_context(self.run.mesh):
             return sampling.continue_texts(
                 self.run, self.params, self.tokenizer, prompts, max_tokens=max_tokens, temperature=temperature,
@@ -144,7 +147,7 @@ class TrainedRun:
         Raises:
           ValueError: as `generate`.
         """
-        messages = _checked(messages, max_tokens, temperature, **how)
+        messages = _checked(messages, max_tokens=max_tokens, temperature=temperature, **how)
         sampling.check_answers(self.config, self.tokenizer, self.address)
         with mesh_context(self.run.mesh):
             return sampling.answers(
@@ -162,7 +165,7 @@ class TrainedRun:
         **how,
     ) -> Iterator[str]:  # fmt: skip
         """Yield the text of `generate` for a prompt, or of `answer` for a message, in parts while it is decoded."""
-        _checked([prompt if message is None else message], max_tokens, temperature, **how)
+        _checked([prompt if message is None else message], max_tokens=max_tokens, temperature=temperature, **how)
         if message is None:
             asked = text_prompt(self.tokenizer, prompt, self.text_start)
         else:
@@ -191,22 +194,28 @@ class TrainedRun:
         return lines
 
 
-def _checked(
-    texts: Iterable[str], max_tokens: int | None, temperature: float, *, top_k: int = 0, top_p: float = 1.0,
-    seed: int = 0,
-) -> list[str]:  # fmt: skip
+LIMITS = {  # of what generate.py has as flags: kind, least, most
+    "max_tokens": (numbers.Integral, 1, 2**31 - 1), "temperature": (numbers.Real, 0, 1e30),
+    "top_k": (numbers.Integral, 0, 2**31 - 1), "top_p": (numbers.Real, 0, 1),
+    "seed": (numbers.Integral, -(2**63), 2**63 - 1),
+}  # fmt: skip
+
+
+def _checked(texts: Iterable[str], **how) -> list[str]:
     """Return the texts as a list; ValueError for what the flags of generate.py refuse."""
-    if isinstance(texts, str | bytes):
-        raise ValueError(f"{texts[:40]!r} is one text; give a list of texts")
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        raise ValueError(f"{str(texts)[:40]!r} is one text; give a list of texts")
     texts = list(texts)
     if wrong := [text for text in texts if not isinstance(text, str)]:
         raise ValueError(f"{type(wrong[0]).__name__} is no text; give str")
-    if max_tokens is not None and (max_tokens < 1 or operator.index(max_tokens) != max_tokens):
-        raise ValueError(f"max_tokens={max_tokens} must be at least 1")
-    if not 0 <= temperature <= 1e30:
-        raise ValueError(f"temperature={temperature} must be from 0 to 1e30")
-    if not 0 <= top_k < 2**31 or not 0 <= top_p <= 1:
-        raise ValueError(f"top_k={top_k} must be from 0 to {2**31 - 1}, and top_p={top_p} from 0 to 1")
+    for name, value in how.items():
+        if name not in LIMITS:
+            raise ValueError(f"{name} is none of the arguments, which are {', '.join(LIMITS)}")
+        kind, least, most = LIMITS[name]
+        is_right = isinstance(value, kind) and not isinstance(value, bool) and least <= value <= most
+        if not is_right and (name, value) != ("max_tokens", None):
+            what = "a whole number" if kind is numbers.Integral else "a number"
+            raise ValueError(f"{name}={value!r} must be {what} from {least} to {most}")
     return texts
 
 

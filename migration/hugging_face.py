@@ -34,6 +34,7 @@ from configs.errors import ConfigError
 from core import assembly
 from files.json_reader import JsonError, read_json
 from files.paths import expanded
+from input_pipeline.errors import DataError
 from input_pipeline.tokenization import open_tokenizer
 from migration import hugging_face_families as families
 from migration import safetensors_files
@@ -70,6 +71,8 @@ class Published:
         self.folder, self.workdir = folder, workdir
         self.config, self.family, self.model = configuration(folder)
         self.tokenizer = next((name for name in TOKENIZERS if (folder / name).is_file()), None)
+        if self.tokenizer:
+            _check_tokenizer(folder / self.tokenizer)
         self.config.data.tokenizer = str(workdir.absolute() / self.tokenizer) if self.tokenizer else ""
         run = assembly.assemble(self.config, devices=jax.devices()[:1])
         self.params, self.num_parameters = run.abstract_state.params, run.models.num_parameters
@@ -120,6 +123,14 @@ class Published:
         for name in self.family.zeros:
             shape = shapes[name].shape
             array_files.create(folder, f"{PARAMS}.{name}", shape, shape).write(np.zeros(shape, np.float32)).result()
+
+
+def _check_tokenizer(path: pathlib.Path) -> None:
+    """Raise ConfigError if a tokenizer cannot be used: a run with it could not be continued."""
+    try:
+        open_tokenizer(str(path))
+    except DataError as error:
+        raise ConfigError(f"{error}; or remove {path.name}, to import the weights alone") from None
 
 
 def read_config(folder: pathlib.Path) -> dict:

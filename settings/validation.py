@@ -106,9 +106,12 @@ def resolve_mesh(config: ConfigDict, num_devices: int, loaded: Loaded | None = N
     if product > num_devices or num_devices % product or (not free and product != num_devices):
         if loaded and loaded.environment_mesh and not any(f"mesh.{axis}" in loaded.typed for axis in MESH_AXES):
             raise ConfigError(_environment_misfit(loaded, num_devices))
+        hints = [f"set the axes to a product of {num_devices}"]
+        hints += ["set one of them to -1"] if num_devices % product == 0 else []
+        hints += [] if loaded and loaded.topology else ["give --topology"]
         raise ConfigError(
             f"mesh {sizes} needs {_devices(product, multiple=bool(free))}, but there {_are(num_devices)}; "
-            f"set the axes to a product of {num_devices}, set one of them to -1, or give --topology"
+            + ", or ".join(hints)
         )
     if free:
         mesh[free[0]] = num_devices // product

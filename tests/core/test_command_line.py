@@ -102,9 +102,10 @@ MISTAKES = [
     ("--config.data.source=synthetic --config.data.validation_path=x", "synthetic needs data.validation_path=''"),
     ("--config.data.path=x --config.data.mixture=1_y", "data.path and data.mixture both say what to train on"),
     # the mesh
-    ("--topology=cpu-8 --config.mesh.model=3", "mesh fsdp=8 * model=3 needs 24 devices, but there are 8"),
+    ("--topology=cpu-8 --config.mesh.model=3", "model=3 needs 24 devices, but there are 8; set the axes to a product"),
     ("--topology=cpu-8 --config.mesh.fsdp=-1 --config.mesh.model=3", "needs a multiple of 3 devices, but there are 8"),
-    ("--config.mesh.data=2", "needs a multiple of 2 devices, but there is 1; set the axes to a product of 1"),
+    ("--topology=cpu-8 --config.mesh.fsdp=4", "set the axes to a product of 8, or set one of them to -1"),
+    ("--config.mesh.data=2", "there is 1; set the axes to a product of 1, or give --topology"),
     ("--config.mesh.data=-1", "mesh.data and mesh.fsdp are both -1"),
     ("--config.mesh.data=0", "mesh.data=0 must be 1 or greater"),
     # topologies and recipes

@@ -80,6 +80,18 @@ def test_a_configuration_that_ours_have_not_is_named(tmp_path, changes, message)
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
 
+@pytest.mark.parametrize("config", [None, '{"eos_token": "x"}'], ids=["missing", "there"])
+def test_a_tokenizer_that_cannot_be_used_is_refused_before_anything_is_written(tmp_path, config):
+    """A run with it could neither be continued nor asked."""
+    shutil.copytree(FOLDER / "llama2", tmp_path / "theirs")
+    (tmp_path / "theirs" / "tokenizer.json").write_text("{broken")
+    if config:
+        (tmp_path / "theirs" / "tokenizer_config.json").write_text(config)
+    with pytest.raises(ConfigError, match=r"or remove tokenizer\.json, to import the weights alone"):
+        cases.import_run(tmp_path / "theirs", tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
 def test_both_readers_know_what_a_config_json_may_lack():
     """transformers has these values; null is none of them."""
     for kind, lacking in hugging_face_reader.LACKING.items():

@@ -393,6 +393,7 @@ STARTS = [  # flags, last line of stderr
     ("--api_key_file=KEY.missing", "cannot be read ("),
     ("--api_key_file=/dev/null", "--api_key_file=/dev/null is empty; write the key into it"),
     ("--max_length=97", "--max_length=97 exceeds model.max_length=96; use at most 96"),
+    ("--max_length=1", "--max_length=1 has no room for a prompt with an answer; use at least 2"),
     ("--rows=0", "--rows=0: 0 is not an integer in the range [1, 4096]"),
     ("--prot=1", "--prot is not a flag; did you mean --port"),
 ]
