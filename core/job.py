@@ -358,7 +358,7 @@ class Job:
         step, examples, _ = position_of(record)
         first = regret.example_after(trouble, first, examples, self.begun[0].step)
         self.corpus = dataclasses.replace(self.corpus, train=self.corpus.train.skip(first, last))
-        self.log.goodput.lost_since(record["goodput"]["parts"]["training"] if record else 0.0)
+        self.log.goodput.lost_since(record["goodput"]["parts"] if record else {})
         self.log.event(
             f"{trouble}; back to step {step}, leaving out {last - first} examples up to step "
             f"{trouble.last_step}'s", "roll_back", step,

@@ -3,6 +3,7 @@
 
 import pathlib
 import time
+from collections.abc import Mapping
 from typing import Annotated, NotRequired
 
 import pydantic
@@ -21,7 +22,7 @@ PARTS = {  # parts of the wall-clock time: the words of the summary, and the pha
     "evaluation": ("evaluating", ("evaluation",)),
     "checkpoint": ("saving", ("save",)),
     "profile": ("profiling", ("profile",)),
-    "lost": ("lost to restarts", ()),  # training that is done again
+    "lost": ("lost to restarts", ()),  # training, and waits for data, that are done again
     "idle": ("not running", ()),  # between two processes
 }
 
@@ -59,7 +60,7 @@ class Goodput:
 
         Args:
           sign_of_life: JSON file whose `seconds` is the last `record` of the previous process.
-          saved: the `record` in the checkpoint that the run resumes from; None for a new run.
+          saved: the `record` in the checkpoint that the run resumes from; None for a new run, also of imported weights.
         """
         began = time.time() - _elapsed(clock)
         nothing: Account = {"began": began, "time": began, "parts": {}}
@@ -68,14 +69,15 @@ class Goodput:
         self.clock, self.began = clock, min(last["began"], last["time"])
         self.process_began = last["time"] + max(0.0, began - last.get("clock", last["time"]))
         self.before = {part: max(0.0, last["parts"].get(part, 0.0)) for part in PARTS}
-        self.lost_since((saved or nothing)["parts"].get("training", 0.0))
+        self.lost_since((saved or nothing)["parts"])
         self.before["idle"] += self.process_began - last["time"]
 
-    def lost_since(self, saved: float) -> None:
-        """Count the training after `saved` seconds of training as lost: these steps are repeated."""
-        trained = max(0.0, self.parts()["training"] - max(0.0, saved))
-        self.before["training"] -= trained
-        self.before["lost"] += trained
+    def lost_since(self, saved: Mapping[str, float]) -> None:
+        """Count what the steps after an account's `parts` took as lost: these steps are repeated."""
+        for part in ("training", "data"):
+            repeated = max(0.0, self.parts()[part] - max(0.0, saved.get(part, 0.0)))
+            self.before[part] -= repeated
+            self.before["lost"] += repeated
 
     def parts(self) -> dict[str, float]:
         """Return {part: seconds} of the run up to now."""

@@ -92,12 +92,13 @@ def test_without_a_sign_of_life_the_checkpoint_tells_where_to_go_on(tmp_path, to
 def test_going_back_within_a_process_loses_what_is_done_again(tmp_path):
     clock = Clock(time.monotonic())
     goodput = Goodput(clock, tmp_path / "none.json", None)
-    spend(clock, wait=0.05)
+    spend(clock, data=0.02, wait=0.05)
     saved = goodput.record()["parts"]
-    spend(clock, wait=0.1)
-    goodput.lost_since(saved["training"])
+    spend(clock, data=0.04, wait=0.1)
+    goodput.lost_since(saved)
     parts = check_sum(goodput)
-    assert parts["lost"] == pytest.approx(0.1) and parts["training"] == pytest.approx(0.05)
+    assert parts["lost"] == pytest.approx(0.14)
+    assert parts["training"] == pytest.approx(0.05) and parts["data"] == pytest.approx(0.02)
 
 
 def test_a_clock_that_is_set_back_during_a_run_changes_nothing(tmp_path):
