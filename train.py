@@ -204,7 +204,7 @@ def run_training(
 ) -> Result:  # fmt: skip
     """Train from the checkpoint of `record`, or from step 0, to the last step, and write the summary."""
     last_step, first = config.train.steps, processes.index() == 0
-    goodput = Goodput(clock, workdir / "workers" / "0.json", record and record["goodput"])
+    goodput = Goodput(clock, workdir / "workers" / "0.json", record["goodput"] if record and record["step"] else None)
     display = Display(last_step, quiet=not first)
     step, _, increases = position_of(record)
     stages = Stages(config, record)
