@@ -15,17 +15,20 @@ from rich.table import Column
 from reporting.sink import LAST_WORDS
 
 LOG = logging.getLogger("torus")
+DURATIONS = (  # (the seconds below which a unit is used, its seconds, its digits after the point, its name)
+    (90, 1, 0, "s"), (5400, 60, 0, "min"), (172_800, 3600, 1, "h"), (859_680, 86_400, 1, "days"),
+)  # fmt: skip
 LEAVE_SECONDS = 1.0  # that a terminal has to take the end of the bar
 EVALUATED_SECONDS = 5.0, 60.0  # the least and the most between lines about an evaluation
 
 
 def duration(seconds: float) -> str:
     """Return a readable time: 350 ms, 45 s, 12 min, 3.5 h, 12 days."""
-    if seconds < 1:
+    if seconds < 0.9995:  # which would be 1000 ms
         return f"{1000 * seconds:.0f} ms"
-    for limit, unit, size in ((90, "s", 1), (5400, "min", 60), (172_800, "h", 3600)):
+    for limit, size, digits, unit in DURATIONS:
         if seconds < limit:
-            return f"{seconds / size:.1f} {unit}" if unit == "h" else f"{seconds / size:.0f} {unit}"
+            return f"{seconds / size:.{digits}f} {unit}"
     return f"{seconds / 86_400:,.0f} days"
 
 
@@ -93,10 +96,11 @@ class Display:
         """Record that step `step` has ended; the next progress belongs to the following step."""
         self.step, self.microbatch_ended = step, time.perf_counter()
 
-    def train(self, step: int, figures: dict, names: Sequence[str] = ()) -> None:
-        """Show a logged step, with the figures of these names."""
+    def train(self, step: int, figures: dict, names: Sequence[str] = (), *, grows: bool = False) -> None:
+        """Show a logged step, with the figures of these names; if the batch `grows`, later steps take longer."""
         others = "".join(f"{name} {figures[name]:.3f}  " for name in names if name in figures)
-        left = f"{duration((self.num_steps - step) * figures['step_seconds'])} left" if step < self.num_steps else ""
+        rest = f"{'at least ' if grows else ''}{duration((self.num_steps - step) * figures['step_seconds'])} left"
+        left = rest if step < self.num_steps else ""
         mfu = f"  mfu {figures['mfu']:.0%}" if figures["mfu"] is not None else ""
         text = (
             f"step {step:>{len(str(self.num_steps))}}/{self.num_steps}  loss {figures['loss']:.3f}  "

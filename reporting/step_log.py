@@ -64,7 +64,7 @@ class StepLog:
         self.run, self.writer, self.display, self.goodput = run, writer, display, goodput
         self.peak_flops, self.seconds = peak_flops, 0.0
         self.log_every = 1 if run.slow else run.config.train.log_every
-        self.num_steps = run.config.train.steps
+        self.num_steps, self.full_batch = run.config.train.steps, run.config.train.global_batch
         self.gathers = jax.process_count() == 1  # several processes must find the same trouble after the same step
         self.copies = jax.default_backend() != "cpu"  # on a CPU, each call takes 4 microseconds and gains nothing
         self.thread = futures.ThreadPoolExecutor(1, "step log")
@@ -199,7 +199,8 @@ class StepLog:
             )
         self.writer.write("train", step=step, **figures, **rates)
         log_memory()
-        self.display.train(step, figures | rates, self.run.objective.progress)
+        grows = rates["global_batch"] < self.full_batch
+        self.display.train(step, figures | rates, self.run.objective.progress, grows=grows)
 
 
 def every(step: int, interval: int) -> bool:

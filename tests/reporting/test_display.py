@@ -3,8 +3,10 @@
 
 import time
 
+import pytest
+
 from configs.errors import visible
-from reporting.display import Display
+from reporting.display import Display, duration
 
 
 def test_the_text_of_a_model_cannot_act_on_a_terminal():
@@ -26,3 +28,23 @@ def test_a_long_evaluation_shows_what_is_left_of_it(monkeypatch, capsys):
         "evaluated 4 of 50 batches  2 min left",
         "evaluated 7 of 50 batches  86 s left",
     ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.35, "350 ms"), (0.9994, "999 ms"), (0.9996, "1 s"), (45, "45 s"), (720, "12 min"), (12_600, "3.5 h"),
+        (59 * 3600, "2.5 days"), (9.94 * 86_400, "9.9 days"), (9.96 * 86_400, "10 days"), (12 * 86_400, "12 days"),
+    ],
+)  # fmt: skip
+def test_a_time_is_rounded_as_is_of_use(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_while_the_batch_grows_the_time_left_is_the_least(capsys):
+    figures = {"loss": 2.0, "tokens_per_second": 10.0, "mfu": None, "step_seconds": 2.0}
+    for step, grows in ((1, True), (2, False), (10, True)):
+        Display(10).train(step, figures, grows=grows)
+    assert [line.partition("tokens/s")[2].strip() for line in capsys.readouterr().out.splitlines()] == [
+        "at least 18 s left", "16 s left", "",
+    ]  # fmt: skip

@@ -17,15 +17,15 @@ from reporting.step_log import StepLog
 from tests.support import one_device_mesh
 
 
-def logged(folder, *steps: dict) -> list[dict]:
-    """Return the lines of steps with these scalars."""
+def logged(folder, *steps: dict, quiet: bool = True) -> list[dict]:
+    """Return the lines of steps with these scalars, and with batches of 1 row, the first of a ramp to 2."""
     config = base.get_config()
-    config.train.log_every = 1
+    config.train.update(log_every=1, global_batch=2)
     run = types.SimpleNamespace(
         config=config, slow=False, mesh=one_device_mesh(), flops_per_example=1.0, objective=Objective()
     )
     goodput = Goodput(Clock(0.0), folder / "none.json", None)
-    with MetricsWriter(folder) as writer, Display(len(steps), quiet=True) as display:
+    with MetricsWriter(folder) as writer, Display(len(steps), quiet=quiet) as display:
         log = StepLog(run, writer, display, goodput=goodput, peak_flops=None, record=None)
         for step, scalars in enumerate(steps, start=1):
             figures = {"loss": 0.0, "gradient_norm": 0.0, "tokens": 4.0, "skipped": 0.0, "skipped_in_a_row": 0.0}
@@ -50,3 +50,9 @@ def test_a_figure_may_be_an_array_as_the_load_of_each_expert(tmp_path):
 def test_a_scalar_with_the_name_of_a_part_of_a_line_is_refused(tmp_path, name):
     with pytest.raises(ValueError, match=f"is called {name}, as a part of each line of metrics.jsonl; rename it"):
         logged(tmp_path, {name: 1.0})
+
+
+def test_a_ramp_makes_the_time_left_the_least(tmp_path, capsys):
+    logged(tmp_path, {}, {}, quiet=False)
+    first, last = capsys.readouterr().out.splitlines()
+    assert "  at least " in first and first.endswith(" left") and "left" not in last
