@@ -146,7 +146,7 @@ def repetition(config, corpus: corpora.Corpus | None) -> str:
     is_default = data.source == "python" or (data.source == "auto" and not data.path)
     if not corpus or not is_default:
         return ""
-    tokens, asked = corpus.train.num_tokens, train.steps * train.global_batch * train.sequence_length
+    tokens, asked = corpus.train.num_tokens, ramp.num_examples(config, train.steps) * train.sequence_length
     if asked <= MOST_PASSES * tokens:
         return ""
     return (

@@ -66,6 +66,14 @@ def num_steps(config: ConfigDict, examples: float, step: int, increases: int) ->
     return done + max(0.0, examples) / size
 
 
+def num_examples(config: ConfigDict, steps: int) -> int:
+    """Return the number of examples of the first `steps` steps; if the noise scale decides, the most."""
+    every, most, increases, examples = config.batch.increase_step, config.train.global_batch, 0, 0
+    while (size := rows(config, increases)) < most and steps > every:
+        steps, increases, examples = steps - every, increases + 1, examples + every * size
+    return examples + steps * size
+
+
 def measures_noise(config: ConfigDict) -> bool:
     """Return whether the gradient noise scale is measured."""
     return config.batch.noise_scale or config.batch.ramp == "noise_scale"

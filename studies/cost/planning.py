@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 
 from reporting.display import aligned, counted
+from settings import ramp
+from settings.keys import from_flat
 from studies.cost import rehearsals
 from studies.outcome import HOUR, chips_of, price_of
 from studies.suites import Member, Study
@@ -52,7 +54,7 @@ def estimate_of(member: Member, topology: str, price: float | None = None, measu
     steps, hours = steps_of(member.values), measured
     if hours is None and topology and steps is not None:
         seconds = rehearsals.step_seconds(member.values, topology)
-        hours = None if seconds is None else steps * seconds / HOUR
+        hours = None if seconds is None else full_batches(member.values, steps) * seconds / HOUR
     price = price_of(topology, price)
     cost = None if hours is None or price is None else hours * chips_of(topology) * price
     return Estimate(steps, hours, cost, measured is not None)
@@ -62,11 +64,17 @@ def steps_of(values: dict[str, object]) -> int | None:
     """Return the number of updates; None if only the data say how many there are."""
     if values["train.steps"]:
         return values["train.steps"]
-    if values["train.tokens"]:
-        return math.ceil(values["train.tokens"] / (values["train.global_batch"] * values["train.sequence_length"]))
-    if values["data.source"] in PUZZLES:
-        return math.floor(values["train.epochs"] * values["data.puzzle_count"] / values["train.global_batch"])
+    config = from_flat(values)
+    if config.train.tokens:
+        return math.ceil(ramp.num_steps(config, config.train.tokens / config.train.sequence_length, 0, 0))
+    if config.data.source in PUZZLES:
+        return math.floor(ramp.num_steps(config, config.train.epochs * config.data.puzzle_count, 0, 0))
     return None
+
+
+def full_batches(values: dict[str, object], steps: int) -> float:
+    """Return how many batches without a ramp have as many examples as the first `steps` updates."""
+    return ramp.num_examples(from_flat(values), steps) / values["train.global_batch"]
 
 
 def table(study: Study, members: list[Member], topology: str, found: Mapping[str, Estimate]) -> list[str]:

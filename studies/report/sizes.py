@@ -56,4 +56,4 @@ def training_flops(values: dict[str, object]) -> float | None:
         return None
     model, length = from_flat(values).model, values["train.sequence_length"]
     of_token = importlib.import_module(f"models.{model.name}").flops_per_token(model, length)
-    return of_token * length * values["train.global_batch"] * steps
+    return of_token * length * values["train.global_batch"] * planning.full_batches(values, steps)

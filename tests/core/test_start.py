@@ -50,3 +50,11 @@ def test_a_run_that_holds_out_very_much_is_told_what_to_set(num_tokens, num_docu
 def test_batches_of_the_caller_are_not_judged():
     config = loading.load("configs/large.py", "v4-8", {}).config
     assert start.repetition(config, None) == start.large_heldout(config, None) == ""
+
+
+def test_the_passes_of_a_ramp_are_those_of_its_smaller_batches():
+    keys = {"train.steps": "40000", "batch.ramp": "steps", "batch.first": "64", "batch.increase_step": "100000"}
+    for of_ramp, passes in (({}, 983), (keys, 655)):
+        config = loading.load("configs/large.py", "v4-8", of_ramp).config
+        line = start.repetition(config, corpus(4_000_000))
+        assert f" {passes} passes " in line

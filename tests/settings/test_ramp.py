@@ -62,6 +62,16 @@ def test_steps_that_take_some_examples_are_those_that_the_sizes_make(step, incre
     assert exact == pytest.approx(count - (taken - 1003) / last)
 
 
+@pytest.mark.parametrize("steps", [0, 7, 10, 25, 90])
+def test_examples_of_some_steps_are_those_that_the_sizes_make(steps):
+    """Counted one by one; the steps that take them are as many again."""
+    config = ramped(increase_factor=2.0, first=4)
+    examples = ramp.num_examples(config, steps)
+    assert examples == sum(ramp.rows(config, step // 10) for step in range(steps))
+    assert ramp.num_steps(config, examples, 0, 0) == steps
+    assert ramp.num_examples(ramped(ramp="none", first=0), steps) == 32 * steps
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -12,9 +12,9 @@ import pytest
 from flax import nnx
 
 from configs.errors import ConfigError
-from core.start import prepare_corpus
-from settings import cycles
-from settings.keys import from_flat
+from core.start import prepare_corpus, set_steps
+from settings import cycles, loading
+from settings.keys import flat, from_flat
 from settings.validation import validate
 from studies import suites
 from studies.cost import planning
@@ -88,6 +88,17 @@ def test_updates_are_those_of_the_study():
     for member in members("trm"):
         if not member.refusal and steps[member.title] is not None:  # those of ARC are known with its data
             assert member.values["optimizer.warmup_steps"] <= steps[member.title] / 2
+
+
+def test_a_plan_counts_the_smaller_batches_of_a_ramp():
+    """As core/start.py does for a run; they take as long as the complete batches with as many examples."""
+    ramp = {"batch.ramp": "steps", "batch.first": "4", "batch.increase_step": "50", "train.tokens": "1000000"}
+    config = loading.load("configs/tiny.py", "", ramp).config
+    values = flat(config)
+    steps = planning.steps_of(values)
+    assert set_steps(config, None, None) == (0, steps)
+    of_full_batches = 1_000_000 / (values["train.sequence_length"] * values["train.global_batch"])
+    assert planning.full_batches(values, steps) == pytest.approx(of_full_batches, rel=0.01)
 
 
 def weights(config) -> int:
