@@ -87,7 +87,7 @@ class Progress:
     def __call__(self, what: str, done: int, total: int) -> None:
         """Show that `done` of `total` parts are done; a line every few seconds where stderr is no terminal."""
         now = time.monotonic()
-        if what != self.what:
+        if what != self.what or not done:  # a second suite does the same again
             self.what, self.began, self.shown = what, now, now
         if done and not self.quiet and (self.live or now - self.shown >= PROGRESS_SECONDS):
             self.shown = now

@@ -54,6 +54,14 @@ def test_progress_says_how_long_the_rest_takes(capsys, monkeypatch):
     assert capsys.readouterr().err == "log-likelihoods: 5 of 10, 10 s left\n"
 
 
+def test_the_time_left_of_a_second_suite_counts_from_its_beginning(capsys, monkeypatch):
+    progress, now = Progress(), iter([100.0, 110.0, 200.0, 210.0])
+    monkeypatch.setattr(figures.time, "monotonic", lambda: next(now))
+    for done in (0, 10, 0, 5):
+        progress("log-likelihoods", done, 10)
+    assert capsys.readouterr().err.splitlines()[-1] == "log-likelihoods: 5 of 10, 10 s left"
+
+
 def test_on_a_terminal_the_progress_is_gone_before_the_table(capsys, monkeypatch):
     """Several answers end at once, so the last call may be far from the end."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
