@@ -94,10 +94,7 @@ def score(
         found = evaluator.simple_evaluate(Torus(model), tasks=list(names), **how)
     except (ConnectionError, FileNotFoundError) as error:
         raise ConfigError(f"--tasks={','.join(names)}: the data of a task cannot be read: {error}") from None
-    counts = {task: sizes["effective"] for task, sizes in found["n-samples"].items()}
-    return _results(found["samples"]), {
-        task: _figures(metrics, counts.get(task, 0)) for task, metrics in found["results"].items()
-    }
+    return _results(found["samples"]), {task: _figures(metrics) for task, metrics in found["results"].items()}
 
 
 def _results(samples: dict[str, list[dict]]) -> list[dict]:
@@ -109,13 +106,14 @@ def _results(samples: dict[str, list[dict]]) -> list[dict]:
     ]  # fmt: skip
 
 
-def _figures(metrics: dict, count: int) -> dict[str, Figure]:
+def _figures(metrics: dict) -> dict[str, Figure]:
     """Return {metric: figure} of the keys "metric,filter"; the filter is left out where it is "none"."""
-    found = {}
+    found, counts = {}, metrics.get("sample_count", {})  # a group has a metric of those members that have it
     for key, value in metrics.items():
         name, _, chosen = key.partition(",")
         if chosen and not name.endswith("_stderr"):
             error = metrics.get(f"{name}_stderr,{chosen}")
             label = name if chosen == "none" else f"{name}/{chosen}"
+            count = counts.get(key, metrics["sample_len"])
             found[label] = Figure(float(value), float(error) if isinstance(error, int | float) else math.nan, count)
     return found

@@ -36,6 +36,11 @@ doc_to_target: "{target}"
 metric_list:
 {metrics}
 """
+GROUP = """
+group: made
+task: [made_choices, made_exact]
+aggregate_metric_list: [{metric: acc}, {metric: exact_match}]
+"""
 DEFINITIONS = {
     "choices": ("multiple_choice", "{{question}}", "{{answer}}", 'doc_to_choice: "{{choices}}"', ["acc", "acc_norm"]),
     "text": ("loglikelihood_rolling", "", "{{text}}", "", ["word_perplexity", "byte_perplexity", "bits_per_byte"]),
@@ -81,6 +86,21 @@ def test_the_harness_gives_the_figures_of_our_own_tasks(folder, monkeypatch, tmp
     lines = [one["log_likelihoods"] for one in own if "log_likelihoods" in one]
     answers = [[value for value, _ in one["answers"]] for one in results if one["task"] == "made_choices"]
     assert answers == [pytest.approx(line, rel=1e-6) for line in lines]
+
+
+@pytest.mark.skipif(not INSTALLED, reason=REASON)
+@pytest.mark.filterwarnings("ignore")
+def test_a_group_has_the_items_of_its_members(folder, monkeypatch, tmp_path):
+    from scoring import harness
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    (tmp_path / "group.yaml").write_text(GROUP)
+    for kind in ("choices", "exact"):
+        (tmp_path / f"{kind}.yaml").write_text((folder / f"{kind}.yaml").read_text())
+    _, found = harness.score(language_model(), ["made"], harness.task_manager(["made"], str(tmp_path)))
+    counts = {task: {name: figure.count for name, figure in of.items()} for task, of in found.items()}
+    assert counts["made"] == {"acc": 2, "exact_match": 2}
+    assert counts["made_choices"]["acc"] == counts["made_exact"]["exact_match"] == 2
 
 
 def extra(item: Item) -> dict:
