@@ -61,7 +61,8 @@ def main(command: command_line.Command) -> None:
         print("\n".join(figures.table(by_task)))  # before the file, which a full disk may fail
         text = "".join(json.dumps(result, ensure_ascii=False) + "\n" for result in results)
         place = output_files.write_of_run("results", text, command, RESULTS)
-        print(f"{command.address} at step {step:,}; each item: {place}", file=sys.stderr)
+        at = f" at step {step:,}" if step else ", imported weights"
+        print(f"{command.address}{at}; each item: {place}", file=sys.stderr)
     processes.leave()
 
 
