@@ -28,7 +28,7 @@ from input_pipeline.batches import OnLost
 from input_pipeline.corpus import Corpus
 from parallelism.mesh import mesh_context
 from reporting.display import Display
-from reporting.metrics import RESERVED, read_lines
+from reporting.metrics import RESERVED, WENT_BACK, read_lines
 from reporting.step_log import StepLog
 from scoring import figures as scores
 from scoring import questions, tasks
@@ -189,7 +189,7 @@ def without_figures(
         except (JsonError, OSError):
             return []
         for line in lines:
-            if line.get("event") in ("start", "roll_back") and line.get("step", step) < step:
+            if line.get("event") in WENT_BACK and line.get("step", step) < step:
                 found.clear()  # the step is done again
             elif line.get("step") == step:
                 found.add(line["kind"])

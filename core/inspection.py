@@ -20,7 +20,7 @@ from input_pipeline import ledger, packing
 from parallelism.mesh import mesh_context
 from parallelism.placement import place
 from reporting.display import aligned
-from reporting.metrics import Line, read_lines
+from reporting.metrics import WENT_BACK, Line, read_lines
 from settings import preference
 
 
@@ -127,8 +127,12 @@ def document_losses(run: assembly.Run, params, corpus, section: dict, step: int,
 
 
 def last_step(workdir: pathlib.Path) -> int:
-    """Return the last step in metrics.jsonl of a run; 0 if it has none."""
-    return max((line.get("step", 0) for line in metrics_of(workdir)), default=0)
+    """Return the last step in metrics.jsonl of a run since it last went back; 0 if it has none."""
+    last = 0
+    for line in metrics_of(workdir):
+        step = line.get("step", 0)
+        last = step if line.get("event") in WENT_BACK else max(last, step)
+    return last
 
 
 def metrics_of(workdir: pathlib.Path) -> list[Line]:

@@ -21,7 +21,7 @@ from pods.errors import PodError
 from pods.settings import Settings
 from pods.transports import Transport
 from reporting.display import aligned, counted
-from reporting.metrics import parse_lines
+from reporting.metrics import parse_lines, steps_of
 
 WATCH_SECONDS = 1.0
 IDLE = "nothing runs"  # nothing is launched, or it was stopped
@@ -209,9 +209,7 @@ def summarise(
       price: dollars per chip-hour.
       launched: when the newest process was launched (Unix seconds).
     """
-    newest = {line["step"]: line for line in lines if line["kind"] == "train"}
-    trained = [line for line in lines if line["kind"] == "train" and newest[line["step"]] is line]
-    evaluated = [line for line in lines if line["kind"] == "eval"]
+    trained, evaluated = steps_of(lines, "train"), steps_of(lines, "eval")
     last = trained[-1] if trained else {}
     recent = [seconds for line in trained[-RECENT_LINES:] if (seconds := line.get("step_seconds")) is not None]
     steps_left = max(0, last_step - last["step"]) if last and last_step else None

@@ -9,7 +9,7 @@ import os
 import pathlib
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Required
 
 import pydantic
@@ -47,6 +47,7 @@ class Line(Object, total=False):
 OF_A_LINE = ("kind", "step", "time")  # keys of every line
 RESERVED = (*OF_A_LINE, "event", "total_tokens")  # keys of lines that no evaluator and no objective may use
 OF_A_STEP = ("train", "eval")  # kinds of lines with a step
+WENT_BACK = ("start", "roll_back")  # events whose step is the one that the run goes on from
 
 
 def read_lines(path: pathlib.Path) -> list[Line]:
@@ -73,7 +74,7 @@ def parse_lines(content: bytes, source: str) -> list[Line]:
 def read_steps(path: pathlib.Path, kind: str) -> list[Line]:
     """Return the last line of each step in metrics.jsonl of a kind (train, eval, event), in order of the steps.
 
-    Lines without a step are left out.
+    Lines without a step are left out, and figures of steps that the run went back before and has not done again.
 
     Raises:
       JsonError: as `read_lines`.
@@ -84,8 +85,22 @@ def read_steps(path: pathlib.Path, kind: str) -> list[Line]:
 
 def steps_of(lines: Sequence[Line], kind: str) -> list[Line]:
     """Return the last of these lines of each step and of a kind; see `read_steps`."""
-    of_step = {line["step"]: line for line in lines if line["kind"] == kind and "step" in line}
+    of_step = {line["step"]: line for line in without_abandoned(lines) if line["kind"] == kind and "step" in line}
     return [of_step[step] for step in sorted(of_step)]
+
+
+def without_abandoned(lines: Sequence[Mapping]) -> list[Mapping]:
+    """Return the lines, as they were written, without figures of later steps than one that the run then went on from.
+
+    All events stay.
+    """
+    kept, last = [], math.inf
+    for line in reversed(lines):
+        if line.get("event") in WENT_BACK:
+            last = min(last, line.get("step", math.inf))
+        if line.get("kind") == "event" or line.get("step", 0) <= last:
+            kept.append(line)
+    return kept[::-1]
 
 
 class MetricsWriter:

@@ -4,7 +4,7 @@
 import collections
 import dataclasses
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -68,7 +68,8 @@ class RunRecord:
     """What a run wrote.
 
     Attributes:
-      kinds: the figures of each kind of line, the last line of each step, in order of the steps.
+      kinds: the figures of each kind of line, the last line of each step, in order of the steps, without those that
+        the run went back before and has not done again.
       progress: (Unix seconds, step) of the logged steps as they were written, also of steps that were repeated.
       events: all events, as they were written.
       seconds: the account of the run's time by part, see reporting/goodput.py; {} if there is none.
@@ -133,10 +134,10 @@ def read_run(folder: pathlib.Path, name: str) -> RunRecord:
         raise ConfigError(f"{error.filename}: {error.strerror}; name a run that can be read") from None
 
 
-def kinds_of(lines: Iterable[metrics.Line]) -> dict[str, Columns]:
+def kinds_of(lines: Sequence[metrics.Line]) -> dict[str, Columns]:
     """Return the figures by kind; the last line of a step counts, since steps are repeated after a restart."""
     by_kind = collections.defaultdict(dict)
-    for line in lines:
+    for line in metrics.without_abandoned(lines):
         if "step" in line and line["kind"] != EVENT:
             by_kind[line["kind"]][line["step"]] = line
     return {kind: _columns([steps[step] for step in sorted(steps)]) for kind, steps in by_kind.items()}

@@ -42,6 +42,12 @@ def test_the_best_checkpoint_is_ranked_by_the_losses_that_were_measured_after_it
 
 
 @pytest.mark.slow
+def test_a_step_that_the_run_went_back_before_is_not_its_last(tmp_path):
+    lines = [{"kind": "train", "step": 550}, {"kind": "event", "event": "start", "step": 500}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert inspection.last_step(tmp_path) == 500
+
+
 def test_a_step_of_puzzles_is_told_by_group_puzzle_and_example(tmp_path):
     config = small_config(tmp_path / "cache")
     config.mesh.data = 8

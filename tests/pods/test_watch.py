@@ -55,6 +55,12 @@ def test_figures_of_a_run_that_was_taken_up_again():
     }  # fmt: skip
 
 
+def test_figures_of_abandoned_steps_are_not_those_of_the_run():
+    lost = {"kind": "eval", "step": 60, "eval_loss": 1.0, "time": START + 8500}
+    figures = watch.summarise([*RUN, train(60, 8500, loss=1.0), lost, start(40, 9000)], 100, 16, 3.0)
+    assert (figures["step"], figures["loss"], figures["eval_loss"]) == (40, 2.5, 3.5)
+
+
 @pytest.mark.parametrize(
     ("launched", "seconds"),
     [(7400, 1200 + 100), (100, 1200), (8400, 1200)],  # before the start; of an earlier process; of one to come

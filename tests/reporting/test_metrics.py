@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from files.json_reader import JsonError
-from reporting.metrics import MetricsWriter, parse_lines, read_steps
+from reporting.metrics import MetricsWriter, parse_lines, read_steps, steps_of, without_abandoned
 from reporting.sink import Sink
 from reporting.sinks.tensorboard import TensorBoard
 
@@ -181,3 +181,15 @@ def test_the_last_line_of_each_step_is_read_in_order_and_a_line_without_a_step_i
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"kind": "breadth"} | line) + "\n" for line in found))
     assert [(line["step"], line["a"]) for line in read_steps(path, "breadth")] == [(1, 2), (2, 4)]
+
+
+def test_figures_of_steps_that_were_abandoned_are_left_out_and_events_stay():
+    lines = [
+        {"kind": "event", "event": "start", "step": 0}, {"kind": "train", "step": 500},
+        {"kind": "eval", "step": 550}, {"kind": "event", "event": "saved", "step": 550},
+        {"kind": "event", "event": "roll_back", "step": 500}, {"kind": "train", "step": 520},
+        {"kind": "event", "event": "start", "step": 510}, {"kind": "train", "step": 511}, {"kind": "custom"},
+    ]  # fmt: skip
+    left_out = (lines[2], lines[5])
+    assert without_abandoned(lines) == [line for line in lines if line not in left_out]
+    assert [line["step"] for line in steps_of(lines, "train")] == [500, 511]

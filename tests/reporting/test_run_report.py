@@ -38,7 +38,7 @@ def write_run(folder: pathlib.Path, *, steps: int = 40, rate: float = 0.01) -> p
             tasks = {"qa/accuracy": step / steps, "qa/accuracy_stderr": 0.01}
             lines.append({"kind": "tasks", "step": step, **tasks, "time": BEGAN + step})
             lines.append({"kind": "event", "event": "saved", "step": step, "time": BEGAN + step})
-    lines.append({"kind": "event", "event": "start", "step": steps - 1, "time": BEGAN + steps + 9})
+    lines.append({"kind": "event", "event": "start", "step": steps, "time": BEGAN + steps + 9})
     lines.append({"kind": "event", "event": "update_not_taken", "step": steps, "loss": None, "time": BEGAN + 60})
     parts = {"training": 60.0, "compile": 30.0, "idle": 10.0}
     lines.append({"kind": "event", "event": "goodput", "step": steps, "seconds": parts, "time": BEGAN + 61})
@@ -95,6 +95,17 @@ def test_the_last_line_of_a_repeated_step_counts_and_unknown_figures_are_left_ou
         "start": 1, "restart": 1, "saved": 4, "update_not_taken": 1,
     }  # fmt: skip
     assert found.seconds == {"training": 60.0, "compile": 30.0, "idle": 10.0}
+
+
+def test_steps_that_the_run_went_back_before_are_no_longer_shown(tmp_path):
+    folder = write_run(tmp_path / "mine")
+    again = {"kind": "train", "step": 12, "loss": 2.0, "total_tokens": 768, "time": BEGAN + 90}
+    with (folder / "metrics.jsonl").open("a") as file:
+        for line in ({"kind": "event", "event": "roll_back", "step": 11, "time": BEGAN + 80}, again):
+            file.write(json.dumps(line) + "\n")
+    shown = page.page([reading.read_run(folder, "mine")])
+    assert "<td>last step</td><td>12</td>" in shown and "<td>tokens</td><td>768</td>" in shown
+    assert "0.5000 at step 10" in shown, "the lowest held-out loss was that of step 40"
 
 
 def test_a_page_has_a_section_for_what_there_is_and_none_for_what_there_is_not(tmp_path):
