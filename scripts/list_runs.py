@@ -20,10 +20,13 @@ try:
     from files.json_reader import JsonError, Object, parse_json, read_json
     from files.lock import is_held
     from reporting.display import aligned
+    from reporting.metrics import without_abandoned
 except ModuleNotFoundError as missing:
     interpreter.restart(missing)
 
-END_BYTES = 1 << 20  # of metrics.jsonl, which are read for its last lines
+END_BYTES = 64 << 20  # of metrics.jsonl, which are read for its last lines
+STEP_BYTES = 1 << 20  # of those, in which the last logged step is looked for; evaluations are fewer, and further apart
+STEP = b'{"kind": "train"'
 DEEPEST = 3  # levels of folders below FOLDER that are searched
 
 
@@ -31,6 +34,7 @@ class Line(Object, total=False):
     """The keys that are read from a line of metrics.jsonl."""
 
     kind: str
+    event: str
     step: int
     loss: float | None
     eval_loss: float | None
@@ -125,20 +129,24 @@ def last_phase(folder: pathlib.Path) -> str:
 
 
 def last_lines(folder: pathlib.Path) -> list[Line]:
-    """Return the last valid lines of a run's metrics.jsonl; [] if there is no such file."""
+    """Return the last valid lines of a run's metrics.jsonl; [] if there is no such file.
+
+    Lines of training are only those of the last STEP_BYTES.
+    """
     try:
         with (folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - END_BYTES))
-            texts = file.read().splitlines()
+            content = file.read()
     except OSError:
         return []
-    found = []
-    for text in texts:
+    begin, found = max(0, content.rfind(b"\n", 0, max(0, len(content) - STEP_BYTES))), []
+    earlier = [text for text in content[:begin].splitlines() if not text.startswith(STEP)]
+    for text in [*earlier, *content[begin:].splitlines()]:
         try:
             found.append(parse_json(text, Line, "metrics.jsonl"))
         except JsonError:  # the first line is cut, and the last one may be torn
             continue
-    return found
+    return without_abandoned(found)
 
 
 def command(folder: pathlib.Path) -> str:

@@ -63,6 +63,18 @@ def test_each_run_has_its_state_step_losses_and_command(runs):
     ]
 
 
+def test_an_evaluation_is_found_behind_many_steps_and_one_of_abandoned_steps_is_not_shown(runs):
+    """The steps since then take more than a MiB."""
+    lines = [
+        {"kind": "eval", "step": 500, "eval_loss": 2.0}, {"kind": "eval", "step": 900, "eval_loss": 1.0},
+        {"kind": "event", "event": "start", "step": 500},
+        *({"kind": "train", "step": step, "loss": 3.0, "note": "x" * 500} for step in range(501, 3501)),
+    ]  # fmt: skip
+    (runs / "torn" / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    row = next(line for line in listed(runs).stdout.splitlines() if line.startswith(f"{runs}/torn"))
+    assert row.split()[1:] == ["stopped", "3,500", "3.0000", "2.0000"]
+
+
 def test_a_name_or_command_is_shown_without_what_a_terminal_would_obey(tmp_path):
     folder = tmp_path / "a\033[31m"
     folder.mkdir()
