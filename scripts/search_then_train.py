@@ -7,7 +7,6 @@ The words before `--` are flags of `sweep.py search`, and those after it are arg
 an earlier start left: a search that has ended is not repeated. The keys of the best trial come before the typed ones.
 """
 
-import json
 import os
 import pathlib
 import signal
@@ -19,28 +18,49 @@ SIGNALS = signal.SIGINT, signal.SIGTERM
 sys.path.insert(0, str(ROOT))
 
 from checkpointing.bucket import path_of
+from files.json_reader import JsonError, Object, Scalar, parse_json
 from reporting.sink import INTERRUPTED
 
+NEEDED = ("name", "root", "trials")  # flags of the search that are read here too
 
-def best(flags: list[str]) -> dict[str, object]:
-    """Return the configuration keys of the best trial, which `sweep.py search` wrote."""
-    given = dict(flag.removeprefix("--").partition("=")[::2] for flag in flags)
-    found = json.loads(path_of(f"{given['root']}/{given['name']}/best.json").read_text())
+
+class Best(Object):
+    """The content of best.json, which `sweep.py search` writes."""
+
+    trial: int
+    changes: dict[str, Scalar]
+
+
+def best(given: dict[str, str]) -> dict[str, Scalar]:
+    """Return the configuration keys of the best trial; JsonError or OSError if they cannot be read."""
+    path = f"{given['root']}/{given['name']}/best.json"
+    found = parse_json(path_of(path).read_bytes(), Best, path)
     print(f"the best of {given['trials']} trials is trial {found['trial']}: {found['changes']}", flush=True)
     return found["changes"]
+
+
+def failed(message: str, status: int) -> int:
+    """Print an error; return the status."""
+    print(f"error: {message}", file=sys.stderr)
+    return status
 
 
 def main(words: list[str]) -> int:
     """Search, and continue as train.py; return the status of a search that did not end well, or was interrupted."""
     if "--" not in words:
-        print("error: no `--`; write SEARCH_FLAGS -- TRAIN_ARGUMENTS", file=sys.stderr)
-        return 2
+        return failed("no `--`; write SEARCH_FLAGS -- TRAIN_ARGUMENTS", 2)
     flags, arguments = words[: words.index("--")], words[words.index("--") + 1 :]
+    given = dict(flag.removeprefix("--").partition("=")[::2] for flag in flags)
+    if missing := [f"--{name}=VALUE" for name in NEEDED if not given.get(name)]:
+        return failed(f"no {missing[0]} before `--`; the search needs it, written with =", 2)
     asked: list[int] = []  # the group of processes gets these signals: the search saves and ends
     usual = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in SIGNALS}
     if status := subprocess.run([sys.executable, "sweep.py", "search", *flags], cwd=ROOT).returncode:
         return status
-    keys = [f"--config.{key}={value}" for key, value in best(flags).items()]
+    try:
+        keys = [f"--config.{key}={value}" for key, value in best(given).items()]
+    except (OSError, JsonError) as error:
+        return failed(f"the best trial of the search cannot be read: {error}", 1)
     for number, handler in usual.items():
         signal.signal(number, handler)
     if asked:

@@ -278,6 +278,31 @@ def test_after_the_search_the_best_trial_is_trained_and_what_was_typed_wins(tmp_
     assert trained == [[sys.executable, "train.py", *keys, *typed]], "of equal flags the last one counts"
 
 
+@pytest.mark.parametrize("flags", [["--root=r", "--trials=1"], ["--name=x", "--trials=1", "--root", "r"]])
+def test_a_flag_of_the_search_that_is_missing_is_said_before_the_search(monkeypatch, capfd, flags):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("the search runs"))
+    assert search_then_train.main([*flags, "--"]) == 2
+    flag = "--root" if "--root" in flags else "--name"
+    assert capfd.readouterr().err == f"error: no {flag}=VALUE before `--`; the search needs it, written with =\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(None, "No such file"), ('{"trial": 1}', "changes is missing"), ("{", "is not valid JSON")]
+)
+def test_a_best_trial_that_cannot_be_read_is_one_line(tmp_path, content, says):
+    (tmp_path / "sweep.py").touch()
+    if content is not None:
+        (tmp_path / "best.json").write_text(content)
+    program = "from scripts import search_then_train as s; import pathlib, sys; s.ROOT = pathlib.Path(sys.argv[1]); "
+    words = [str(tmp_path), f"--root={tmp_path.parent}", f"--name={tmp_path.name}", "--trials=1", "--"]
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}sys.exit(s.main(sys.argv[2:]))", *words], cwd=ROOT, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and says in done.stderr
+    assert done.stderr.startswith("error: the best trial of the search cannot be read: ")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_search_saves_and_nothing_is_trained(tmp_path, number):
     """The search is a stand-in that takes a moment to save, and ends well then."""
