@@ -37,6 +37,9 @@ def _check(where: str, name: str, entry: object) -> None:
         raise ConfigError(f"{where}: {name} is {entry!r}, which is no Range and no Choice")
     if has_sets(entry) and not all(isinstance(changes, dict) for changes in entry.values.values()):
         raise ConfigError(f"{where}: {name} names values that are no sets {{key: value}}; give a list of values")
+    for key in {name, *keys_of_sets(entry)}:
+        if not isinstance(key, str):
+            raise ConfigError(f"{where}: {key!r} is no key, which is a text; write it as 'model.num_layers'")
     for key in keys_of(name, entry) - KEYS.keys():
         raise ConfigError(f"{where}: {key} is no configuration key{did_you_mean(similar_keys(key, KEYS))}")
 
