@@ -13,6 +13,7 @@ does:
 The items of a file are shuffled with a fixed seed; the examples before an item are drawn with its number as seed.
 """
 
+import collections
 import csv
 import dataclasses
 import io
@@ -29,6 +30,7 @@ import pydantic
 from configs.errors import ConfigError
 from files.json_reader import JsonError, Object, parse_json
 from files.yaml_reader import parse_yaml
+from reporting.display import counted
 from scoring import figures
 from scoring.figures import Figure
 from scoring.likelihood import LanguageModel, Likelihood, Row, log_likelihoods
@@ -107,11 +109,16 @@ def read_folder(folder: pathlib.Path, limit: int = 0) -> list[CoreTask]:
         path = folder / "eval_data" / task["dataset_uri"]
         items = _items(path, ITEMS[task["icl_task_type"]])
         random.Random(ORDER_SEED).shuffle(items)
-        items = items[: limit or None]
+        has, items = len(items), items[: limit or None]
+        if has <= count:
+            raise ConfigError(
+                f"{path} has {counted(has, 'item')}, too few for {counted(count, 'example')} of {label} before each; "
+                f"it needs at least {counted(count + 1, 'item')}"
+            )
         if len(items) <= count:
             raise ConfigError(
-                f"{path} has {len(items)} items, too few for {count} examples of {label} before each; "
-                f"at least {count + 1} are needed{', so raise --limit' if limit else ''}"
+                f"--limit={limit} is too small for {counted(count, 'example')} of {label} before each item; "
+                f"type at least {count + 1}"
             )
         delimiter = task.get("continuation_delimiter", " ")
         found.append(CoreTask(label, task["icl_task_type"], count, delimiter, baselines[label], items))
@@ -132,9 +139,13 @@ def _content(path: pathlib.Path) -> bytes:
 
 
 def _tasks(path: pathlib.Path) -> list[dict]:
-    """Return the entries of core.yaml; JsonError if it is no YAML or not such a list."""
+    """Return the entries of core.yaml; JsonError if it is no YAML or no such list, ConfigError if labels are equal."""
     text = json.dumps(parse_yaml(_content(path), str(path)), default=str)
-    return parse_json(text, TasksOfCore, str(path))["icl_tasks"]
+    tasks = parse_json(text, TasksOfCore, str(path))["icl_tasks"]
+    label, count = collections.Counter(task["label"] for task in tasks).most_common(1)[0]
+    if count > 1:  # results are told apart by it
+        raise ConfigError(f"{path} has {count} tasks with the label {label}; give each its own")
+    return tasks
 
 
 def _baselines(path: pathlib.Path) -> dict[str, float]:

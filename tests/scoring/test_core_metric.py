@@ -149,6 +149,7 @@ def test_chance_is_zero_and_no_mistakes_is_one():
         ("core.yaml", "icl_tasks: [", "core.yaml: is not YAML (while parsing"),
         ("core.yaml", "a: &a [1]\nicl_tasks: [*a, *a]", "core.yaml: has a YAML alias, which is not read"),
         ("core.yaml", YAML.replace("schema", "generation"), "icl_tasks.2.icl_task_type: should be 'multiple_cho"),
+        ("core.yaml", YAML.replace("label: complete", "label: choose"), "has 2 tasks with the label choose; give each"),
         ("eval_meta_data.csv", CSV.replace("choose", "chose"), "has no random baseline of choose; add its row"),
         ("eval_meta_data.csv", CSV.replace("25", "a quarter"), "its columns Eval Task and Random baseline cannot be"),
         ("eval_meta_data.csv", CSV.replace("50", "100"), "the random baseline of resolve is not a percentage"),
@@ -158,7 +159,7 @@ def test_chance_is_zero_and_no_mistakes_is_one():
             json.dumps(OPTIONS[0] | {"gold": 2}),
             "line 1: gold=2 is not the index of an op",
         ),
-        ("eval_data/world/choose.jsonl", json.dumps(CHOICES[0]), "has 1 items, too few for 2 examples of choose"),
+        ("eval_data/world/choose.jsonl", json.dumps(CHOICES[0]), "has 1 item, too few for 2 examples of choose"),
     ],
 )
 def test_a_folder_that_is_damaged_is_refused_in_one_line(folder, file, content, says):
@@ -169,3 +170,12 @@ def test_a_folder_that_is_damaged_is_refused_in_one_line(folder, file, content, 
     with pytest.raises((ConfigError, JsonError)) as error:
         read_folder(folder)
     assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_limit_below_the_examples_is_named_only_if_the_file_has_more(folder):
+    with pytest.raises(ConfigError, match=r"^--limit=2 is too small for 2 examples of choose .* type at least 3$"):
+        read_folder(folder, limit=2)
+    (folder / "eval_data" / "world" / "choose.jsonl").write_text(json.dumps(CHOICES[0]))
+    with pytest.raises(ConfigError, match="has 1 item, too few for 2 examples") as error:
+        read_folder(folder, limit=2)
+    assert "--limit" not in str(error.value)
