@@ -28,6 +28,7 @@ from studies.worker import USAGE, Task, Worker, main
 TRIES = 100  # points that are drawn until one is valid and new
 LOOK_SECONDS = 0.5  # between two looks at the evaluations of a running trial
 PRUNED = "pruned: others were better at this step"
+EQUAL = "equals trial"
 
 
 class Stopped(Exception):
@@ -186,7 +187,7 @@ class Searcher(Worker):
                 if not member.refusal and member.digest not in known:
                     folder = suites.folder(self.search.root, member)
                     return self.queue.adopt(trial, trials.Order(member, folder, self.search.topology))
-                left_out = member.refusal or f"equals trial {known[member.digest].number}"
+                left_out = member.refusal or f"{EQUAL} {known[member.digest].number}"
                 trial.set_user_attr("left_out", left_out)
                 self.study.tell(trial, state=TrialState.FAIL)
         self._exhausted = num_ended
@@ -276,13 +277,16 @@ def judge(queue: trials.Queue, count: int, statuses: list[int]) -> None:
         raise Unfinished(f"{ended} of {count} trials have ended; run the same command to continue")
     if found and set(states) == {TrialState.FAIL}:
         raise Failed(f"no trial of {ended} succeeded, first {trials.title(found[0])}: {found[0].user_attrs['reason']}")
+    everything = queue.storage.get_all_trials(queue.study_id, deepcopy=False)
+    left_out = [one.user_attrs["left_out"] for one in everything if "left_out" in one.user_attrs]
+    reasons = [reason for reason in left_out if not reason.startswith(EQUAL)]
+    if not found and reasons:
+        raise Failed(f"no point of the space can be trained, the first since {reasons[0]}")
     if not found:
-        everything = queue.storage.get_all_trials(queue.study_id, deepcopy=False)
-        if reasons := [one.user_attrs["left_out"] for one in everything if "left_out" in one.user_attrs]:
-            raise Failed(f"no point of the space can be trained, the first since {reasons[0]}")
         raise Unfinished(f"0 of {count} trials have ended; run the same command to continue")
     if ended < count:
-        print(f"the search cannot go on: {ended} of {count} trials have ended, and no point is left", flush=True)
+        why = f"; others cannot be trained, the first since {reasons[0]}" if reasons else ""
+        print(f"the search cannot go on: {ended} of {count} trials have ended, and no point is left{why}", flush=True)
 
 
 if __name__ == "__main__":

@@ -251,6 +251,24 @@ def test_a_search_without_a_valid_point_fails_with_the_first_reason(tmp_path):
     assert "error: no point of the space can be trained, the first since " in err and "num_heads" in err
 
 
+def test_a_search_that_cannot_go_on_says_why_points_were_left_out(tmp_path, capsys):
+    from studies.search import searching
+
+    space = tmp_path / "layers.py"
+    space.write_text(
+        'from configs.space import Choice\n\nSPACE = {"model": Choice({"a": {"model.num_layers": "two"}, '
+        '"b": {"model.num_layers": 1}})}\n'
+    )
+    search = asked(tmp_path, space=str(space), count=2)
+    queue = searching.begin(search)
+    searching.Searcher(search).run()
+    searching.judge(queue, 2, [0])
+    assert (
+        "1 of 2 trials have ended, and no point is left; others cannot be trained, the first since "
+        "--config.model.num_layers=two is not a whole number"
+    ) in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
