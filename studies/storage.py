@@ -37,13 +37,13 @@ def open_storage(url: str, *, create: bool, is_known: bool = False) -> optuna.st
       OutOfReach: a file is locked, or a database that is known cannot be reached.
     """
     address = _address(url)
-    options = {"connect_args": {"timeout": WAIT_SECONDS}}
+    said = address.render_as_string()  # without the password
+    options, advice = {"connect_args": {"timeout": WAIT_SECONDS}}, "restore the file, or name another"
     if address.get_backend_name() == "sqlite":
         _check_file(url, address.database, create=create)
     else:
-        options = {"connect_args": {"connect_timeout": WAIT_SECONDS}, "pool_pre_ping": True}
+        options, advice = {"connect_args": {"connect_timeout": WAIT_SECONDS}, "pool_pre_ping": True}, EXAMPLES
         address = address.set(drivername="postgresql+psycopg")
-    said = address.render_as_string()  # without the password
     try:
         return made(lambda: optuna.storages.RDBStorage(address.render_as_string(hide_password=False), options))
     except ImportError:
@@ -52,7 +52,7 @@ def open_storage(url: str, *, create: bool, is_known: bool = False) -> optuna.st
         if isinstance(error, exc.OperationalError) and (is_known or "locked" in str(error.orig)):
             raise OutOfReach(error) from None
         reason = " ".join(str(getattr(error, "orig", None) or error).split())[:200]
-        raise ConfigError(f"--storage={said} cannot be used: {reason}; {EXAMPLES}") from None
+        raise ConfigError(f"--storage={said} cannot be used: {reason}; {advice}") from None
 
 
 class OutOfReach(RuntimeError):

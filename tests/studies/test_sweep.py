@@ -113,7 +113,7 @@ def test_one_seed_concludes_nothing(tmp_path):
     ("mysql://me:secret@host/x", "--storage: studies are kept in SQLite or PostgreSQL, not in mysql; use "),
     ("sqlite://", "--storage=sqlite:// names no file, which several processes could share; use "),
     ("sqlite:////none/x.db", "--storage=sqlite:////none/x.db: the folder /none does not exist; create it, or name"),
-    ("postgresql://me:secret@127.0.0.1:1/x", "--storage=postgresql+psycopg://me:***@127.0.0.1:1/x cannot be used: "),
+    ("postgresql://me:secret@127.0.0.1:1/x", "--storage=postgresql://me:***@127.0.0.1:1/x cannot be used: "),
 ])  # fmt: skip
 def test_a_database_that_cannot_be_used_is_one_line_without_its_password(url, says):
     from studies.storage import open_storage
@@ -121,6 +121,18 @@ def test_a_database_that_cannot_be_used_is_one_line_without_its_password(url, sa
     with pytest.raises(ConfigError) as error:
         open_storage(url, create=True)
     assert str(error.value).startswith(says) and "\n" not in str(error.value) and "secret" not in str(error.value)
+
+
+@needs_optuna
+def test_a_damaged_file_is_to_be_restored(tmp_path):
+    from studies.storage import open_storage
+
+    (tmp_path / "studies.db").write_text("no database " * 100)
+    url = f"sqlite:///{tmp_path}/studies.db"
+    with pytest.raises(ConfigError) as error:
+        open_storage(url, create=True)
+    reason = "file is not a database; restore the file, or name another"
+    assert str(error.value) == f"--storage={url} cannot be used: {reason}"
 
 
 @needs_optuna
