@@ -250,6 +250,14 @@ def report_of_search(found) -> int:
     return write_page(search_page.document(found))
 
 
+def refuse_search(found) -> int:
+    """Raise ConfigError: the workers of a search hold its trials, and none waits for others."""
+    raise ConfigError(
+        f"{found.name} is a search, and cancel and retry are for groups and suites; Ctrl-C lets its `sweep.py search` "
+        "save and end, and the same command continues it"
+    )
+
+
 def guide(asked: Asked) -> int:
     """Print the guide of a group; of a suite, the groups with their questions."""
     from studies.report import guide as guides
@@ -310,7 +318,9 @@ SUBCOMMANDS: dict[str, Callable[[Asked], int]] = {
     "plan": plan, "run": running.run, "status": status, "report": report, "guide": guide, "folders": folders,
     "cancel": cancel, "retry": retry,
 }  # fmt: skip
-OF_A_SEARCH: dict[str, Callable] = {"status": status_of_search, "report": report_of_search}
+OF_A_SEARCH: dict[str, Callable] = {
+    "status": status_of_search, "report": report_of_search, "cancel": refuse_search, "retry": refuse_search,
+}  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

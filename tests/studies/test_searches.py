@@ -101,6 +101,13 @@ def test_status_and_report_take_the_name_of_a_search(tmp_path):
     assert status == 2 and "--seeds is not read for the search s" in err
 
 
+@pytest.mark.parametrize("subcommand", ["cancel", "retry"])
+def test_a_search_is_not_cancelled_by_its_name_but_by_an_interruption(tmp_path, subcommand):
+    filled(tmp_path)
+    status, out, err = ended(sweep(tmp_path, subcommand, "s"))
+    assert (status, out) == (2, "") and err.startswith("error: s is a search, and cancel and retry are for groups and")
+
+
 def test_a_name_that_is_neither_a_group_nor_a_search_is_one_line(tmp_path):
     from studies.search import searches
 
