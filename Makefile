@@ -80,7 +80,7 @@ setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS="b
 	$(install)
 
 train: setup ## train [CONFIG=configs/large.py] [TOPOLOGY=v4-32] [WORKDIR=runs/mine] [ARGS="--config.train.steps=10"]
-	$(python) train.py --config='$(CONFIG)' $(if $(TOPOLOGY),--topology=$(TOPOLOGY)) $(if $(WORKDIR),--workdir='$(WORKDIR)') $(ARGS)
+	$(python) train.py --config='$(CONFIG)' $(if $(TOPOLOGY),--topology='$(TOPOLOGY)') $(if $(WORKDIR),--workdir='$(WORKDIR)') $(ARGS)
 
 runs: setup ## list the runs with state, step, losses and command [ARGS=FOLDER]
 	$(python) scripts/list_runs.py $(ARGS)
@@ -89,7 +89,7 @@ report: setup ## write report.html about runs [ARGS="runs/mine runs/other --html
 	$(python) report.py $(or $(ARGS),$(error report needs the folders of runs: make report ARGS=runs/mine))
 
 rehearse: setup ## compile the step for a slice that is not there TOPOLOGY=v4-32 [CONFIG=...] [ARGS="--search"]
-	$(python) rehearse.py --config='$(CONFIG)' $(if $(TOPOLOGY),--topology=$(TOPOLOGY)) $(ARGS)
+	$(python) rehearse.py --config='$(CONFIG)' $(if $(TOPOLOGY),--topology='$(TOPOLOGY)') $(ARGS)
 
 reasoning: setup ## train on arithmetic countdown; compare searches, then reinforcement learning [ARGS=--quick]
 	$(python) benchmarks/countdown.py $(ARGS)
@@ -110,10 +110,14 @@ dashboard: setup ## show the studies in a browser, after make setup EXTRAS=studi
 # workspace's Python again.
 # A single file runs faster without other processes: .venv/bin/python -m pytest tests/...
 run_tests = PYTHONDONTWRITEBYTECODE= $(python) -m pytest --numprocesses=$$(($$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses=8 --dist=worksteal
+# A test is named FILE::TEST.
+absent = $(foreach name,$(filter tests/%,$(ARGS)),$(if $(wildcard $(firstword $(subst ::, ,$(name)))),,$(name)))
 test: setup ## run the tests that are not marked slow, or all of a folder, on all cores [ARGS="tests/layers -x"]
+	$(if $(absent),$(error $(firstword $(absent)) does not exist))
 	$(run_tests) $(if $(filter tests/%,$(ARGS)),,-m "not slow") $(ARGS)
 
 test-all: setup ## run all tests, on all cores [ARGS="tests/pods -x"]
+	$(if $(absent),$(error $(firstword $(absent)) does not exist))
 	$(run_tests) $(ARGS)
 
 bench: setup ## run the benchmarks and write benchmarks/RESULTS.md [ARGS="layouts cpu_step"]

@@ -179,6 +179,8 @@ MISTAKES = [
     ("benchmarks/record.py tiny", {}, "tiny is not recorded; there are "),
     ("make -n train TOPOLGY=v4-8", {}, "TOPOLGY is no variable; they are ACCELERATOR ARGS CONFIG "),
     ("make -n train steps=5", {}, 'steps is no variable; they are ACCELERATOR ARGS CONFIG EXTRAS'),
+    ("make -n test ARGS='-x tests/nosuch tests/test_pod.py'", {}, "tests/nosuch does not exist"),
+    ("make -n test-all ARGS=tests/nosuch.py::test_none", {}, "tests/nosuch.py::test_none does not exist"),
     ("make -n setup ACCELERATOR=tpus", {}, "ACCELERATOR=tpus is unknown: it is cpu, gpu or tpu"),
     ("make -n setup EXTRAS=torch", {}, "EXTRAS=torch is unknown; there are bench causality huggingface in"),
     # data
@@ -327,3 +329,9 @@ def test_a_python_without_the_packages_says_what_to_do(command):
     done = subprocess.run([sys.executable, "-S", command], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.endswith("run `make setup`, then .venv/bin/python\n")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("target", ["train", "rehearse"])
+def test_a_variable_of_make_that_has_a_space_is_one_word(target):
+    done = subprocess.run(["make", "-n", target, "TOPOLOGY=v4 8"], cwd=ROOT, capture_output=True, text=True)
+    assert "--topology='v4 8'" in done.stdout
