@@ -27,6 +27,7 @@ ALTERNATIVES = (  # groups of exclusive keys: typing one of them clears the othe
     (LENGTHS, "say how long to train"),
     (("data.path", "data.mixture", "data.stream"), "say what to train on"),
 )
+NO_VALUE = "Missing value for flag "  # of absl, before the option
 
 
 def flat(config: ConfigDict) -> dict[str, object]:
@@ -104,6 +105,8 @@ def stray_argument(argument: str) -> str:
 def value_of_flag(error: Exception) -> str:
     """Return the message of absl's error about the value of a flag, without the words of Python's conversions."""
     text = " ".join(str(error).split()).removeprefix("flag ")
+    if text.startswith(NO_VALUE):
+        return f"{text.removeprefix(NO_VALUE)} has no value; write {text.removeprefix(NO_VALUE)}=VALUE"
     for words, kind in CONVERSIONS.items():
         option, found, _ = text.rpartition(f": {words}")
         if found:
