@@ -12,7 +12,7 @@ from causality.patching import Contrast, Lens, Tables, attribute, contrast, logi
 from causality.sites import NAMES
 from causality.tracing import Trace, trace
 from configs.errors import ConfigError
-from reporting.display import aligned
+from reporting.display import aligned, counted
 
 WORDS = {  # the taps in words
     "block": "residual stream after a block", "attention": "output of attention", "mlp": "output of the MLP",
@@ -63,7 +63,7 @@ def prompt_tokens(
     if len(clean) != len(other):
         parts = ["|".join(tokenizer.decode([token]) for token in tokens[len(start) :]) for tokens in (clean, other)]
         raise ConfigError(
-            f"{names[0]} has {len(clean) - len(start)} tokens ({parts[0]}) and {names[1]} has "
+            f"{names[0]} has {counted(len(clean) - len(start), 'token')} ({parts[0]}) and {names[1]} has "
             f"{len(other) - len(start)} ({parts[1]}); choose words with as many tokens"
         )
     if len(clean) > max_length:
