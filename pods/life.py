@@ -5,6 +5,7 @@ Each function takes the settings, the transport and the remaining arguments, and
 PodError.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -20,6 +21,7 @@ from pods.connection import connect
 from pods.errors import PodError, usage_error
 from pods.settings import Settings, worker_numbers
 from pods.transports import Transport, expect_success
+from reporting.display import counted
 
 # Variables of this machine that are copied to the hosts.
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "TORUS_ALERTS_URL", "TORUS_RUN_SECRET")
@@ -127,7 +129,8 @@ def copy(settings: Settings, transport: Transport, rest: list[str]) -> int:
     Files of several workers are copied to folders worker-I in the target.
     """
     if len(rest) != 2:
-        raise usage_error(f"copy takes a source and a target, one of them {settings.name}:PATH; got {len(rest)} paths")
+        got = counted(len(rest), "path")
+        raise usage_error(f"copy takes a source and a target, one of them {settings.name}:PATH; got {got}")
     if any(path.startswith("gs:") for path in rest):
         raise usage_error("copy works between this machine and the pod; copy a bucket with `gcloud storage cp`")
     source, target = (REMOTE.fullmatch(path) for path in rest)
@@ -147,8 +150,21 @@ def copy(settings: Settings, transport: Transport, rest: list[str]) -> int:
         transport.copy(remote, rest[1], worker=worker)
     else:  # scp copies from one worker at a time
         for number in worker_numbers(worker, transport.num_workers):
-            transport.copy(remote, f"{local_folder(settings, f'{rest[1]}/worker-{number}')}/", worker=str(number))
+            with _own_folder(settings, f"{rest[1]}/worker-{number}") as folder:
+                transport.copy(remote, f"{folder}/", worker=str(number))
     return 0
+
+
+@contextlib.contextmanager
+def _own_folder(settings: Settings, path: str):
+    """Give a folder to copy to; after a failure it is removed, if it was made for this copy and is empty."""
+    is_new = not pathlib.Path(path).exists()
+    try:
+        yield local_folder(settings, path)
+    except PodError:
+        if is_new and pathlib.Path(path).is_dir() and not os.listdir(path):
+            os.rmdir(path)
+        raise
 
 
 def ssh(settings: Settings, transport: Transport, rest: list[str]) -> int:

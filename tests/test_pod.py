@@ -53,7 +53,7 @@ MISTAKES = [
     (["ssh", "ls"], "write a command after --: pod.py ssh -- ls"),
     (["ssh"], "ssh takes a command: pod.py ssh [--worker=0] -- COMMAND"),
     (["ssh", "--worker=worker-0", "--", "ls"], "--worker=worker-0 is not all"),
-    (["copy", "a"], "copy takes a source and a target"),
+    (["copy", "torus:/a"], "copy takes a source and a target, one of them torus:PATH; got 1 path"),
     (["copy", "a", "b"], "one of the two must be on the pod, as torus:PATH"),
     (["copy", "torus:a", "torus:b"], "one of the two must be on the pod"),
     (["copy", "gs://b/x", "torus:b"], "copy a bucket with `gcloud storage cp`"),

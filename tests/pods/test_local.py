@@ -159,6 +159,14 @@ def test_copying_to_all_workers_and_back(two, tmp_path):
     assert missing.status == 1 and "nothing" in missing.last_line
 
 
+def test_a_copy_that_fails_leaves_no_empty_folder_of_a_worker(two, tmp_path):
+    """It would look like a copy of an empty folder; one that was there before stays."""
+    (tmp_path / "kept" / "worker-0").mkdir(parents=True)
+    for name, left in (("back", []), ("kept", ["worker-0"])):
+        assert two.run("copy", "mine:~/nothing", str(tmp_path / name)).status == 1
+        assert [path.name for path in (tmp_path / name).iterdir()] == left
+
+
 def test_hosts_see_their_own_home_and_little_of_this_machine(two):
     said = two.run("ssh", "--worker=1", "--", "env", SECRET="hush", STEPS="7").stdout
     variables = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
