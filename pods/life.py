@@ -13,6 +13,7 @@ import pathlib
 import re
 import shlex
 import tempfile
+from collections.abc import Iterator
 
 from files.paths import expanded
 from pods import capacity, deploy, hosts, recipes, records
@@ -156,7 +157,7 @@ def copy(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
 
 @contextlib.contextmanager
-def _own_folder(settings: Settings, path: str):
+def _own_folder(settings: Settings, path: str) -> Iterator[str]:
     """Give a folder to copy to; after a failure it is removed, if it was made for this copy and is empty."""
     is_new = not pathlib.Path(path).exists()
     try:
