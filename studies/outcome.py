@@ -123,19 +123,22 @@ def _finite(values: dict[int, float | None]) -> dict[int, float]:
     return {step: value for step, value in values.items() if value is not None and math.isfinite(value)}
 
 
-def read(workdir: str, topology: str, ran_seconds: float = 0.0, price: float | None = None) -> Outcome:
+def read(
+    workdir: str, topology: str, ran_seconds: float = 0.0, price: float | None = None, *, ran_before: float = 0.0
+) -> Outcome:  # fmt: skip
     """Return the outcome in a folder; figures that it does not have are 0 or absent.
 
     Args:
       ran_seconds: time that the worker counted; it is used if the folder has no account, as in a bucket.
       price: dollars per chip-hour; None: the preset's.
+      ran_before: that time of earlier trials in the folder, see trials.RAN_BEFORE.
     """
     folder = path_of(workdir)
     try:
         parts = read_json(folder / "workers" / "0.json", SignOfLife)["seconds"]["parts"]
     except (OSError, JsonError):
         parts = {}
-    wall = sum(seconds for name, seconds in parts.items() if name != "idle") or ran_seconds
+    wall = sum(seconds for name, seconds in parts.items() if name != "idle") or ran_before + ran_seconds
     chips, price = chips_of(topology), price_of(topology, price)
     step, lines = stored_config.trained_to(folder), _lines_of(workdir)
     breadths = _figures(lines, "breadth")

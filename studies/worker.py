@@ -219,7 +219,8 @@ class Worker:
 
     def _outcome(self, trial: FrozenTrial) -> outcome.Outcome:
         about = trial.user_attrs
-        return outcome.read(about["workdir"], about["topology"], self._ran_seconds(trial), self.task.limits.price)
+        ran, before = self._ran_seconds(trial), about.get(trials.RAN_BEFORE, 0.0)
+        return outcome.read(about["workdir"], about["topology"], ran, self.task.limits.price, ran_before=before)
 
     def end(
         self, trial: FrozenTrial, value: float | None, how: dict, found: outcome.Outcome | None = None, *,

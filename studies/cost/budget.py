@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from studies import trials
 from studies.cost.limits import Limits
-from studies.outcome import HOUR, chips_of
+from studies.outcome import HOUR, chips_of, price_of
 from studies.suites import SEED
 
 
@@ -30,6 +30,27 @@ def taken_by(trial: FrozenTrial) -> float:
     """Return the chip-hours of a trial and of the earlier trials that `retry` continued in it."""
     about = trial.user_attrs
     return spent_on(trial) + about.get(trials.RAN_BEFORE, 0.0) * chips_of(about["topology"]) / HOUR
+
+
+def cost_of(found: Iterable[FrozenTrial], price: float | None = None) -> float | None:
+    """Return the dollars of the chip-hours that trials have taken; None if the price of some is not known.
+
+    Args:
+      price: dollars per chip-hour, which may be 0; None: that with which a trial recorded its cost, or the preset's.
+    """
+    costs = []
+    for trial in found:
+        if hours := taken_by(trial):
+            a_chip_hour = _recorded_price(trial) if price is None else price
+            costs.append(None if a_chip_hour is None else hours * a_chip_hour)
+    return None if None in costs else sum(costs)
+
+
+def _recorded_price(trial: FrozenTrial) -> float | None:
+    about = trial.user_attrs
+    if about.get("cost") is not None and about.get("chip_hours"):
+        return about["cost"] / about["chip_hours"]
+    return price_of(about["topology"], None)
 
 
 def spent(queue: trials.Queue) -> float:

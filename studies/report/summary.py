@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a study stands: queued, running, done, failed and cancelled trials by group, chip-hours, cost and time left."""
 
-from collections.abc import Iterable
+import heapq
+import statistics
 
 from optuna.trial import FrozenTrial, TrialState
 
 from reporting import display
-from reporting.display import aligned, duration
-from studies.cost.budget import taken_by
+from reporting.display import aligned, counted, duration
+from studies.cost.budget import cost_of, taken_by
 from studies.suites import Member, Study
-from studies.trials import has_failed, title
+from studies.trials import RAN_BEFORE, RAN_SECONDS, has_failed, title
 
 HEADING = ("group", "queued", "running", "done", "failed", "cancelled", "not queued", "chip-hours", "cost")
 
@@ -24,7 +25,7 @@ def lines(
     Args:
       trials: the last trial of each configuration by its digest.
       running: numbers of the trials that a worker holds.
-      price: dollars per chip-hour, which may be 0; None: the cost that each trial recorded.
+      price: dollars per chip-hour, which may be 0; None: that with which each trial recorded its cost.
     """
     rows, wanted = [HEADING], [member for member in members if not member.refusal]
     for group in dict.fromkeys(member.group for member in wanted):
@@ -46,26 +47,39 @@ def _figures(trials: list[FrozenTrial | None], running: set[int], price: float |
     alive = [trial for trial in found if not trial.state.is_finished() and trial.number in running]
     queued = sum(not trial.state.is_finished() for trial in found) - len(alive)
     hours = sum(map(taken_by, found))
-    costs = list(_of_ended(found, "cost")) if price is None else [hours * price]
+    cost = cost_of(found, price)
     counts = (queued, len(alive), len(done), len(failed), cancelled, len(trials) - len(found))
-    return (*map(str, counts), f"{hours:.2f}", f"${sum(costs):,.2f}" if costs else "not known")
+    return (*map(str, counts), f"{hours:.2f}", "not known" if cost is None else f"${cost:,.2f}")
 
 
 def _time_left(found: list[FrozenTrial | None], running: set[int]) -> list[str]:
     """Return the line about the time left; the trials that are done say how long one takes."""
-    left = sum(trial is None or not trial.state.is_finished() for trial in found)
+    left = [trial for trial in found if trial is None or not trial.state.is_finished()]
     done = [trial for trial in found if trial and trial.state == TrialState.COMPLETE]
     if not left:
         return ["every trial has ended"]
-    still_left = display.left(left, "trial")
+    still_left = display.left(len(left), "trial")
     if not done:
         return [f"{still_left}; how long one takes is not known before one is done"]
-    seconds = sum(_of_ended(done, "wall_seconds")) / len(done)
-    workers = sum(trial is not None and trial.number in running for trial in found)
-    at_once = f"with {workers} workers" if workers else "with one worker"
-    return [f"{still_left}, about {duration(left * seconds / max(1, workers))} {at_once}"]
+    mean = statistics.fmean(trial.user_attrs.get("wall_seconds", 0.0) for trial in done)
+    alive = [trial for trial in left if trial is not None and trial.number in running]
+    workers = max(1, len(alive))
+    seconds = _until_idle([_still(trial, mean) for trial in alive], len(left) - len(alive), mean)
+    if not seconds:
+        return [f"{still_left}; what runs has already taken longer than the {duration(mean)} of a trial"]
+    return [f"{still_left}, about {duration(seconds)} with {counted(workers, 'worker')}"]
 
 
-def _of_ended(trials: Iterable[FrozenTrial], name: str) -> Iterable[float]:
-    """Return a figure of each trial that has it."""
-    return (trial.user_attrs[name] for trial in trials if trial.user_attrs.get(name) is not None)
+def _still(trial: FrozenTrial, mean: float) -> float:
+    """Return the seconds that a running trial still takes if it takes the mean in all."""
+    ran = trial.user_attrs.get(RAN_BEFORE, 0.0) + trial.user_attrs.get(RAN_SECONDS, 0.0)
+    return max(0.0, mean - ran)
+
+
+def _until_idle(running: list[float], waiting: int, mean: float) -> float:
+    """Return the seconds until the last worker is done, each of which takes the next whole trial when it is free."""
+    free = running or [0.0]
+    heapq.heapify(free)
+    for _ in range(waiting):
+        heapq.heapreplace(free, free[0] + mean)
+    return max(free)

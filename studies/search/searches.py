@@ -11,6 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 from configs.errors import ConfigError
 from reporting.display import aligned, counted
 from studies import trials
+from studies.cost.budget import cost_of, taken_by
 from studies.report import pareto
 from studies.report.answers import words
 from studies.storage import open_storage
@@ -90,7 +91,7 @@ def answer(found: Searched) -> str:
     """Return which configuration is best, and by how much, in one sentence and a warning."""
     done, metric = found.done, found.objectives[0]
     if not done:
-        return f"No answer yet: none of {len(found.trials)} trials is done."
+        return f"No answer yet: none of {counted(len(found.trials), 'trial')} is done."
     best = done[0]
     said = f"Trial {best.number} has the lowest {metric}, {best.values[0]:.6g}: {point(best)}."
     if len(done) > 1:
@@ -121,10 +122,9 @@ def counts(found: Searched) -> tuple[str, ...]:
     left = [one for one in found.trials if not one.state.is_finished()]
     alive = sum(one.number in found.running for one in left)
     ended = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-    costs = [one.user_attrs["cost"] for one in found.trials if one.user_attrs.get("cost") is not None]
-    hours = sum(one.user_attrs.get("chip_hours", 0.0) for one in found.trials)
+    hours, cost = sum(map(taken_by, found.trials)), cost_of(found.trials)
     numbers = (len(left) - alive, alive, *(len(found.in_state(state)) for state in ended), sum(found.left_out.values()))
-    return (*map(str, numbers), f"{hours:.2f}", f"${sum(costs):,.2f}" if costs else "not known")
+    return (*map(str, numbers), f"{hours:.2f}", "not known" if cost is None else f"${cost:,.2f}")
 
 
 def table(found: Searched, *, front: bool = False) -> list[tuple[str, ...]]:

@@ -15,7 +15,7 @@ import pytest
 from studies import suites
 from studies.cost.limits import Limits
 from tests.studies.conftest import environment, needs_optuna
-from tests.studies.test_queue import STAND_IN, orders, queue_of, starts, trials_of
+from tests.studies.test_queue import STAND_IN, members, orders, queue_of, starts, trials_of
 from tests.support import ROOT
 
 pytestmark = needs_optuna
@@ -146,6 +146,41 @@ def test_hours_of_a_trial_that_was_retried_include_those_before(tmp_path):
     queue.finish(again, 0.5, {"ran_seconds": 3600.0}, {})
     assert budget.measured_hours(queue.latest().values(), "v4-64") == {first: pytest.approx(3.0)}
     assert budget.spent(queue) == pytest.approx(3.0 * CHIPS), "no hour counts twice"
+
+
+def test_hours_and_cost_of_a_row_are_of_the_same_trials_and_the_time_left_of_whole_trials(tmp_path):
+    """One trial took an hour and one has run for half of one; the time left is the other half hour."""
+    from studies.report import summary
+
+    queue, (first, second) = queued(tmp_path)
+    account = {"ran_seconds": 3600.0, "wall_seconds": 3600.0, "chip_hours": float(CHIPS), "cost": 3.22 * CHIPS}
+    queue.finish(queue.claim_next({first}), 1.0, account, {})
+    queue.set_attribute(queue.claim_next({second}), "ran_seconds", 1800.0)
+    study = suites.find("exp08-ema", "mini")[0]
+    for price, cost in ((None, "$154.56"), (1.0, "$48.00")):
+        *_, row, left = summary.lines(study, members(), queue.latest(), queue.running(), price)
+        assert row.split()[-2:] == ["48.00", cost]
+        assert left == "1 trial is left, about 30 min with 1 worker"
+
+
+@pytest.mark.parametrize("running, waiting, seconds", [([], 3, 30.0), ([4.0, 7.0], 0, 7.0), ([4.0, 7.0], 3, 24.0)])
+def test_the_time_left_is_that_of_whole_trials_of_a_worker(running, waiting, seconds):
+    from studies.report import summary
+
+    assert summary._until_idle(running, waiting, 10.0) == seconds
+
+
+def test_hours_of_a_retried_trial_without_an_account_include_those_before(tmp_path):
+    """A folder in a bucket has no account, so the worker's count is all there is."""
+    from studies.worker import Task, Worker
+
+    queue, (first, _) = queued(tmp_path)
+    queue.finish(queue.claim_next({first}), None, {"reason": "killed", "ran_seconds": 7200.0}, {})
+    queue.retry({first})
+    queue.set_attribute(queue.claim_next({first}), "ran_seconds", 3600.0)
+    worker = Worker(Task(f"sqlite:///{tmp_path}/studies.db", "s", [first], "eval_exact_accuracy", STAND_IN))
+    found = worker._outcome(queue.latest()[first])
+    assert (found.chip_hours, found.ran_seconds) == (3.0 * CHIPS, 3600.0)
 
 
 WORK = """

@@ -56,6 +56,8 @@ def filled(folder, *, also: str = "", prune: str = "none"):
 
 
 def test_the_answer_is_the_best_trial_and_by_how_much_with_its_warning(tmp_path):
+    import optuna
+
     from studies.search import searches
 
     found = filled(tmp_path, prune="asha")
@@ -66,6 +68,11 @@ def test_the_answer_is_the_best_trial_and_by_how_much_with_its_warning(tmp_path)
     below = statistics.median(one.value for one in found.done) - best.value
     assert f"{below:.4g} below the median of 10 complete trials" in said and "trained once" in said
     assert searches.counts(found) == ("0", "0", "10", "1", "1", "1", "5.50", "not known")
+    begun = types.SimpleNamespace(user_attrs={"topology": "v4-8", "ran_seconds": 7200.0, "ran_before": 3600.0})
+    begun.number, begun.state = 99, optuna.trial.TrialState.RUNNING
+    alone = dataclasses.replace(found, trials=[begun], running={99})
+    assert searches.counts(alone)[-2:] == ("12.00", "$38.64"), "those of a trial that runs count"
+    assert searches.answer(alone) == "No answer yet: none of 1 trial is done."
 
 
 def test_the_page_of_a_search_is_the_same_each_time_and_needs_no_network(tmp_path):
