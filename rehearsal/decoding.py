@@ -12,6 +12,7 @@ from rehearsal import assumptions, hlo, schedule
 from rehearsal.compiler import GIB, Call, Compiled, capacity_gib
 from rehearsal.estimate import seconds_by_category
 from rehearsal.sections import Section, Table, mesh_text, seconds_text
+from reporting.display import counted
 
 PROGRAMS = ("prefill", "decode")
 
@@ -92,9 +93,9 @@ def sections(report: dict) -> list[Section]:
     hbm = report["hbm_gib"]
     lines = [
         f"{report['num_parameters']:,} parameters; mesh {mesh_text(report['mesh'])}; "
-        f"{report['rows']} rows of {report['length']:,} tokens"
+        f"{counted(report['rows'], 'row')} of {report['length']:,} tokens"
     ]
-    head = Section(f"{report['recipe']} on {report['topology']}: decoding on {report['chips']} chips", lines)
+    head = Section(f"{report['recipe']} on {report['topology']}: decoding on {counted(report['chips'], 'chip')}", lines)
     title = f"{'FITS' if report['fits'] else 'DOES NOT FIT'}: {hbm['total']:.1f} of {hbm['capacity']:.0f} GiB a chip"
     bars = tuple((name, hbm[name], f"{hbm[name]:.2f} GiB") for name in ("weights", "cache", "temporary"))
     memory = Section(title, [], (), bars, max(hbm["capacity"], hbm["total"]), bad=not report["fits"])
@@ -106,8 +107,8 @@ def sections(report: dict) -> list[Section]:
 def _prefill_section(prefill: dict) -> Section:
     title = f"PREFILL: {seconds_text(prefill['seconds'])} for all prompts, {prefill['tokens_per_second']:,.0f} tokens/s"
     line = (
-        f"{prefill['calls']} calls of {prefill['rows_of_a_call']} rows x {prefill['tokens_of_a_row']} tokens, "
-        f"{seconds_text(prefill['call_seconds'])} each"
+        f"{counted(prefill['calls'], 'call')} of {counted(prefill['rows_of_a_call'], 'row')} x "
+        f"{prefill['tokens_of_a_row']} tokens, {seconds_text(prefill['call_seconds'])} each"
     )
     return Section(title, [line], (), _spent(prefill), prefill["call_seconds"])
 

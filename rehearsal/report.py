@@ -44,9 +44,10 @@ def cost(found: dict, num_steps: int, topology: topologies.Topology) -> dict:
     seconds = found["step_seconds"] * num_steps if found["step_seconds"] and num_steps else None
     a_second = None if price is None else price * topology.chips / 3600
     listed = topologies.CHIPS[topology.chip].get("price_per_chip_hour")
+    source = f"list price of {topologies.PRICES_AS_OF}" if price == listed else "as given by --price"
     return {
         "price_per_chip_hour": price,
-        "price_source": f"list price of {topologies.PRICES_AS_OF}" if price == listed else "as given by --price",
+        "price_source": None if price is None else source,
         "cost_per_billion_tokens": None if None in (rate, a_second) else a_second * 1e9 / rate,
         "run": {
             "steps": num_steps or None,

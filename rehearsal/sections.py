@@ -123,11 +123,11 @@ def _phases(report: dict) -> Section:
 
 def _rollout(rollout: dict) -> Section:
     hbm, mesh = rollout["hbm_gib"], mesh_text(rollout["mesh"])
-    lines = [f"{rollout['rows']} rows of {rollout['length']:,} tokens, prompt and answer; mesh {mesh}"]
+    lines = [f"{counted(rollout['rows'], 'row')} of {rollout['length']:,} tokens, prompt and answer; mesh {mesh}"]
     if rollout["decode"]:
         prefill, decode = rollout["prefill"], rollout["decode"]
         lines.append(
-            f"prefill: {prefill['calls']} calls of {seconds_text(prefill['call_seconds'])}; decode: "
+            f"prefill: {counted(prefill['calls'], 'call')} of {seconds_text(prefill['call_seconds'])}; decode: "
             f"{seconds_text(decode['step_seconds'])} a token of all rows, without the host's time between tokens"
         )
     names = ("training_state", "weights", "cache", "temporary")
@@ -191,9 +191,10 @@ def _operations(report: dict) -> Section:
 def _cost(report: dict) -> Section:
     run, price = report["run"], report["price_per_chip_hour"]
     title = "COST: the price of this slice is unknown; give --price"
+    most = "at most " if "rollout" in report else ""
     if report["cost_per_billion_tokens"] is not None:
-        title = f"COST: ${report['cost_per_billion_tokens']:,.2f} per billion tokens at ${price:.2f} per chip-hour"
-        title += f" ({report['price_source']})"
+        title = f"COST: {most}${report['cost_per_billion_tokens']:,.2f} per billion tokens"
+        title += f" at ${price:.2f} per chip-hour ({report['price_source']})"
     dollars = "" if run["dollars"] is None else f", ${run['dollars']:,.2f}"
     took = "" if run["days"] is None else f"{duration(86_400 * run['days'])}{dollars}"
-    return Section(title, [f"the configured run of {run['steps']:,} steps: {took}"] if took else [])
+    return Section(title, [f"the configured run of {run['steps']:,} steps: {most}{took}"] if took else [])

@@ -3,8 +3,8 @@
 
 Changes are compiled in the order of their expected gain, for a limited time. The others are marked as not verified.
 A change is a dictionary: `keys`, `what` or `why`, `total_gib` (its memory), `gives_gib` (the memory that it saves),
-`fits`, `gain` (relative, in tokens a second), `step_seconds` and `verified`. Until a change is verified, its memory is
-predicted and its time is unknown.
+`fits`, `expected` and `gain` (relative, in tokens a second), `step_seconds` and `verified`. Until a change is verified,
+its memory is predicted, and its time and gain are unknown.
 """
 
 import dataclasses
@@ -70,11 +70,12 @@ class Study:
     def faster(self) -> list[dict]:
         """Return changes with their gains: first the compiled ones, the best first, then those not compiled."""
         ideas = sorted(_ideas(self.compiled.config, self.figures), key=lambda idea: -idea[1])
-        rows = [{"keys": keys, "expected": saved, "why": why} for keys, saved, why in ideas if saved > WORTH]
+        worth = [idea for idea in ideas if idea[1] > WORTH]
+        rows = [{"keys": keys, "expected": saved / (1 - saved), "why": why} for keys, saved, why in worth]
         tried = self._compile([row for row in self._predicted(rows) if row["fits"]])
         tried += self._compile([row for row in self._predicted(_best_together(tried)) if row["fits"]])
-        worth = sorted(filter(_is_worth, tried), key=lambda row: -row["gain"])
-        return worth + [row for row in tried if not row["verified"]]
+        faster = sorted(filter(_is_worth, tried), key=lambda row: -row["gain"])
+        return faster + [row for row in tried if not row["verified"]]
 
     def _changed(self, keys: dict):
         return changed(self.compiled.config, keys, self.compiled.topology.chips)

@@ -86,7 +86,7 @@ def lines(
     titles = {digest: member.title for digest, member in first.items()}
     per_hour = "a price that is not known" if grant.price is None else f"${grant.price:,.2f} a chip-hour"
     return [
-        f"a grant of {grant.days:g} days of {grant.topology}: {grant.chip_hours:,.2f} chip-hours, {per_hour}",
+        f"a grant of {_days(grant)} of {grant.topology}: {grant.chip_hours:,.2f} chip-hours, {per_hour}",
         *aligned(_by_group(grant, first, found, share)),
         f"fits: {len(share.fits)} of {len(found)} trials, {used:,.2f} chip-hours "
         f"({used / grant.chip_hours:.1%} of the grant), {_dollars(grant, used)}",
@@ -116,6 +116,14 @@ def _dollars(grant: Grant, chip_hours: float) -> str:
     return "cost not known" if grant.price is None else f"${chip_hours * grant.price:,.2f}"
 
 
+def _days(grant: Grant) -> str:
+    return f"{grant.days:g} {'day' if grant.days == 1 else 'days'}"
+
+
+def _are(number: int) -> str:
+    return f"{counted(number, 'trial')} {'is' if number == 1 else 'are'}"
+
+
 def _named(what: str, titles: list[str]) -> list[str]:
     """Return a line that names the first of some trials; none if there are none."""
     if not titles:
@@ -132,12 +140,12 @@ def _storage(grant: Grant, kept: dict[str, Member], sizes: Mapping[str, int | No
     begins = f"storage with --keep={grant.keep}: {counted(sum(counts.values()), 'checkpoint')}"
     unknown = sum(sizes[digest] is None for digest, count in counts.items() if count)
     if unknown:
-        return f"{begins}, size and cost not known: {unknown} trials are not rehearsed here and none of them is done"
+        return f"{begins}, size and cost not known: {_are(unknown)} neither rehearsed here nor done"
     size = sum(count * sizes[digest] for digest, count in counts.items() if count) / GB
     if grant.storage_price is None:
         return f"{begins}, at most {size:,.2f} GB, cost not known: give --storage_price"
     cost = size * grant.storage_price * grant.days / DAYS_OF_MONTH
-    return f"{begins}, at most {size:,.2f} GB, ${cost:,.2f} for {grant.days:g} days"
+    return f"{begins}, at most {size:,.2f} GB, ${cost:,.2f} for {_days(grant)}"
 
 
 def checkpoints_of(member: Member, keep: str) -> int:

@@ -14,6 +14,7 @@ from input_pipeline.cache import cache_folder, cache_path
 from rehearsal import record
 from rehearsal.compiler import Compiled, CompileError, Compiler, check_compiler
 from rehearsal.estimate import estimate
+from rehearsal.sections import seconds_text
 from reporting.display import duration
 from settings.keys import flat, from_flat
 from studies.suites import Member
@@ -64,7 +65,7 @@ def _said(result: Compiled | Exception, topology: str) -> str:
         return f"refused: {result}"
     if not result.fits:
         return f"does not fit in the memory of a chip of {topology}"
-    return f"{estimate(result)['step_seconds']:.4f} s a step"
+    return f"{seconds_text(estimate(result)['step_seconds'])} a step"
 
 
 def checkpoint_bytes(values: dict[str, object], topology: str) -> int | None:

@@ -2,6 +2,7 @@
 """The page of a rehearsal: whole in itself, true to its report, safe, the same every time."""
 
 import copy
+import dataclasses
 import html.parser
 import re
 import subprocess
@@ -11,7 +12,9 @@ import xml.etree.ElementTree
 import matplotlib.figure
 import pytest
 
+from configs import topologies
 from rehearsal import page, sections
+from rehearsal.report import cost
 from tests.support import ROOT
 
 EVIL = "<script>alert('&')</script>"
@@ -130,6 +133,17 @@ def test_page_tells_the_figures_of_its_report():
         "schedule of the TPU compiler", "80.0%", "a note", "BTF,FD->BTD/dot: matmul, 30.0 ms",
     ):  # fmt: skip
         assert figure in text
+
+
+def test_a_cost_that_is_a_bound_says_so():
+    """That of a step with a rollout, whose time is a bound; without a price there is no source of one."""
+    for more, most in (({}, ""), ({"rollout": {}}, "at most ")):
+        section = sections._cost(fitting() | more)
+        assert section.title.startswith(f"COST: {most}$272.90 per billion tokens")
+        assert section.lines == [f"the configured run of 500,000 steps: {most}14 days, $17,900.00"]
+    unpriced = dataclasses.replace(topologies.get("v4-8"), price_per_chip_hour=None)
+    found = cost({"tokens_per_second": 1.0, "step_seconds": 1.0}, 1, unpriced)
+    assert (found["price_per_chip_hour"], found["price_source"]) == (None, None)
 
 
 def test_page_draws_memory_a_layer_and_the_roofline():

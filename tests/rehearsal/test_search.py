@@ -15,6 +15,7 @@ from core import assembly
 from rehearsal import report
 from rehearsal.compiler import GIB, CompileError
 from rehearsal.layouts import advice, compare, search, sizing
+from rehearsal.sections import options
 from settings import loading, validation
 from tests.support import RECIPES
 
@@ -303,6 +304,8 @@ def test_advice_that_was_not_compiled_says_so(imagined):
     compiled = display.compile(loaded.config, loaded.topology)
     rows = advice.Study(compiled, before(), display, -math.inf).faster()
     assert rows and not any(row["verified"] or row["gain"] for row in rows)
+    expected = {options(row["keys"]): row["expected"] for row in rows}
+    assert expected["--config.mesh.data=2 --config.mesh.fsdp=8"] == pytest.approx(1 / (1 - 0.2 / 3) - 1), "a rate"
 
 
 def test_a_change_that_the_compiler_refuses_is_no_advice(imagined, monkeypatch):

@@ -39,17 +39,19 @@ def test_the_lines_say_what_fits_at_what_cost_and_what_is_not_known():
     found = hours(20.0, None, 5.0, 4.0, 1.0)
     sizes = {member.digest: 10**9 for member in MEMBERS}
     lines = grant.lines(dataclasses.replace(GRANT, price=2.0), MEMBERS, found, sizes)
-    assert lines[0] == "a grant of 1 days of v4-64: 768.00 chip-hours, $2.00 a chip-hour"
+    assert lines[0] == "a grant of 1 day of v4-64: 768.00 chip-hours, $2.00 a chip-hour"
     assert lines[2].split() == ["exp08-ema", "5", "2", "2", "1", "768.00", "768.00", "$1,536.00"]
     assert lines[3:] == [
         "fits: 2 of 5 trials, 768.00 chip-hours (100.0% of the grant), $1,536.00",
         "does not fit: 2 trials, exp08-ema/c-0.995, exp08-ema/e-0.9995",
         "not known, and not counted: 1 trial, exp08-ema/b-0.99",
-        "storage with --keep=last: 2 checkpoints, at most 2.00 GB, $0.01 for 1 days",
+        "storage with --keep=last: 2 checkpoints, at most 2.00 GB, $0.01 for 1 day",
     ]
     unknown = grant.lines(GRANT, MEMBERS, hours(*[None] * 5), dict.fromkeys(sizes))
     assert unknown[2].split() == ["exp08-ema", "5", "0", "0", "5", "not", "known", "-", "-"]
     assert unknown[3].startswith("fits: 0 of 5 trials, 0.00 chip-hours")
+    one = grant.lines(GRANT, MEMBERS, found, sizes | {MEMBERS[0].digest: None})[-1]
+    assert one.endswith("size and cost not known: 1 trial is neither rehearsed here nor done")
 
 
 @pytest.mark.parametrize("keep, count", [("all", "6 checkpoints"), ("best", "1 checkpoint"), ("none", "0 checkpoints")])
@@ -131,10 +133,13 @@ def test_only_steps_of_unknown_time_are_compiled_and_each_result_is_a_line(monke
         asked.extend(config.optimizer.name for config, _ in wanted)
         yield 1, rehearsals.CompileError("the compiler says no")
         yield 0, types.SimpleNamespace(fits=False)
+        yield 2, types.SimpleNamespace(fits=True)
 
     monkeypatch.setattr(rehearsals.Compiler, "compile_all", answers)
     monkeypatch.setattr(rehearsals, "check_compiler", lambda preset: None)
+    monkeypatch.setattr(rehearsals, "estimate", lambda compiled: {"step_seconds": 41e-6})
     lines = list(rehearsals.fill_cache(found, "v4-64"))
     assert asked == ["adamw", "adamw", "adamw", "lion"], "adam_atan2 is the recorded baseline"
     assert lines[0].startswith("1 of 4: exp09-optimizer/c-adamw-0.99, refused: the compiler says no; ")
     assert lines[1].startswith("2 of 4: exp09-optimizer/b-adamw-0.95, does not fit in the memory of a chip of v4-64; ")
+    assert ", 41.0 us a step; " in lines[2]
