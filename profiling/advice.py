@@ -196,10 +196,11 @@ def much_accumulation(measured: Measured) -> Advice | None:
 def memory_spike(measured: Measured) -> Advice | None:
     """More memory was in use than the step needs."""
     peak, total = measured.profile["device_peak_gib"], measured.profile["memory_gib"]["total"]
-    if not (peak and total) or peak["most"] < SPIKE * total:
+    batches = measured.config.evaluation.batches
+    if not (peak and total) or peak["most"] < SPIKE * total or batches == 1:
         return None
     evidence = f"{peak['most']:.2f} GiB were in use at the most, and the step needs {total:.2f}"
-    return Advice("memory spike", evidence, {"evaluation.batches": max(1, measured.config.evaluation.batches // 2)})
+    return Advice("memory spike", evidence, {"evaluation.batches": batches // 2})
 
 
 def uneven_memory(measured: Measured) -> Advice | None:
@@ -214,7 +215,7 @@ def uneven_memory(measured: Measured) -> Advice | None:
 def growing_host_memory(measured: Measured) -> Advice | None:
     """The memory of the process rises from line to line."""
     used = [line["host_memory_gib"] for line in measured.lines if line.get("host_memory_gib")][1:]
-    if len(used) < FEWEST_LINES:
+    if len(used) < FEWEST_LINES or measured.config.data.prefetch == 1:
         return None
     third = len(used) // 3
     early, late = statistics.median(used[:third]), statistics.median(used[-third:])

@@ -77,6 +77,14 @@ def test_a_fault_leads_to_its_rule_alone(name):
     assert advice.gain is None or 0 <= advice.gain <= 1
 
 
+@pytest.mark.parametrize(("name", "key"), [
+    ("memory spike", "evaluation.batches"), ("growing host memory", "data.prefetch"),
+])  # fmt: skip
+def test_a_value_that_is_set_already_is_no_advice(name, key):
+    fault = FAULTS[name]
+    assert advise(measured(fault.profile, {key: "1"}, fault.lines)) == []
+
+
 def test_every_rule_has_a_fault():
     assert len(FAULTS) == len(RULES)
 
