@@ -290,7 +290,7 @@ def cancel(asked: Asked) -> int:
 def retry(asked: Asked) -> int:
     """Queue failed trials again."""
     queue = asked.queue(create=False)
-    print(f"queued again: {counted(queue.retry(asked.digests), 'failed trial')}; `sweep.py run` starts them")
+    print(f"queued again: {counted(queue.retry(asked.digests), 'trial')}; `sweep.py run` starts them")
     print("".join(f"{line}\n" for line in asked.others(queue.latest())), end="")
     return 0
 

@@ -53,6 +53,7 @@ class Progress(Object):
     done: Number
     failed: Number
     left: Number
+    pruned: NotRequired[Number]
     cancelled: NotRequired[Number]
 
 

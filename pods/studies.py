@@ -11,7 +11,7 @@ from pods.errors import PodError, usage_error
 from pods.settings import Settings
 from pods.transports import Transport
 
-COUNTS = ("done", "failed", "cancelled", "left")  # of trials, in study.json
+COUNTS = ("done", "pruned", "failed", "cancelled", "left")  # of trials, in study.json
 FINAL = (1, 2)  # exit statuses that a restart would repeat: every trial has ended and some have failed, configuration
 FILE = "study.json"
 

@@ -7,7 +7,7 @@ import pathlib
 import time
 from collections.abc import Sequence
 
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 from checkpointing.bucket import path_of
 from files.atomic import write_atomically
@@ -25,10 +25,11 @@ def write(root: str, known: Sequence[FrozenTrial], running: FrozenTrial | None, 
       count: number of configurations in all.
     """
     ended = sum(trial.state.is_finished() for trial in known)
+    done, pruned = (sum(one.state == state for one in known) for state in (TrialState.COMPLETE, TrialState.PRUNED))
     failed, cancelled = sum(map(has_failed, known)), sum(map(was_cancelled, known))
     content = {
         "trial": title(running) if running else "", "workdir": running.user_attrs["workdir"] if running else "",
-        "time": time.time(), "done": ended - failed - cancelled, "failed": failed, "cancelled": cancelled,
+        "time": time.time(), "done": done, "pruned": pruned, "failed": failed, "cancelled": cancelled,
         "left": count - ended,
     }  # fmt: skip
     with contextlib.suppress(OSError):

@@ -49,6 +49,11 @@ class Row:
     breadths: list[dict[str, float]] = dataclasses.field(default_factory=list)
 
     @property
+    def is_done(self) -> bool:
+        """Whether it has metrics and no trial is left."""
+        return bool(self.values) and not self.left
+
+    @property
     def mean(self) -> float:
         """The mean over seeds."""
         return statistics.fmean(self.values)
@@ -117,9 +122,9 @@ def sentence(rows: list[Row], metric: str, direction: str) -> str:
     if len(done) == len(rows) == 1:
         return _of_one(done[0], metric, left)
     if len(done) < 2:
-        yet = "No answer yet" if left else "No answer"
+        yet, ended = "No answer yet" if left else "No answer", sum(row.is_done for row in rows)
         why = f", {failed} failed, cancelled or refused" if failed else ""
-        return f"{yet}: {len(done)} of {len(rows)} configurations are done{why}, {display.left(left, 'trial')}."
+        return f"{yet}: {ended} of {len(rows)} configurations are done{why}, {display.left(left, 'trial')}."
     ranked = sorted(done, key=lambda row: row.mean, reverse=direction == "maximize")
     best, second, worst = ranked[0], ranked[1], ranked[-1]
     most = f"{best.name} has the best {words(metric)}, {figure(best)}, and {worst.name} the worst, {figure(worst)}"

@@ -31,7 +31,7 @@ pre { margin: 4px 0; overflow-x: auto; font-size: 13px; }
 def page(study: Study, answers: list[Answer]) -> str:
     """Return the HTML document of a study; the same answers give the same bytes."""
     links = " ".join(f'<a href="#{answer.group}">{answer.group}</a>' for answer in answers)
-    done = sum(bool(row.values) for answer in answers for row in answer.rows)
+    done = sum(row.is_done for answer in answers for row in answer.rows)
     rows, groups = sum(len(answer.rows) for answer in answers), counted(len(answers), "group")
     about = f"{done} of {rows} configurations are done, in {groups}. Metric: {words(study.suite.metric)}."
     body = [paragraphs([about, f"Base: {study.base.recipe}."]), f"<nav>{links}</nav>"]

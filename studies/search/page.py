@@ -32,7 +32,8 @@ def document(found: Searched) -> str:
 
 def _best(found: Searched) -> list[str]:
     shown = min(len(found.done), searches.MOST)
-    return [f"<h2>The best {shown} trials</h2>", _table(found)]
+    best = "trial" if shown == 1 else f"{shown} trials"
+    return [f"<h2>The best {best}</h2>", _table(found)]
 
 
 def _table(found: Searched, *, front: bool = False) -> str:

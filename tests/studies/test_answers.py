@@ -45,6 +45,7 @@ def test_a_group_whose_trials_have_all_ended_does_not_promise_an_answer():
     ended = said(row("a", [0.5]), row("b", [], failures=("status 3",)))
     assert ended == "No answer: 1 of 2 configurations are done, 1 failed, cancelled or refused, 0 trials are left."
     assert said(row("a", [], left=1), row("b", [], left=1)).startswith("No answer yet: 0 of 2 ")
+    assert said(row("a", [0.5], left=1), row("b", [], left=2)).startswith("No answer yet: 0 of 2 "), "one seed is left"
 
 
 def test_equal_values_have_no_best_and_no_worst():

@@ -2,6 +2,7 @@
 """What status and report say of a search, and the second objective: known without training, stored with each trial."""
 
 import dataclasses
+import json
 import math
 import statistics
 import types
@@ -9,6 +10,7 @@ import types
 import pytest
 
 from configs.errors import ConfigError
+from pods.studies import COUNTS
 from tests.browser import Browser
 from tests.studies.conftest import ended, needs_optuna, sweep
 from tests.studies.test_searching import asked, run, trials_of
@@ -73,6 +75,17 @@ def test_the_answer_is_the_best_trial_and_by_how_much_with_its_warning(tmp_path)
     alone = dataclasses.replace(found, trials=[begun], running={99})
     assert searches.counts(alone)[-2:] == ("12.00", "$38.64"), "those of a trial that runs count"
     assert searches.answer(alone) == "No answer yet: none of 1 trial is done."
+
+
+def test_of_a_search_the_pruned_trials_are_not_those_that_are_done(tmp_path):
+    """In study.json, which `pod.py status` shows."""
+    from studies import progress
+
+    progress.write(str(tmp_path), filled(tmp_path, prune="asha").trials, None, COUNT + 2)
+    shown = json.loads((tmp_path / "study.json").read_text())
+    assert {name: shown[name] for name in COUNTS} == {
+        "done": 10, "pruned": 1, "failed": 1, "cancelled": 0, "left": 2
+    }  # fmt: skip
 
 
 def test_the_page_of_a_search_is_the_same_each_time_and_needs_no_network(tmp_path):
