@@ -56,12 +56,12 @@ def search(settings: Settings) -> int:
                 tries.remove(one)
         if settings.dry_run:
             return 0
-        if not settings.wait or time.monotonic() > end:
+        if not (settings.wait and tries) or time.monotonic() > end:
             break
         again = f"trying {counted(len(tries), 'way')} again in {settings.poll_seconds:.0f} s"
-        note(settings, f"no zone has capacity now; {again}")
+        note(settings, f"no zone gave a pod; {again}")
         time.sleep(settings.poll_seconds)
-    hint = "" if settings.wait else "; --wait goes on trying"
+    hint = "; --wait goes on trying" if tries and not settings.wait else ""
     raise PodError(f"no pod was created{hint}. {'; '.join(failures.values())}")
 
 

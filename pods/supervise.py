@@ -22,6 +22,7 @@ from pods.errors import PodError
 from pods.gcloud import NODE_AND_LOST
 from pods.settings import Settings
 from pods.transports import Transport
+from reporting.display import counted
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 600.0  # before a restart; doubled until there is progress
 PROGRESS_STEPS = 5  # steps beyond the furthest so far that count as progress
@@ -139,7 +140,7 @@ class Supervisor:
     def recover(self, verdict: Verdict) -> bool:
         """Restart the run; return False if the restarts are used up."""
         if self.restarts >= self.settings.max_restarts:
-            count = f"{self.restarts} restarts without progress"
+            count = f"{counted(self.restarts, 'restart')} without progress"
             self.alert(f"{self.settings.name}: {verdict.trouble}; supervise gives up after {count}")
             self.stop()
             return False
@@ -212,7 +213,8 @@ class Supervisor:
         if time.monotonic() - self.mixed_since < self.settings.hang_seconds:
             return Verdict()
         numbers = ", ".join(str(worker.number) for worker in ended)
-        return Verdict(trouble=f"workers {numbers} have ended and the others have not")
+        who = f"worker {numbers} has" if len(ended) == 1 else f"workers {numbers} have"
+        return Verdict(trouble=f"{who} ended and the others have not")
 
 
 def _as_created(settings: Settings, record: dict) -> Settings:

@@ -25,7 +25,7 @@ from pods.errors import PodError
 from pods.gcloud import storage
 from pods.settings import Settings, is_per_host
 from pods.transports import Result, Transport
-from reporting.display import aligned
+from reporting.display import aligned, counted
 
 REPORT = "READINESS.md"
 MARK = "CHECKED "  # begins the line of scripts/check_host.py
@@ -120,7 +120,7 @@ def processes(found: Found) -> tuple[list[str], str]:
         for n, check in found.answers.items()
         if (check["num_processes"], check["num_devices"]) != (count, total)
     ]
-    return wrong, f"{count} processes, each sees {total} devices"
+    return wrong, f"{count} {'process' if count == 1 else 'processes'}, each sees {counted(total, 'device')}"
 
 
 def versions(found: Found) -> tuple[list[str], str]:
@@ -142,7 +142,7 @@ def code(found: Found) -> tuple[list[str], str]:
             wrong.append(f"worker {worker.number} has commit {worker.commit[:12] or 'none'}, this clone {commit[:12]}")
         elif worker.changed:
             wrong.append(f"worker {worker.number} has {worker.changed} changed files")
-    return wrong, f"commit {commit[:12]} on {len(found.workers)} hosts and here, no changes"
+    return wrong, f"commit {commit[:12]} on {counted(len(found.workers), 'host')} and here, no changes"
 
 
 def mesh(found: Found) -> tuple[list[str], str]:
@@ -239,9 +239,9 @@ def cost(found: Found) -> tuple[list[str], str]:
     chips = topology.chips
     source = "as given" if settings.given("price") else topologies.PRICES_AS_OF
     hour = f"${chips * price:,.2f} an hour for {chips} chips at ${price:.2f} ({source})"
-    if not found.busy and (found.first.get("simulated") or len(found.first.get("trained", [])) < 3):
+    if not found.busy and found.first.get("simulated"):
         return [], f"{hour}; the number of hours is unknown, because the steps were simulated"
-    if found.busy and not found.rehearsed.get("step_seconds"):
+    if not (found.rehearsed.get("step_seconds") if found.busy else found.first.get("trained", [])[2:]):
         return [], f"{hour}; the number of hours is unknown, because no step was measured"
     seconds = found.rehearsed["step_seconds"] if found.busy else found.first["trained"][2]["step_seconds"] or math.nan
     how = ", rehearsed" if found.busy else ""
@@ -293,7 +293,7 @@ def _command(settings: Settings, words: list[str], prefix: tuple[str, ...] = (),
 
 def _three_steps(settings: Settings, transport: Transport, words: list[str], scratch: str) -> list[Result]:
     """Train on all hosts, then remove the scratch folder."""
-    print(f"training three steps on {transport.num_workers} hosts", flush=True)
+    print(f"training three steps on {counted(transport.num_workers, 'host')}", flush=True)
     try:
         return transport.run_each(_command(settings, words))
     finally:

@@ -65,7 +65,15 @@ def test_with_wait_all_zones_are_tried_again_but_not_where_it_cannot_succeed(gcl
     assert done.status == 0 and "europe-west4-b: gcloud compute tpus tpu-vm create: PERMISSION_DENIED" in done.stdout
     tries = [zone for verb, zone, kind, _ in made(done.argvs) if (verb, kind) == ("create", "tpu-vm")]
     assert tries == ["us-central2-b", "europe-west4-b", "us-central2-b"]
-    assert "no zone has capacity now; trying 3 ways again in 0 s" in done.stdout
+    assert "no zone gave a pod; trying 3 ways again in 0 s" in done.stdout
+
+
+def test_where_every_way_has_failed_for_good_none_is_tried_again_or_said_to_be(gcloud):
+    denied = json.dumps([{"verb": "create torus", "status": 1, "stderr": "PERMISSION_DENIED: not yours"}])
+    for wait in ((), ("--wait",)):
+        done = gcloud.run("create", ZONES, *wait, FAKE_CAPACITY="", FAKE_FAILURES=denied)
+        assert done.status == 1 and "no pod was created. us-central2-b, on demand: " in done.last_line
+        assert " again in " not in done.stdout and len(made(done.argvs)) == 6
 
 
 def test_what_a_failed_request_may_have_made_is_deleted_and_no_try_begins_after_the_time(gcloud):

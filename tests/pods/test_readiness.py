@@ -375,6 +375,8 @@ def test_what_it_costs_by_the_measured_step():
     assert readiness.judge("cost", found()).evidence == (
         "$51.52 an hour for 16 chips at $3.22 (2025-11); $5.15 for 1,000 steps of 0.360 s"
     )
+    failed = readiness.judge("cost", found(checks=[None, None])).evidence
+    assert failed.endswith("the number of hours is unknown, because no step was measured")
 
 
 def test_without_a_pod_there_is_nothing_to_validate(tmp_path):

@@ -224,7 +224,7 @@ def test_a_queued_spot_pod_comes_back_as_one(tmp_path, monkeypatch):
     (tmp_path / "pods" / "torus" / "launch.json").write_text(json.dumps(record))
     words = ("supervise", "--max_restarts=1", "--labels=e=f", "--repo_url=https://example.com/torus")
     done = gcloud.run(*words, FAKE_NODE_STATE="PREEMPTED", FAKE_HOSTS="2")
-    assert done.status == 1 and "the pod is PREEMPTED; supervise gives up after 1 restarts" in done.stderr
+    assert done.status == 1 and "the pod is PREEMPTED; supervise gives up after 1 restart without" in done.stderr
     again = [argv for argv in done.argvs if argv[2:4] == ["queued-resources", "create"]]
     before = [word.replace("a=b", "e=f") for word in made.argvs[0]]
     assert [argv[:-1] for argv in again] == [before[:-1]] and "--spot" in again[0]
