@@ -30,7 +30,7 @@ from input_pipeline.errors import DataError, DataLost
 from parallelism import resharding
 from parallelism.mesh import mesh_context
 from parallelism.placement import check_batches, local_rows, place
-from reporting import step_log
+from reporting import display, step_log
 from reporting.clock import Clock
 from reporting.metrics import MetricsWriter
 from reporting.step_log import NonFinite, every
@@ -343,7 +343,7 @@ class Job:
         first, last = (self.examples_before(step) for step in (trouble.first_step, trouble.last_step + 1))
         if self.roll_backs >= self.config.train.roll_backs or not self.corpus:
             raise NonFinite(
-                f"{trouble} at step {trouble.last_step}, after {self.roll_backs} roll backs; "
+                f"{trouble} at step {trouble.last_step}, after {display.counted(self.roll_backs, 'roll back')}; "
                 f"{'checkpoints may have these steps' if trouble.applied else 'nothing bad was saved'}; "
                 f"{self.write_bad_documents(trouble)}use a lower --config.optimizer.learning_rate in a new --workdir"
             )
@@ -360,7 +360,7 @@ class Job:
         self.corpus = dataclasses.replace(self.corpus, train=self.corpus.train.skip(first, last))
         self.log.goodput.lost_since(record["goodput"]["parts"] if record else {})
         self.log.event(
-            f"{trouble}; back to step {step}, leaving out {last - first} examples up to step "
+            f"{trouble}; back to step {step}, leaving out {display.counted(last - first, 'example')} up to step "
             f"{trouble.last_step}'s", "roll_back", step,
             first_step=trouble.first_step, last_step=trouble.last_step,
         )  # fmt: skip

@@ -120,10 +120,11 @@ def solve_broadly(
 
 def report_choice(puzzle: Puzzle, found: Chosen, choice: str) -> list[str]:
     """Return lines that say how the answer was chosen, and how many trajectories keep the rules."""
-    same = (found.last == found.last[found.trajectory]).all(axis=1).sum()
+    others = int((found.last == found.last[found.trajectory]).all(axis=1).sum()) - 1
+    same = f"{counted(others, 'other')} {'has' if others == 1 else 'have'} the same answer"
     keeps = sum(not problem(puzzle, answer.reshape(puzzle.tokens.shape)) for answer in found.last)
     return [
-        f"chosen by {choice}: trajectory {found.trajectory + 1} of {len(found.last)}; {same} have the same answer",
+        f"chosen by {choice}: trajectory {found.trajectory + 1} of {len(found.last)}; {same}",
         f"by the rules (which did not choose): {keeps} of {len(found.last)} trajectories solve it",
     ]
 
@@ -159,7 +160,7 @@ def report(puzzle: Puzzle, answers: Sequence[Answer]) -> list[str]:
         lines += [board_text(puzzle.kind, answer.cells.reshape(size))] if len(places) else []
         before = answer.cells
     last = before.reshape(size)
-    return [*lines, "", f"after {len(answers)} steps", board_text(puzzle.kind, last), verdict(puzzle, last)]
+    return [*lines, "", f"after {counted(len(answers), 'step')}", board_text(puzzle.kind, last), verdict(puzzle, last)]
 
 
 def verdict(puzzle: Puzzle, answer: np.ndarray) -> str:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from configs.errors import OfAllProcesses
-from reporting.display import Display
+from reporting.display import Display, counted
 from reporting.goodput import Goodput
 from reporting.metrics import RESERVED, MetricsWriter
 from reporting.throughput import Speed, log_memory
@@ -185,7 +185,7 @@ class StepLog:
         self.event(f"step {step}: update skipped ({what})", "update_not_taken", step, in_a_row=in_a_row, **bad)
         if in_a_row >= self.run.config.train.bad_steps:
             raise Diverged(
-                f"the updates of {in_a_row} steps in a row were skipped ({what})", step - in_a_row + 1, step,
+                f"the updates of {counted(in_a_row, 'step')} in a row were skipped ({what})", step - in_a_row + 1, step,
                 was_finite=self.streak_finite,
             )  # fmt: skip
 

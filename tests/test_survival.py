@@ -215,7 +215,7 @@ def test_a_run_that_diverges_wherever_it_goes_back_to_ends_with_status_3_and_nam
         texts, train__steps=30, train__bad_steps=2, train__roll_backs=1, train__save_every=1,
         optimizer__learning_rate=1e30, optimizer__clip_norm=0.0,
     )  # fmt: skip
-    with pytest.raises(NonFinite, match="after 1 roll backs; nothing bad was saved") as error:
+    with pytest.raises(NonFinite, match="after 1 roll back; nothing bad was saved") as error:
         run(config, tmp_path)
     assert error.value.exit_status == 3
     text = (tmp_path / "bad_documents.txt").read_text()
