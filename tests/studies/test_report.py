@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report of a group that varies a size, and the guides of groups."""
 
+import dataclasses
 import math
 import re
 
@@ -42,6 +43,9 @@ def test_the_report_of_a_size_has_its_slope_its_plots_and_its_guide():
     assert answer.sizes == {"01": 1.0, "02": 2.0, "03": 3.0, "04": 4.0, "05": 5.0} and not answer.fit.bends
     shown = page.page(study, [answer])
     assert shown == page.page(study, [answer]) and shown.count("<svg") == 3, "curves, fit and costs"
+    rows = [dataclasses.replace(answer.rows[0], left=1), *answer.rows[1:]]
+    assert "5 of 5 configurations are done" in shown
+    assert "4 of 5 configurations are done" in page.page(study, [dataclasses.replace(answer, rows=rows)])
     assert "No lack of fit shows" in shown and "chip-hours of a run" in shown
     assert "nothing beats in both: 01, 02, 03, 04, 05." in shown
     inside = shown.partition("<details>")[2].partition("</details>")[0]
