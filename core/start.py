@@ -149,9 +149,10 @@ def repetition(config, corpus: corpora.Corpus | None) -> str:
     tokens, asked = corpus.train.num_tokens, ramp.num_examples(config, train.steps) * train.sequence_length
     if asked <= MOST_PASSES * tokens:
         return ""
+    most = "up to " if config.batch.ramp == "noise_scale" else ""
     return (
-        f"{asked / 1e6:,.0f} M tokens are {asked / tokens:,.0f} passes over the {tokens / 1e6:,.1f} M tokens of the "
-        f"Python library; passes after the {MOST_PASSES}th teach nothing new (arXiv:2305.16264). Use your own texts, "
+        f"{asked / 1e6:,.0f} M tokens are {most}{asked / tokens:,.0f} passes over the {tokens / 1e6:,.1f} M tokens of "
+        f"the Python library; passes after the {MOST_PASSES}th teach nothing new (arXiv:2305.16264). Use your own texts, "
         f"--config.data.path=FOLDER, or fewer steps, --config.train.epochs={USEFUL_PASSES}"
     )
 
@@ -160,11 +161,12 @@ def large_heldout(config, corpus: corpora.Corpus | None) -> str:
     """Return a line if the evaluation after the last step reads very many tokens; else ""."""
     if not corpus or not corpus.is_plain_text or (tokens := corpus.heldout.num_tokens) <= MANY_HELDOUT:
         return ""
-    advice = "a smaller --config.data.validation_path"
+    advice = f"{'a smaller ' if config.data.validation_path else ''}--config.data.validation_path=FILE"
+    # Of a single document a tenth is held out, whatever the fraction.
     if not config.data.validation_path and corpus.heldout.num_documents > len(corpus.train.parts):
         fraction = config.data.holdout_fraction * ENOUGH_HELDOUT / tokens
         advice = f"--config.data.holdout_fraction={fraction:.1g}"
-    return (  # of a single document, a tenth is held out, whatever the fraction
+    return (
         f"{tokens / 1e6:,.0f} M tokens are held out; the evaluation after the last step reads all of them, and begins "
         f"again after a stop. For about {ENOUGH_HELDOUT / 1e6:,.0f} M, begin the run with {advice}"
     )

@@ -40,7 +40,7 @@ NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
 @dataclass(frozen=True)
 class FromFiles:
-    """Documents that depend only on the configuration, on the tokenizer, on files, and on the code of this package.
+    """Documents that depend only on the section `data`, on the tokenizer, on files, and on the code of this package.
 
     Later starts do not read unchanged files again; the documents of any other iterable are read at each start.
     """

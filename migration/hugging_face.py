@@ -130,7 +130,7 @@ def _check_tokenizer(path: pathlib.Path) -> None:
     try:
         open_tokenizer(str(path))
     except DataError as error:
-        raise ConfigError(f"{error}; or remove {path.name}, to import the weights alone") from None
+        raise ConfigError(f"{error}; or remove {path}, to import without it") from None
 
 
 def read_config(folder: pathlib.Path) -> dict:

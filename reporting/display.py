@@ -123,6 +123,9 @@ class Display:
         if done <= 1:
             self.first_batch_ended = self.evaluation_shown = now
             return
+        if done == total and self.live:
+            self.progress.update(self.task, completed=self.step, total=self.num_steps)
+            return
         taken = now - self.first_batch_ended
         least, most = EVALUATED_SECONDS
         if now - self.evaluation_shown >= min(max(least, taken / 10), most):

@@ -82,13 +82,14 @@ class Progress:
 
     def __init__(self, *, quiet: bool = False):
         self.quiet, self.live = quiet, sys.stderr.isatty() and not quiet
-        self.what, self.began, self.shown = "", 0.0, 0.0
+        self.what, self.done, self.began, self.shown = "", 0, 0.0, 0.0
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Show that `done` of `total` parts are done; a line every few seconds where stderr is no terminal."""
         now = time.monotonic()
-        if what != self.what or not done:  # a second suite does the same again
+        if what != self.what or done < self.done:  # a second suite may do the same again
             self.what, self.began, self.shown = what, now, now
+        self.done = done
         if done and not self.quiet and (self.live or now - self.shown >= PROGRESS_SECONDS):
             self.shown = now
             left = duration((now - self.began) / done * (total - done))

@@ -26,7 +26,7 @@ except ModuleNotFoundError as missing:
 
 END_BYTES = 64 << 20  # of metrics.jsonl, which are read for its last lines
 STEP_BYTES = 1 << 20  # of those, in which the last logged step is looked for; evaluations are fewer, and further apart
-STEP = b'{"kind": "train"'
+OTHERS = b'{"kind": "eval"', b'{"kind": "event"'  # the first words of lines that say how the run stands
 DEEPEST = 3  # levels of folders below FOLDER that are searched
 
 
@@ -140,7 +140,7 @@ def last_lines(folder: pathlib.Path) -> list[Line]:
     except OSError:
         return []
     begin, found = max(0, content.rfind(b"\n", 0, max(0, len(content) - STEP_BYTES))), []
-    earlier = [text for text in content[:begin].splitlines() if not text.startswith(STEP)]
+    earlier = [text for text in content[:begin].splitlines() if text.startswith(OTHERS)]
     for text in [*earlier, *content[begin:].splitlines()]:
         try:
             found.append(parse_json(text, Line, "metrics.jsonl"))

@@ -21,7 +21,7 @@ from checkpointing.bucket import path_of
 from files.json_reader import JsonError, Object, Scalar, parse_json
 from reporting.sink import INTERRUPTED
 
-NEEDED = ("name", "root", "trials")  # flags of the search that are read here too
+NEEDED = ("name", "root")  # flags of the search that are read here too
 
 
 class Best(Object):
@@ -35,7 +35,7 @@ def best(given: dict[str, str]) -> dict[str, Scalar]:
     """Return the configuration keys of the best trial; JsonError or OSError if they cannot be read."""
     path = f"{given['root']}/{given['name']}/best.json"
     found = parse_json(path_of(path).read_bytes(), Best, path)
-    print(f"the best of {given['trials']} trials is trial {found['trial']}: {found['changes']}", flush=True)
+    print(f"the best trial is trial {found['trial']}: {found['changes']}", flush=True)
     return found["changes"]
 
 
@@ -52,7 +52,7 @@ def main(words: list[str]) -> int:
     flags, arguments = words[: words.index("--")], words[words.index("--") + 1 :]
     given = dict(flag.removeprefix("--").partition("=")[::2] for flag in flags)
     if missing := [f"--{name}=VALUE" for name in NEEDED if not given.get(name)]:
-        return failed(f"no {missing[0]} before `--`; the search needs it, written with =", 2)
+        return failed(f"no {missing[0]} before `--`; it says where the best trial is read, and is written with =", 2)
     asked: list[int] = []  # the group of processes gets these signals: the search saves and ends
     usual = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in SIGNALS}
     if status := subprocess.run([sys.executable, "sweep.py", "search", *flags], cwd=ROOT).returncode:

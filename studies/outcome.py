@@ -10,7 +10,7 @@ from checkpointing.bucket import path_of
 from configs import topologies
 from files.json_reader import JsonError, read_json
 from reporting.goodput import SignOfLife
-from reporting.metrics import Line, parse_lines, read_lines, steps_of
+from reporting.metrics import WENT_BACK, Line, parse_lines, read_lines, steps_of
 from settings import stored_config
 
 HOUR = 3600.0
@@ -83,11 +83,11 @@ class GrowingCurve:
         except (OSError, JsonError):
             self._forget()
             return {}
-        self._values |= {line["step"]: line.get(self._metric) for line in steps_of(lines, "eval")}
-        return _finite(self._values)
+        self._lines += [line for line in lines if line["kind"] == "eval" or line.get("event") in WENT_BACK]
+        return curve_of(steps_of(self._lines, "eval"), self._metric)
 
     def _forget(self) -> None:
-        self._offset, self._values = 0, {}
+        self._offset, self._lines = 0, []
 
     def _new(self) -> bytes:
         """Return the complete lines after those of the last look, or all if the file has become shorter."""

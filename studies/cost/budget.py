@@ -36,21 +36,24 @@ def cost_of(found: Iterable[FrozenTrial], price: float | None = None) -> float |
     """Return the dollars of the chip-hours that trials have taken; None if the price of some is not known.
 
     Args:
-      price: dollars per chip-hour, which may be 0; None: that with which a trial recorded its cost, or the preset's.
+      price: dollars per chip-hour, which may be 0; None: that with which a trial recorded its cost, else with which
+        another one on the same topology did, else the preset's.
     """
-    costs = []
+    found, costs = list(found), []
+    recorded = {trial.user_attrs["topology"]: each for trial in found if (each := _recorded_price(trial)) is not None}
     for trial in found:
-        if hours := taken_by(trial):
-            a_chip_hour = _recorded_price(trial) if price is None else price
-            costs.append(None if a_chip_hour is None else hours * a_chip_hour)
+        topology, hours = trial.user_attrs["topology"], taken_by(trial)
+        own = _recorded_price(trial) if price is None else price
+        a_chip_hour = price_of(topology, recorded.get(topology) if own is None else own)
+        costs += [None if a_chip_hour is None else hours * a_chip_hour] if hours else []
     return None if None in costs else sum(costs)
 
 
 def _recorded_price(trial: FrozenTrial) -> float | None:
+    """Return the dollars per chip-hour of a trial that has ended; None if it recorded none."""
     about = trial.user_attrs
-    if about.get("cost") is not None and about.get("chip_hours"):
-        return about["cost"] / about["chip_hours"]
-    return price_of(about["topology"], None)
+    is_known = about.get("cost") is not None and about.get("chip_hours")
+    return about["cost"] / about["chip_hours"] if is_known else None
 
 
 def spent(queue: trials.Queue) -> float:

@@ -32,8 +32,8 @@ def test_a_large_run_on_the_default_corpus_is_told_what_to_set(keys, num_tokens,
     ("num_tokens", "num_documents", "validation_path", "said"),
     [
         (100_000_000, 9, "", None), (15_000_000_000, 9, "", "--config.data.holdout_fraction=3e-05"),
-        (200_000_000, 9, "heldout/", "a smaller --config.data.validation_path"),
-        (200_000_000, 1, "", "a smaller --config.data.validation_path"),
+        (200_000_000, 9, "heldout/", "a smaller --config.data.validation_path=FILE"),
+        (200_000_000, 1, "", "--config.data.validation_path=FILE"),
     ],
 )  # fmt: skip
 def test_a_run_that_holds_out_very_much_is_told_what_to_set(num_tokens, num_documents, validation_path, said):

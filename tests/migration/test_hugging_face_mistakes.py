@@ -87,7 +87,7 @@ def test_a_tokenizer_that_cannot_be_used_is_refused_before_anything_is_written(t
     (tmp_path / "theirs" / "tokenizer.json").write_text("{broken")
     if config:
         (tmp_path / "theirs" / "tokenizer_config.json").write_text(config)
-    with pytest.raises(ConfigError, match=r"or remove tokenizer\.json, to import the weights alone"):
+    with pytest.raises(ConfigError, match=r"or remove .*/theirs/tokenizer\.json, to import without it"):
         cases.import_run(tmp_path / "theirs", tmp_path / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 

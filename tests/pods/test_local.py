@@ -291,7 +291,8 @@ def test_a_flag_of_the_search_that_is_missing_is_said_before_the_search(monkeypa
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("the search runs"))
     assert search_then_train.main([*flags, "--"]) == 2
     flag = "--root" if "--root" in flags else "--name"
-    assert capfd.readouterr().err == f"error: no {flag}=VALUE before `--`; the search needs it, written with =\n"
+    said = "it says where the best trial is read, and is written with ="
+    assert capfd.readouterr().err == f"error: no {flag}=VALUE before `--`; {said}\n"
 
 
 @pytest.mark.parametrize(

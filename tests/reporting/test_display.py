@@ -48,3 +48,17 @@ def test_while_the_batch_grows_the_time_left_is_the_least(capsys):
     assert [line.partition("tokens/s")[2].strip() for line in capsys.readouterr().out.splitlines()] == [
         "at least 18 s left", "16 s left", "",
     ]  # fmt: skip
+
+
+def test_the_bar_of_an_evaluation_is_that_of_the_steps_again_after_it(monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    clock = iter([0.0, 0.0, 100.0, 110.0, 112.0])
+    with Display(7) as display:
+        monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+        display.after(3)
+        bars = []
+        for done in (1, 2, 3):
+            display.evaluated(done, 3)
+            (task,) = display.progress.tasks
+            bars.append((task.completed, task.total))
+    assert bars[1:] == [(2, 3), (3, 7)]

@@ -55,9 +55,9 @@ def test_progress_says_how_long_the_rest_takes(capsys, monkeypatch):
 
 
 def test_the_time_left_of_a_second_suite_counts_from_its_beginning(capsys, monkeypatch):
-    progress, now = Progress(), iter([100.0, 110.0, 200.0, 210.0])
+    progress, now = Progress(), iter([100.0, 110.0, 200.0, 205.0, 210.0])  # no answer has ended at 205
     monkeypatch.setattr(figures.time, "monotonic", lambda: next(now))
-    for done in (0, 10, 0, 5):
+    for done in (0, 10, 0, 0, 5):
         progress("log-likelihoods", done, 10)
     assert capsys.readouterr().err.splitlines()[-1] == "log-likelihoods: 5 of 10, 10 s left"
 

@@ -149,15 +149,15 @@ def test_hours_of_a_trial_that_was_retried_include_those_before(tmp_path):
 
 
 def test_hours_and_cost_of_a_row_are_of_the_same_trials_and_the_time_left_of_whole_trials(tmp_path):
-    """One trial took an hour and one has run for half of one; the time left is the other half hour."""
+    """One trial took an hour and one has run for half of one, at the same price; half an hour is left."""
     from studies.report import summary
 
     queue, (first, second) = queued(tmp_path)
-    account = {"ran_seconds": 3600.0, "wall_seconds": 3600.0, "chip_hours": float(CHIPS), "cost": 3.22 * CHIPS}
+    account = {"ran_seconds": 3600.0, "wall_seconds": 3600.0, "chip_hours": float(CHIPS), "cost": 2.0 * CHIPS}
     queue.finish(queue.claim_next({first}), 1.0, account, {})
     queue.set_attribute(queue.claim_next({second}), "ran_seconds", 1800.0)
     study = suites.find("exp08-ema", "mini")[0]
-    for price, cost in ((None, "$154.56"), (1.0, "$48.00")):
+    for price, cost in ((None, "$96.00"), (1.0, "$48.00")):
         *_, row, left = summary.lines(study, members(), queue.latest(), queue.running(), price)
         assert row.split()[-2:] == ["48.00", cost]
         assert left == "1 trial is left, about 30 min with 1 worker"

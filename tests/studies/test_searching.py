@@ -100,10 +100,10 @@ def test_a_look_at_a_running_trial_parses_the_lines_that_are_new(tmp_path, monke
     monkeypatch.setattr(outcome, "parse_lines", counted)
     path, curve = tmp_path / "metrics.jsonl", outcome.GrowingCurve(str(tmp_path), "eval_loss")
     lines = [f'{{"kind": "eval", "step": {step}, "eval_loss": {loss}}}\n' for step, loss in ((1, 3.0), (2, 2.0))]
-    cut = lines[1][:20]
+    cut, back = lines[1][:20], '{"kind": "event", "event": "start", "step": 1}\n'
     looks = [
         ("", {}, 0), (lines[0], {1: 3.0}, 1), (lines[0] + cut, {1: 3.0}, 0), (lines[0], {1: 3.0}, 0),
-        (lines[0] + lines[1], {1: 3.0, 2: 2.0}, 1), (lines[1], {2: 2.0}, 1),
+        (lines[0] + lines[1], {1: 3.0, 2: 2.0}, 1), (lines[0] + lines[1] + back, {1: 3.0}, 1), (lines[1], {2: 2.0}, 1),
     ]  # fmt: skip
     assert curve.look() == {}, "there is no file yet"
     for content, found, count in looks:
