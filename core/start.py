@@ -152,8 +152,8 @@ def repetition(config, corpus: corpora.Corpus | None) -> str:
     most = "up to " if config.batch.ramp == "noise_scale" else ""
     return (
         f"{asked / 1e6:,.0f} M tokens are {most}{asked / tokens:,.0f} passes over the {tokens / 1e6:,.1f} M tokens of "
-        f"the Python library; passes after the {MOST_PASSES}th teach nothing new (arXiv:2305.16264). Use your own texts, "
-        f"--config.data.path=FOLDER, or fewer steps, --config.train.epochs={USEFUL_PASSES}"
+        f"the Python library; passes after the {MOST_PASSES}th teach nothing new (arXiv:2305.16264). Use your own "
+        f"texts, --config.data.path=FOLDER, or fewer steps, --config.train.epochs={USEFUL_PASSES}"
     )
 
 
