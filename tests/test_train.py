@@ -417,7 +417,7 @@ def test_the_length_of_a_run_in_tokens_and_epochs():
             return 1000 // length
 
     class Corpus:
-        train = Windows()
+        train, is_plain_text = Windows(), False
 
     config = in_process(train__steps=0, train__tokens=8 * 32 * 5 - 1)
     assert train.set_steps(config, None, None) == (0, 5) and config.train.tokens == 0

@@ -126,7 +126,7 @@ def test_published_epochs_come_to_the_published_steps(cache, batch, steps, eval_
             return 1000
 
     class Corpus:
-        train = Windows()
+        train, is_plain_text = Windows(), False
 
     config = tiny(cache, train__steps=0, train__epochs=50_000.0, train__global_batch=batch)
     config.evaluation.every_epochs = 5000.0
