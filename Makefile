@@ -111,7 +111,7 @@ dashboard: setup ## show the studies in a browser, after make setup EXTRAS=studi
 # A single file runs faster without other processes: .venv/bin/python -m pytest tests/...
 run_tests = PYTHONDONTWRITEBYTECODE= $(python) -m pytest --numprocesses=$$(($$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses=8 --dist=worksteal
 # A test is named FILE::TEST.
-absent = $(foreach name,$(filter tests/%,$(ARGS)),$(if $(wildcard $(firstword $(subst ::, ,$(name)))),,$(name)))
+absent = $(strip $(foreach name,$(filter tests/%,$(ARGS)),$(if $(wildcard $(firstword $(subst ::, ,$(name)))),,$(name))))
 test: setup ## run the tests that are not marked slow, or all of a folder, on all cores [ARGS="tests/layers -x"]
 	$(if $(absent),$(error $(firstword $(absent)) does not exist))
 	$(run_tests) $(if $(filter tests/%,$(ARGS)),,-m "not slow") $(ARGS)
