@@ -186,6 +186,7 @@ def test_a_program_launched_during_a_stop_can_be_stopped(host, tmp_path):
         assert host.launch("bash", "-c", SAVES).returncode == 0
         assert stopping.result().stdout == "worker 3: nothing runs\n"
     assert host.status()["alive"] is True
+    host.wait_for_log("started\n")
     assert host.run(hosts.stop(host.settings)).stdout == "worker 3: stopped, exit status 75\n"
 
 
@@ -212,6 +213,7 @@ def test_a_stop_leaves_the_program_of_a_launch_that_follows_it(host, tmp_path):
 def test_a_program_is_stopped_where_the_lock_cannot_be_opened(host):
     """As on a disk that is full or read-only."""
     assert host.launch("bash", "-c", SAVES).returncode == 0
+    host.wait_for_log("started\n")  # before it, the program cannot save
     (host.code / "run.lock").unlink()
     (host.code / "run.lock").mkdir()
     assert host.run(hosts.stop(host.settings), "sh").stdout == "worker 3: stopped, exit status 75\n"
