@@ -109,15 +109,13 @@ dashboard: setup ## show the studies in a browser, after make setup EXTRAS=studi
 # PYTHONDONTWRITEBYTECODE is emptied, also for benchmarks; otherwise each of these programs would compile the
 # workspace's Python again.
 # A single file runs faster without other processes: .venv/bin/python -m pytest tests/...
-run_tests = PYTHONDONTWRITEBYTECODE= $(python) -m pytest --numprocesses=$$(($$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses=8 --dist=worksteal
 # A test is named FILE::TEST.
 absent = $(strip $(foreach name,$(filter tests/%,$(ARGS)),$(if $(wildcard $(firstword $(subst ::, ,$(name)))),,$(name))))
+run_tests = $(if $(absent),$(error $(firstword $(absent)) does not exist))PYTHONDONTWRITEBYTECODE= $(python) -m pytest --numprocesses=$$(($$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses=8 --dist=worksteal
 test: setup ## run the tests that are not marked slow, or all of a folder, on all cores [ARGS="tests/layers -x"]
-	$(if $(absent),$(error $(firstword $(absent)) does not exist))
 	$(run_tests) $(if $(filter tests/%,$(ARGS)),,-m "not slow") $(ARGS)
 
 test-all: setup ## run all tests, on all cores [ARGS="tests/pods -x"]
-	$(if $(absent),$(error $(firstword $(absent)) does not exist))
 	$(run_tests) $(ARGS)
 
 bench: setup ## run the benchmarks and write benchmarks/RESULTS.md [ARGS="layouts cpu_step"]

@@ -61,7 +61,8 @@ class Texts:
         Args:
             found: the result of `read`.
         """
-        cache, path = cache_folder(self.data.cache_dir), self._preparation(found)
+        cache = cache_folder(self.data.cache_dir)
+        path = self._preparation(found, cache)
         if path and (earlier := self._earlier(cache, path, announce)):
             return earlier
         said = Said(announce)
@@ -69,7 +70,7 @@ class Texts:
         tokenizer = self.tokenizer or self._trained(parts, cache, announce)
         encoder = self._encoder(tokenizer)
         made = [shards.load_or_build(cache, part, encoder, announce) for part in parts]
-        if path and path == self._preparation(found):
+        if path and path == self._preparation(found, cache):
             names = [(folder.name, digest_of_json(manifest)) for folder, manifest in made]
             preparations.keep(path, {"tokenizer": tokenizer.digest, "shards": names, "notes": said.notes})
         return tokenizer, self._opened(made, encoder, announce)
@@ -80,18 +81,21 @@ class Texts:
         Raises:
             DataError: they are no longer those of the shards.
         """
-        parts = self.split(self.data, self.paths, self.read(str), Said(str))
+        parts = self._read_again(str)
         for part, store in zip(parts, stores, strict=True):
             store.check(part)
         return tuple([span.document for span in part["train"]] for part in parts if "train" in part)
 
-    def _preparation(self, found: Found) -> Path | None:
+    def _read_again(self, announce: Announce) -> list[Splits]:
+        return self.split(self.data, self.paths, self.read(announce), Said(announce))
+
+    def _preparation(self, found: Found, cache: Path) -> Path | None:
         """Return where the result for the present files is kept; None if it depends on other things than files."""
         if not all(isinstance(documents, FromFiles) for documents in found):
             return None
         files = [file for documents in found for file in documents.files]
         facts = [self.split.__name__, self.paths, 0 if self.tokenizer else self.vocab_size]
-        return preparations.path_of(cache_folder(self.data.cache_dir), self.data, files, facts)
+        return preparations.path_of(cache, self.data, files, facts)
 
     def _earlier(self, cache: Path, path: Path, announce: Announce) -> tuple[AnyTokenizer, list[Store]] | None:
         """Return what an earlier start made of the same files; None if there is none, or a part of it is damaged."""
@@ -127,7 +131,7 @@ class Texts:
 
     def _opened(self, made: list, encoder: AnyTokenizer | ChatTokenizer, announce: Announce) -> list[Store]:
         def again(number: int, announce: Announce) -> Splits:
-            return self.split(self.data, self.paths, self.read(announce), Said(announce))[number]
+            return self._read_again(announce)[number]
 
         return [
             Store(folder, manifest, encoder, partial(again, number), announce)

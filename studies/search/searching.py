@@ -277,16 +277,22 @@ def judge(queue: trials.Queue, count: int, statuses: list[int]) -> None:
         raise Unfinished(f"{ended} of {count} trials have ended; run the same command to continue")
     if found and set(states) == {TrialState.FAIL}:
         raise Failed(f"no trial of {ended} succeeded, first {trials.title(found[0])}: {found[0].user_attrs['reason']}")
-    everything = queue.storage.get_all_trials(queue.study_id, deepcopy=False)
-    left_out = [one.user_attrs["left_out"] for one in everything if "left_out" in one.user_attrs]
-    reasons = [reason for reason in left_out if not reason.startswith(EQUAL)]
-    if not found and reasons:
-        raise Failed(f"no point of the space can be trained, the first since {reasons[0]}")
+    if ended >= count:
+        return
+    reason = _reason_left_out(queue)
+    if not found and reason:
+        raise Failed(f"no point of the space can be trained, the first since {reason}")
     if not found:
         raise Unfinished(f"0 of {count} trials have ended; run the same command to continue")
-    if ended < count:
-        why = f"; others cannot be trained, the first since {reasons[0]}" if reasons else ""
-        print(f"the search cannot go on: {ended} of {count} trials have ended, and no point is left{why}", flush=True)
+    why = f"; others cannot be trained, the first since {reason}" if reason else ""
+    print(f"the search cannot go on: {ended} of {count} trials have ended, and no point is left{why}", flush=True)
+
+
+def _reason_left_out(queue: trials.Queue) -> str:
+    """Return why the first point was left out, except one that another trial has; "" if there is none."""
+    everything = queue.storage.get_all_trials(queue.study_id, deepcopy=False)
+    reasons = (one.user_attrs.get("left_out", EQUAL) for one in everything)
+    return next((reason for reason in reasons if not reason.startswith(EQUAL)), "")
 
 
 if __name__ == "__main__":
