@@ -91,7 +91,7 @@ class Texts:
 
     def _preparation(self, found: Found, cache: Path) -> Path | None:
         """Return where the result for the present files is kept; None if it depends on other things than files."""
-        if not all(isinstance(documents, FromFiles) for documents in found):
+        if not all(isinstance(documents, FromFiles) and documents.files for documents in found):
             return None
         files = [file for documents in found for file in documents.files]
         facts = [self.split.__name__, self.paths, 0 if self.tokenizer else self.vocab_size]
