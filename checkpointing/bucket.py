@@ -7,16 +7,18 @@ import hashlib
 import logging
 import os
 import pathlib
+import shutil
 from collections.abc import Callable
 
 from cluster import compiled_programs
 from cluster.hub import RunError
 from configs.errors import ConfigError
-from files.atomic import write_atomically
+from files.atomic import replacing, write_atomically
 
 SUMMARY = "summary.txt"
 GROWING = ("metrics.jsonl", "ledger.jsonl", "rollouts.jsonl")  # append-only
 COMPARED_BYTES = 1 << 16
+PIECE_BYTES = 64 << 20  # of a file that is read at once; rollouts may be larger than the memory
 PASSING = (401, 408, 429)  # statuses of a store that answers otherwise later; a token expires after an hour
 COPIED = (  # in both directions
     *GROWING, "config.json", "run.json", "tokenizer.model", "tokenizer.json",
@@ -63,7 +65,8 @@ class Bucket:
                 if not is_newer:
                     here.parent.mkdir(exist_ok=True)
                     written = there.stat().mtime
-                    write_atomically(here, there.read_bytes())
+                    with there.open("rb") as sent, replacing(here) as file:
+                        shutil.copyfileobj(sent, file, PIECE_BYTES)
                     os.utime(here, (written, written))  # only what is written here has a time of this host's clock
         except (OSError, *failures_of_buckets()) as error:
             raise kind_of(error)(f"--workdir={self.url}: {error}") from None
@@ -80,15 +83,19 @@ class Bucket:
             raise kind_of(error)(f"--workdir={self.url}: {error}") from None
 
     def send(self, log: pathlib.Path, *, first: bool) -> None:
-        """Copy a process's log to the bucket; if `first`, also the run's small files, which process 0 writes.
+        """Copy a process's log to the bucket; if `first`, also the run's other files, which process 0 writes.
 
-        Of files that are missing here, only the summary is deleted there.
+        Of files that grow, only what the bucket lacks is sent. Of files that are missing here, only the summary is
+        deleted there.
         """
         events = [path for path in (self.folder / "tensorboard").rglob("*") if path.is_file()]
-        own = [*(self.folder / name for name in COPIED), *events, *self._new()] if first else []
-        for path in [log, *own]:
+        growing = [log, *(self.folder / name for name in GROWING), *events] if first else [log]
+        whole = [*(self.folder / name for name in COPIED if name not in GROWING), *self._new()] if first else []
+        for path in [*growing, *whole]:
             there = path_of(self.url) / path.relative_to(self.folder)
-            if path.exists():
+            if path.exists() and path in growing:
+                _send_end(path, there)
+            elif path.exists():
                 there.write_bytes(path.read_bytes())
             elif path.name == SUMMARY:  # of a run that continues; another file may have been lost here
                 there.unlink(missing_ok=True)
@@ -119,6 +126,33 @@ def _continues(here: pathlib.Path, there) -> bool:
         ours.seek(start)
         theirs.seek(start)
         return ours.read(length - start) == theirs.read(length - start)
+
+
+def _send_end(here: pathlib.Path, there) -> None:
+    """Append to the copy of a growing file what it lacks, or replace it if it is not the beginning of the file."""
+    length = there.stat().length if there.exists() and _continues(here, there) else 0
+    with here.open("rb") as file:
+        file.seek(length)
+        while piece := file.read(PIECE_BYTES):
+            if length:
+                _append(there, piece)
+            else:
+                there.write_bytes(piece)
+            length += len(piece)
+
+
+def _append(there, piece: bytes) -> None:
+    """Append to an object of a bucket, of which each step may be repeated: gcsfs repeats what got no answer.
+
+    https://docs.cloud.google.com/storage/docs/composing-objects
+    """
+    import fsspec
+
+    store, name = fsspec.core.url_to_fs(str(there))
+    store.pipe_file(f"{name}.end", piece)
+    store.merge(f"{name}.joined", [name, f"{name}.end"])
+    store.cp_file(f"{name}.joined", name)
+    store.rm([f"{name}.joined", f"{name}.end"])
 
 
 def syncing(bucket: Bucket | None, log: pathlib.Path, *, first: bool) -> Callable[[], None]:

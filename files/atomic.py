@@ -10,17 +10,26 @@ from typing import BinaryIO
 
 
 def write_atomically(path: pathlib.Path, content: bytes) -> None:
-    """Write a small file in an existing folder. Several processes and threads may write it; the last one wins.
+    """Write a file in an existing folder; see `replacing`."""
+    with replacing(path) as file:
+        file.write(content)
 
-    A link stays, and its file is written. A device such as /dev/null is written as it is.
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[BinaryIO]:
+    """Open a file that appears at `path` when it is complete. Several processes and threads may write it.
+
+    The last one wins. A link stays, and its file is written. A device such as /dev/null is written as it is.
     """
     if _is_special(path):
-        path.write_bytes(content)
+        with path.open("wb") as file:
+            yield file
         return
     path = _without_link(path)
     partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_native_id()}.partial")
     try:
-        partial.write_bytes(content)
+        with partial.open("wb") as file:
+            yield file
         partial.replace(path)
     except OSError:
         with contextlib.suppress(OSError):  # the first error is the cause
@@ -32,8 +41,7 @@ def write_atomically(path: pathlib.Path, content: bytes) -> None:
 def writing(path: pathlib.Path) -> Iterator[BinaryIO]:
     """Open a file of any size that appears at `path` when it is complete and on disk. One writer at a time.
 
-    An interrupted write leaves PATH.part, which the next write replaces. Links and devices are as in
-    `write_atomically`.
+    An interrupted write leaves PATH.part, which the next write replaces. Links and devices are as in `replacing`.
     """
     if _is_special(path):
         with path.open("wb") as file:

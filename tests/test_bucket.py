@@ -112,10 +112,9 @@ def test_what_was_lost_here_stays_in_the_bucket_except_the_summary_of_a_run_that
     assert {path.name for path in there.iterdir()} == {"run.json", "ledger.jsonl"}
 
 
-def test_the_last_lines_that_were_not_sent_stay_unless_another_host_has_gone_on(tmp_path):
+def test_the_last_lines_that_were_not_sent_stay_unless_another_host_has_gone_on(bucket, tmp_path):
     """A run may also die before anything of these files was sent."""
-    (tmp_path / "bucket" / "run").mkdir(parents=True)
-    one, other = (Bucket(f"{tmp_path}/bucket/run", tmp_path / host) for host in ("one", "other"))
+    one, other = (Bucket("gs://runs/two_hosts", tmp_path / host) for host in ("one", "other"))
     (one.folder).mkdir()
     lines = one.folder / "metrics.jsonl"
     lines.write_text("1\n2\n")
@@ -130,6 +129,23 @@ def test_the_last_lines_that_were_not_sent_stay_unless_another_host_has_gone_on(
     other.send(other.folder / "log", first=True)
     one.fetch()
     assert lines.read_text() == "1\n2\n6\n", "the other host's lines count, though there are fewer"
+
+
+def test_of_a_file_that_grows_only_the_end_is_sent_and_in_pieces(bucket, tmp_path, monkeypatch):
+    """The first bytes of the bucket's copy differ from the file's here, and stay, since they are not sent again."""
+    monkeypatch.setattr("checkpointing.bucket.COMPARED_BYTES", 4)
+    monkeypatch.setattr("checkpointing.bucket.PIECE_BYTES", 5)
+    place = Bucket("gs://runs/growing", tmp_path / "here")
+    place.folder.mkdir()
+    rollouts = place.folder / "rollouts.jsonl"
+    for content, held in (
+        ("first line\n", "first line\n"), ("first line\nsecond\n", "FIRST line\nsecond\n"), ("other\n", "other\n"),
+    ):  # fmt: skip
+        rollouts.write_text(content)
+        place.send(place.folder / "log", first=True)
+        assert bucket.cat("runs/growing/rollouts.jsonl").decode() == held
+        bucket.pipe("runs/growing/rollouts.jsonl", held.replace("first", "FIRST").encode())
+    assert bucket.ls("runs/growing") == ["runs/growing/rollouts.jsonl"]
 
 
 def test_a_reader_keeps_what_the_run_has_written_here_since_it_sent_it(tmp_path):

@@ -46,7 +46,7 @@ def test_the_first_error_is_the_one_that_is_reported(tmp_path, monkeypatch):
     def fail(path, *unused, **also_unused):
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 
-    monkeypatch.setattr(atomic.pathlib.Path, "write_bytes", fail)
+    monkeypatch.setattr(atomic.pathlib.Path, "replace", fail)
     monkeypatch.setattr(atomic.pathlib.Path, "unlink", lambda *_, **__: fail("the rest"))
     with pytest.raises(OSError, match=r"file.*partial"):
         atomic.write_atomically(tmp_path / "file", b"content")
