@@ -70,7 +70,7 @@ then rm -f .venv/installed-*.lock && cat $(locks) >$(stamp) && rm $(unfinished) 
 else rm $(unfinished); echo "setup: $(locks) could not be installed; the cause is above" >&2; exit 1; fi
 endef
 
-# A .venv for another accelerator is made again. flock, if it is installed, lets only one set-up run at a time.
+# A .venv for another GPU or TPU is made again; to one for the CPU, packages are added. flock, if it is installed, lets only one set-up run at a time.
 setup: ## install what is needed into .venv [ACCELERATOR=cpu|gpu|tpu] [EXTRAS="bench causality huggingface interop lm-eval reasoning serve studies wandb"] [PYTHON=python3.12]
 	$(if $(filter cpu gpu tpu,$(ACCELERATOR)),,$(error ACCELERATOR=$(ACCELERATOR) is unknown: it is cpu, gpu or tpu))
 	$(if $(unknown),$(error EXTRAS=$(unknown) is unknown; there are $(extras)))

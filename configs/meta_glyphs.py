@@ -2,7 +2,7 @@
 """Meta-learning: can a network tell five unseen drawings apart after one example of each?
 
 Prototypical networks (arXiv:1703.05175) on generated glyphs, 5-way 1-shot; held-out tasks have classes that training
-never shows. Expected: 0.7 to 0.8 of the queries right; the nearest raw image gets 0.42. Cost: a minute or two on two
+never shows. Expected: about 0.8 of the queries right; the nearest raw image gets 0.42. Cost: a minute or two on two
 CPU cores. Command: python train.py --config=configs/meta_glyphs.py --workdir=runs/glyphs
 """
 

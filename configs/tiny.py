@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does it learn? The default: 4 layers, 256 wide, 5.5 M parameters, on the Python standard library's source.
 
-Expected: see docs/results.md. Cost: about five minutes on two CPU cores.
+Expected: see docs/results.md. Cost: five to nine minutes on two CPU cores.
 Command: make train
 """
 
