@@ -25,7 +25,7 @@ from cluster.parent import end_with
 from configs import topologies
 from configs.errors import ConfigError
 from core import decoding
-from core.assembly import assemble
+from core.assembly import Run, assemble
 from core.models import with_sharding
 from inference import batching, rows
 from inference.choice import Sampling, choice_of
@@ -68,26 +68,27 @@ def main() -> None:
 
 def compile_step(config, topology) -> tuple[dict, str]:
     """Compile a step; return the facts, or {"error": ...}, and the program as text, "" if there is none."""
-    if topology.accelerator == "gpu":
-        _compute_as_gpu(config, topology.chips)
     config.train.steps = config.train.steps or 1000
-    run = assemble(config, devices=devices(topology))
+    run = _assembled(config, topology)
     facts = {
-        "mesh": dict(run.mesh.shape),
         "state": state_bytes(run),
         "on_host": _bytes(run.abstract_state, on_host=True),
         "frozen": frozen_bytes(run),
         "decoded": run.objective.decoded(),
-        "num_parameters": run.models.num_parameters,
         "num_microbatches": run.num_microbatches,
         "flops_per_step": run.flops_per_step,
         "device_coordinates": [list(getattr(device, "coords", ())) for device in run.mesh.devices.flat],
-        "out_of_memory": False,
     }
-    facts, text = _compiled(facts, run.compile)
+    facts, text = _compiled(run, facts, run.compile)
     if topology.accelerator == "cpu" and text:
         facts["measured_peak_flops"] = throughput.measured_matmul_peak()
     return facts, text
+
+
+def _assembled(config, topology) -> Run:
+    if topology.accelerator == "gpu":
+        _compute_as_gpu(config, topology.chips)
+    return assemble(config, devices=devices(topology))
 
 
 def _compute_as_gpu(config, chips: int) -> None:
@@ -102,9 +103,7 @@ def _compute_as_gpu(config, chips: int) -> None:
 
 def compile_call(config, topology, call: Call) -> tuple[dict, str]:
     """Compile a program of inference/rows.py; return the same as `compile_step`."""
-    if topology.accelerator == "gpu":
-        _compute_as_gpu(config, topology.chips)
-    run = assemble(config, devices=devices(topology))
+    run = _assembled(config, topology)
     if call.name in (EVALUATION, SAMPLE):
         return _compile_phase(run, call)
     with mesh_context(run.mesh):
@@ -113,32 +112,24 @@ def compile_call(config, topology, call: Call) -> tuple[dict, str]:
         shardings = rows.empty.lower(engine, *shape).compile().output_shardings
         held = jax.tree.map(with_sharding, jax.eval_shape(functools.partial(rows.empty, engine, *shape)), shardings)
         lower, tokens = _lower(engine, held, call)
-        facts = {
-            "mesh": dict(run.mesh.shape),
-            "state": {"weights": _bytes(engine.params), "cache": _bytes(held.cache)},
-            "num_parameters": run.models.num_parameters,
-            "tokens": tokens,
-            "out_of_memory": False,
-        }
-        return _compiled(facts, lambda: lower().compile())
+        facts = {"state": {"weights": _bytes(engine.params), "cache": _bytes(held.cache)}, "tokens": tokens}
+        return _compiled(run, facts, lambda: lower().compile())
 
 
 def _compile_phase(run, call: Call) -> tuple[dict, str]:
     """Compile an evaluation of a batch, or the prefill of a sample, with the parameters of the training state."""
     params = run.eval_params(run.abstract_state, run.abstract_frozen)
-    facts = {
-        "mesh": dict(run.mesh.shape), "state": {"weights": _bytes(params)},
-        "num_parameters": run.models.num_parameters, "out_of_memory": False,
-    }  # fmt: skip
+    facts = {"state": {"weights": _bytes(params)}}
     with mesh_context(run.mesh):
         if call.name == SAMPLE:
             engine = Engine(run.graph, params, call.length, call.cache_dtype)
-            return _compiled(facts, Engine.prefill.lower(engine, np.zeros((call.rows, PROMPT), np.int32)).compile)
+            lowered = Engine.prefill.lower(engine, np.zeros((call.rows, PROMPT), np.int32))
+            return _compiled(run, facts, lowered.compile)
         batch = {
             name: jax.ShapeDtypeStruct((run.eval_rows, *one.shape[1:]), one.dtype, sharding=one.sharding)
             for name, one in run.abstract_batch.items()
         }
-        return _compiled(facts, run.eval_step.lower(params, batch, run.abstract_frozen).compile)
+        return _compiled(run, facts, run.eval_step.lower(params, batch, run.abstract_frozen).compile)
 
 
 def _lower(engine: Engine, held: rows.Rows, call: Call) -> tuple[Callable, tuple[int, int]]:
@@ -155,8 +146,9 @@ def _lower(engine: Engine, held: rows.Rows, call: Call) -> tuple[Callable, tuple
     return lambda: rows.extend.lower(engine, held.cache, np.arange(count), tokens_RT), (count, size)
 
 
-def _compiled(facts: dict, compile_program: Callable) -> tuple[dict, str]:
+def _compiled(run: Run, facts: dict, compile_program: Callable) -> tuple[dict, str]:
     """Return (the facts with those of a compilation, or {"error": ...}, the program as text, "" if there is none)."""
+    facts |= {"mesh": dict(run.mesh.shape), "num_parameters": run.models.num_parameters, "out_of_memory": False}
     began = time.monotonic()
     try:
         compiled = compile_program()

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from cluster import identity
 from configs import topologies
@@ -155,10 +155,7 @@ class Compiler:
           ConfigError: the mesh does not divide a dimension.
           CompileError: the compiler refuses it for a reason other than memory.
         """
-        [(_, result)] = self.compile_all([(config, topology)], waiting=waiting)
-        if isinstance(result, Exception):
-            raise result
-        return result
+        return in_order(self.compile_all([(config, topology)], waiting=waiting))[0]
 
     def compile_all(
         self, wanted: list[tuple], *, waiting: Callable = lambda seconds: None, until: float | None = None
@@ -190,6 +187,16 @@ class Compiler:
         finally:
             for process in running.values():
                 process.stop()
+
+
+def in_order(results: Iterable[tuple[int, Compiled | Exception]]) -> list[Compiled]:
+    """Return the results of `Compiler.compile_all` in the order in which they were wanted, or raise its first error."""
+    found = {}
+    for index, result in results:
+        if isinstance(result, Exception):
+            raise result
+        found[index] = result
+    return [found[index] for index in sorted(found)]
 
 
 def is_whole(folder: pathlib.Path) -> bool:

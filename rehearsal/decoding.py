@@ -9,7 +9,7 @@ import math
 
 from configs import topologies
 from rehearsal import assumptions, hlo, schedule
-from rehearsal.compiler import GIB, Call, Compiled, capacity_gib
+from rehearsal.compiler import GIB, Call, Compiled, capacity_gib, in_order
 from rehearsal.estimate import seconds_by_category
 from rehearsal.sections import Section, Table, mesh_text, seconds_text
 from reporting.display import counted
@@ -26,15 +26,9 @@ def rehearse(loaded, config, topology: topologies.Topology, rows: int, length: i
       rows: prompts that are decoded together.
       length: tokens of a row, prompt and continuation.
     """
-    calls = [Call(name, rows, length, config.inference.cache_dtype) for name in PROGRAMS]
-    compiled = {}
-    for index, result in display.compile_all(
-        [(config, topology, call) for call in calls], f"compiling prefill and decode for {topology.name}"
-    ):
-        if isinstance(result, Exception):
-            raise result
-        compiled[PROGRAMS[index]] = result
-    return figures(loaded, compiled, rows, length)
+    wanted = [(config, topology, Call(name, rows, length, config.inference.cache_dtype)) for name in PROGRAMS]
+    compiled = in_order(display.compile_all(wanted, f"compiling prefill and decode for {topology.name}"))
+    return figures(loaded, dict(zip(PROGRAMS, compiled, strict=True)), rows, length)
 
 
 def figures(loaded, compiled: dict[str, Compiled], rows: int, length: int) -> dict:

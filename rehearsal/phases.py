@@ -5,7 +5,7 @@ The programs of an evaluation and of a sample of text are compiled. A checkpoint
 the host's memory before it is written. A restore needs at most as much there. A host's own needs are HOST_GIB.
 """
 
-from rehearsal.compiler import EVALUATION, GIB, SAMPLE, Call, Compiled, capacity_gib
+from rehearsal.compiler import EVALUATION, GIB, SAMPLE, Call, Compiled, capacity_gib, in_order
 from rehearsal.sections import Section, Table
 
 HOST_GIB = 8.0  # of the process, its libraries and the batches that it makes ahead
@@ -18,37 +18,23 @@ def rehearse(compiled: Compiled, figures: dict, display) -> dict:
       figures: the report, whose `fits` is about the step, and about its rollout if it has one.
     """
     config, topology = compiled.config, compiled.topology
-    names = [EVALUATION, *([SAMPLE] if writes_samples(config) else [])]
-    calls = [Call(name, 1, config.model.max_length, config.inference.cache_dtype) for name in names]
+    writes_samples = config.evaluation.sample_tokens and config.model.name == "decoder_lm"
+    names = [EVALUATION, SAMPLE] if writes_samples else [EVALUATION]
+    wanted = [
+        (config, topology, Call(name, 1, config.model.max_length, config.inference.cache_dtype)) for name in names
+    ]
+    programs = in_order(display.compile_all(wanted, f"compiling {' and '.join(names)} for {topology.name}"))
     rows = [_row("step", figures["fits"], compiled.total_bytes, capacity_gib(topology))]
-    what = f"compiling {' and '.join(names)} for {topology.name}"
-    for index, result in display.compile_all([(config, topology, call) for call in calls], what):
-        if isinstance(result, Exception):
-            raise result
-        total = result.total_bytes + beside(compiled, result)
-        rows.append(_row(names[index], result.fits, total, capacity_gib(topology)))
-    rows.sort(key=lambda row: ["step", *names].index(row["phase"]))
-    on_chip = _state_bytes(compiled) - compiled.facts["on_host"]
-    on_host = topology.chips_per_host * _state_bytes(compiled) + HOST_GIB * GIB
+    state_bytes = compiled.state_bytes + compiled.facts["frozen"]
+    on_chip = state_bytes - compiled.facts["on_host"]
+    for name, program in zip(names, programs, strict=True):
+        beside = max(0.0, on_chip - program.facts["state"]["weights"])  # what is no argument of the program
+        rows.append(_row(name, program.fits, program.total_bytes + beside, capacity_gib(topology)))
+    on_host = topology.chips_per_host * state_bytes + HOST_GIB * GIB
     rows += [
         _row(name, True, on_chip, capacity_gib(topology), on_host, topology.host_gib) for name in ("save", "restore")
     ]
     return {"phases": rows, "fits": all(row["fits"] for row in rows)}
-
-
-def writes_samples(config) -> bool:
-    """Return whether evaluation ends with a sample of text."""
-    return bool(config.evaluation.sample_tokens) and config.model.name == "decoder_lm"
-
-
-def beside(compiled: Compiled, phase: Compiled) -> float:
-    """Return the bytes of a chip's training state that are no argument of a phase's program."""
-    return max(0.0, _state_bytes(compiled) - compiled.facts["on_host"] - phase.facts["state"]["weights"])
-
-
-def _state_bytes(compiled: Compiled) -> float:
-    """Return the bytes of a chip's parameters, optimizer and frozen models, also those in its host's memory."""
-    return compiled.state_bytes + compiled.facts["frozen"]
 
 
 def _row(

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report of a rehearsal: the dictionary of --json, and its display on the terminal."""
 
-import contextlib
 import sys
 from collections.abc import Iterable, Iterator
 
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from configs import topologies
 from rehearsal import assumptions
-from rehearsal.compiler import Compiled, Compiler
+from rehearsal.compiler import Compiled, Compiler, in_order
 from rehearsal.estimate import estimate
 from rehearsal.sections import COLOURS, SPENT, Section, seconds_text
 from reporting.display import duration
@@ -87,30 +86,22 @@ class Display:
         """Print a line."""
         self.console.print(text, markup=False)
 
-    @contextlib.contextmanager
-    def working(self, what: str):
-        """Show progress while the block runs; yield update(text)."""
-        if not self.live:
-            self.line(what)
-            yield lambda text: None
-            return
-        with self.console.status(what) as status:
-            yield lambda text: status.update(f"{what} {text}")
-
     def compile_all(self, pairs: list[tuple], what: str, until: float | None = None) -> Iterator[tuple]:
         """Yield from `Compiler.compile_all` for (configuration, topology) pairs and show the elapsed time."""
         if all(self.compiler.is_cached(*pair) for pair in pairs):
             yield from self.compiler.compile_all(pairs)
-            return
-        with self.working(what) as update:
-            yield from self.compiler.compile_all(pairs, waiting=lambda s: update(f"{s:.0f} s"), until=until)
+        elif not self.live:
+            self.line(what)
+            yield from self.compiler.compile_all(pairs, until=until)
+        else:
+            with self.console.status(what) as status:
+                waiting = lambda seconds: status.update(f"{what} {seconds:.0f} s")  # noqa: E731
+                yield from self.compiler.compile_all(pairs, waiting=waiting, until=until)
 
     def compile(self, config, topology) -> Compiled:
         """Compile one configuration and show the elapsed time."""
-        if self.compiler.is_cached(config, topology):
-            return self.compiler.compile(config, topology)
-        with self.working(f"compiling the step for {topology.name} (a 7B model takes about a minute)") as update:
-            return self.compiler.compile(config, topology, waiting=lambda s: update(f"{s:.0f} s"))
+        what = f"compiling the step for {topology.name} (a 7B model takes about a minute)"
+        return in_order(self.compile_all([(config, topology)], what))[0]
 
     def sections(self, found: list[Section]) -> None:
         """Print sections of a report."""
