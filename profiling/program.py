@@ -66,6 +66,5 @@ class Program:
         """Return the instruction that a `-done` waits for, and the collective within an `async-start` or a fusion."""
         while instruction.opcode.endswith(("-done", "-update")) and instruction.operands:
             instruction = self.module.operands(instruction)[0]
-        inside = [i for name in instruction.called.get("calls", []) for i in self.module.computations[name]]
         computes = instruction.opcode == "fusion" and roofline.flops(self.module, instruction)
-        return instruction if computes else next((i for i in inside if hlo.collective_kind(i)), instruction)
+        return instruction if computes else self.module.wrapped(instruction)

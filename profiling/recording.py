@@ -20,7 +20,7 @@ from files.json_reader import JsonError
 from profiling import energy, report, windows
 from profiling.advice import Measured, advise
 from profiling.program import Program
-from profiling.summary import Peaks, summarise
+from profiling.summary import summarise
 from profiling.trace import read
 from profiling.windows import Window
 from rehearsal.assumptions import Assumptions, of_topology
@@ -44,9 +44,7 @@ class Profile(Callback):
     def on_start(self, job, record):
         """Say that a window cannot be traced, if the run resumes after its start or ends before it."""
         self._num_steps, self._log_every = job.config.train.steps, job.log.log_every
-        if self.window and self.window.start > self._num_steps:
-            self._ends_before(job, self.window)
-            self.window = None
+        self.window = self.window and self._if_reached(job, self.window)
         if self.window and record and record["step"] >= self.window.start and not self._trace:
             job.log.event(
                 f"step {record['step']}: the steps {self.window.start} to {self.window.stop} are not traced, as the "
@@ -86,19 +84,19 @@ class Profile(Callback):
         found = processes.shared("requested profile", lambda: windows.requested(job.workdir, step))
         if found is None:
             return None
-        window = Window(*found)
-        if window.start > self._num_steps:
-            self._ends_before(job, window)
-            return None
-        job.log.event(f"step {step}: the steps {window.start} to {window.stop} will be traced", "profile_requested")
+        if window := self._if_reached(job, Window(*found)):
+            job.log.event(f"step {step}: the steps {window.start} to {window.stop} will be traced", "profile_requested")
         return window
 
-    def _ends_before(self, job, window: Window) -> None:
-        """Say that the run ends before the first step of a window."""
+    def _if_reached(self, job, window: Window) -> Window | None:
+        """Return the window; None, with a line, if the run ends before its first step."""
+        if window.start <= self._num_steps:
+            return window
         job.log.event(
             f"the steps {window.start} to {window.stop} are not traced, as the run ends at step {self._num_steps}",
             "no_profile",
         )
+        return None
 
     def _begin(self, job, batch) -> None:
         job.log.flush()  # the step before is no part of the trace
@@ -143,9 +141,10 @@ class Profile(Callback):
         """Return the figures of this process."""
         compiled = job.compiled_steps.get(self._shape)
         given = rates(job)
+        flops, bandwidth = (None if rate == UNLIMITED else rate for rate in (given.peak_flops, given.memory_bandwidth))
         program = Program(compiled.as_text(), given, dict(job.run.mesh.shape))
         devices = read(trace, program.name)
-        found = summarise(devices, program, num_steps, Peaks.of(given)) if devices else {}
+        found = summarise(devices, program, num_steps, given) if devices else {}
         host = sum(phases.values())
         return found | {
             "callback_share": (_between_steps(job) - self._between) / host,
@@ -154,8 +153,7 @@ class Profile(Callback):
             "phases": {phase: seconds / num_steps for phase, seconds in phases.items() if seconds},
             "memory_gib": report.memory_gib(job.run, compiled, program.module), "device_peak_gib": device_peak_gib(),
             "flops_model": job.run.flops_per_example * self._shape.rows / job.run.mesh.size, "rows": self._shape.rows,
-            "peak_flops": Peaks.of(given).flops, "peak_bytes_per_second": Peaks.of(given).bandwidth,
-            "platform": jax.default_backend(),
+            "peak_flops": flops, "peak_bytes_per_second": bandwidth, "platform": jax.default_backend(),
         }  # fmt: skip
 
 

@@ -5,38 +5,27 @@ All seconds are those of one device in one step: sums over the trace, divided by
 """
 
 import itertools
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from profiling.program import Program
 from profiling.trace import Device
 from rehearsal.assumptions import Assumptions
 from rehearsal.estimate import summed
 
+LONGEST = 20  # operations that are listed
 UNKNOWN = "unknown"  # instructions that the trace has and the text of the program lacks
 
 
-class Peaks(NamedTuple):
-    """Rates of one device: FLOP/s and bytes/s; None if unknown."""
-
-    flops: float | None
-    bandwidth: float | None
-
-    @classmethod
-    def of(cls, given: Assumptions) -> "Peaks":
-        """Return the rates of a table of chip rates."""
-        return cls(*(None if rate == float("inf") else rate for rate in (given.peak_flops, given.memory_bandwidth)))
-
-
-def summarise(devices: Sequence[Device], program: Program, num_steps: int, peaks: Peaks) -> dict:
+def summarise(devices: Sequence[Device], program: Program, num_steps: int, given: Assumptions) -> dict:
     """Return the figures of the devices of this process.
 
     Args:
       devices: with at least one instruction each.
       num_steps: that were traced.
-      peaks: of one device.
+      given: rates of one device; infinite where they are unknown.
     """
     rows = [_row(op, program) for device in devices for op in device.ops]
     per = 1 / (num_steps * len(devices))
@@ -51,7 +40,7 @@ def summarise(devices: Sequence[Device], program: Program, num_steps: int, peaks
         "step_seconds": _percentiles([seconds for device in devices for seconds in _step_seconds(device)]),
         "seconds_by_class": dict(sorted(by_class.items(), key=lambda item: -item[1])),
         "by_file": _by_file(rows, per),
-        "operations": _operations(rows, per, peaks),
+        "operations": _operations(rows, per, given),
         "idle_share": 1 - sum(busy) / sum(windows),
         "exposed_collective_seconds": sum(_exposed(device, program) for device in devices) * per,
         "flops": sum(row["flops"] for row in rows) * per,
@@ -80,24 +69,24 @@ def _by_file(rows: list[dict], per: float) -> list[dict]:
     return [row | {"share": row["seconds"] / whole} for row in found]
 
 
-def _operations(rows: list[dict], per: float, peaks: Peaks, count: int = 20) -> list[dict]:
+def _operations(rows: list[dict], per: float, given: Assumptions) -> list[dict]:
     """Return the longest operations, those of one line and name together, with their rates against the peaks."""
     names, sums = ("class", "name", "source", "part"), ("seconds", "count", "flops", "bytes")
     found = summed(({k: row[k] for k in names}, {k: row[k] * per for k in sums}) for row in rows)
     whole = sum(row["seconds"] for row in found)
-    for row in found[:count]:
+    for row in found[:LONGEST]:
         seconds = row["seconds"] or float("inf")
         rates = {"flops_per_second": row["flops"] / seconds, "bytes_per_second": row["bytes"] / seconds}
-        row |= rates | {"share": row["seconds"] / whole, "bound": _bound(rates, peaks)}
-    return found[:count]
+        row |= rates | {"share": row["seconds"] / whole, "bound": _bound(rates, given)}
+    return found[:LONGEST]
 
 
-def _bound(rates: dict[str, float], peaks: Peaks) -> str | None:
+def _bound(rates: dict[str, float], given: Assumptions) -> str | None:
     """Return which rate is nearer to its peak, compute or memory (Williams et al. 2009); None if a peak is unknown."""
-    if not (peaks.flops and peaks.bandwidth):
+    if math.inf in (given.peak_flops, given.memory_bandwidth):
         return None
-    of_memory = rates["bytes_per_second"] / peaks.bandwidth
-    return "compute" if rates["flops_per_second"] / peaks.flops >= of_memory else "memory"
+    of_memory = rates["bytes_per_second"] / given.memory_bandwidth
+    return "compute" if rates["flops_per_second"] / given.peak_flops >= of_memory else "memory"
 
 
 def _step_seconds(device: Device) -> list[float]:

@@ -106,6 +106,11 @@ class Module:
         found = [i for name in instruction.called.get("calls", []) for i in self.computations[name]]
         return found + [deeper for i in found for deeper in self.inside(i)]
 
+    def wrapped(self, instruction: Instruction) -> Instruction:
+        """Return the collective that an `async-start` wraps or that a fusion has, else the instruction."""
+        inside = [i for name in instruction.called.get("calls", []) for i in self.computations[name]]
+        return next((i for i in inside if collective_kind(i)), instruction)
+
     def root(self, computation: str) -> Instruction:
         """Return the instruction whose result is the computation's result."""
         return next(i for i in reversed(self.computations[computation]) if i.root)

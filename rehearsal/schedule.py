@@ -230,7 +230,7 @@ class _Player:
                 if opcode.endswith("-done"):
                     self._wait(*pending[instruction.name])
             elif opcode.endswith("-start") or opcode == "recv":
-                pending[instruction.name] = self._start(self._work_of(instruction))
+                pending[instruction.name] = self._start(self.module.wrapped(instruction))
             elif opcode == "fusion" and self.prices.joined_in(instruction):
                 self._fused(instruction, self.prices.joined_in(instruction))
             elif not roofline.is_free(instruction):
@@ -252,11 +252,6 @@ class _Player:
                 until, cost = self.chains.pop(one.channel)
                 cost.asynchronous = cost.asynchronous and not (whole and not computes)
                 self._wait(until, cost)
-
-    def _work_of(self, instruction: Instruction) -> Instruction:
-        """Return the collective that an `async-start` wraps, else the instruction."""
-        inside = [i for name in instruction.called.get("calls", []) for i in self.module.computations[name]]
-        return next((i for i in inside if collective_kind(i)), instruction)
 
     def _cost(self, instruction: Instruction) -> tuple[Cost, float]:
         price = self.prices.of(instruction)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read what a run wrote into its folder, as far as a report shows it."""
 
-import collections
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -136,11 +135,9 @@ def read_run(folder: pathlib.Path, name: str) -> RunRecord:
 
 def kinds_of(lines: Sequence[metrics.Line]) -> dict[str, Columns]:
     """Return the figures by kind; the last line of a step counts, since steps are repeated after a restart."""
-    by_kind = collections.defaultdict(dict)
-    for line in metrics.without_abandoned(lines):
-        if "step" in line and line["kind"] != EVENT:
-            by_kind[line["kind"]][line["step"]] = line
-    return {kind: _columns([steps[step] for step in sorted(steps)]) for kind, steps in by_kind.items()}
+    lines = metrics.without_abandoned(lines)
+    kinds = dict.fromkeys(line["kind"] for line in lines if "step" in line and line["kind"] != EVENT)
+    return {kind: _columns(metrics.steps_of(lines, kind)) for kind in kinds}
 
 
 def _columns(lines: list[metrics.Line]) -> Columns:

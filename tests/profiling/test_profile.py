@@ -4,6 +4,7 @@
 import contextlib
 import importlib
 import json
+import math
 import sys
 import tempfile
 import types
@@ -18,10 +19,11 @@ from configs.errors import ConfigError
 from profiling import energy, report, windows
 from profiling.program import Kind
 from profiling.recording import Profile, Trace
-from profiling.summary import Peaks, summarise
+from profiling.summary import summarise
 from profiling.trace import Device, Op, read
 from profiling.windows import Window
 from rehearsal import sealed
+from rehearsal.assumptions import Assumptions
 from rehearsal.compiler import FACTS, PROGRAM, Compiler, digest
 from settings import loading
 from tests.support import write_sums
@@ -35,6 +37,10 @@ KINDS = {
 }
 
 
+def rates(peak: float = math.inf, bandwidth: float = math.inf) -> Assumptions:
+    return Assumptions(peak, bandwidth, math.inf, math.inf, None)
+
+
 def device(name: str, *ops: tuple) -> Device:
     """Two steps of one second each; `ops` are (name, start, end, own seconds) of the first, and again in the second."""
     both = [Op(what, start + step, end + step, own) for step in (0, 1) for what, start, end, own in ops]
@@ -45,7 +51,7 @@ def test_seconds_are_of_one_device_and_one_step_and_a_loop_counts_once():
     """Two devices: in both, 0.4 s of products within a loop, 0.2 s of sums of which 0.1 s overlap the products."""
     ops = ("loop", 0.0, 0.4, 0.0), ("dot", 0.0, 0.4, 0.4), ("sum", 0.3, 0.5, 0.2), ("add", 0.6, 0.7, 0.1)
     found = summarise(
-        [device("TPU 0", *ops), device("TPU 1", *ops)], types.SimpleNamespace(kind=KINDS.get), 2, Peaks(2e10, 1e8)
+        [device("TPU 0", *ops), device("TPU 1", *ops)], types.SimpleNamespace(kind=KINDS.get), 2, rates(2e10, 1e8)
     )
     assert found["seconds_by_class"] == pytest.approx({"matmul": 0.4, "collective": 0.2, "element-wise": 0.1})
     assert found["exposed_collective_seconds"] == pytest.approx(0.1)
@@ -66,21 +72,19 @@ def test_the_median_is_one_of_any_number_of_steps_and_nine_of_ten_steps_are_with
         ends = [n * (n + 1) / 2 for n in range(count + 1)]  # steps of 1, 2, ... seconds
         runs = [(0.0, 1.0)] if count == 1 else [(end, end) for end in ends]
         steps = Device("TPU 0", [Op("add", 0.0, 1.0, 1.0)], runs)
-        found = summarise([steps], types.SimpleNamespace(kind=KINDS.get), count, Peaks(None, None))["step_seconds"]
+        found = summarise([steps], types.SimpleNamespace(kind=KINDS.get), count, rates())["step_seconds"]
         assert (found["p50"], found["p90"], found["max"]) == (median, ninth, count)
 
 
 def test_instructions_that_the_program_lacks_are_not_left_out():
-    found = summarise(
-        [device("TPU 0", ("other", 0.0, 0.3, 0.3))], types.SimpleNamespace(kind=KINDS.get), 2, Peaks(None, None)
-    )
+    found = summarise([device("TPU 0", ("other", 0.0, 0.3, 0.3))], types.SimpleNamespace(kind=KINDS.get), 2, rates())
     assert found["seconds_by_class"] == pytest.approx({"unknown": 0.3})
     assert found["operations"][0]["bound"] is None
 
 
 def test_a_graph_of_cuda_that_hides_its_operations_is_noted_with_the_flag_that_shows_them():
     trace = [device("/device:GPU:0", ("command_buffer_1", 0.0, 0.3, 0.3))]
-    found = summarise(trace, types.SimpleNamespace(kind=KINDS.get), 2, Peaks(None, None))
+    found = summarise(trace, types.SimpleNamespace(kind=KINDS.get), 2, rates())
     whole = dict.fromkeys(("step_seconds", "peak_bytes_per_second", "device_peak_gib", "energy", "rehearsed"))
     notes = report._notes(whole | found | {"platform": "gpu"})
     assert any("command_buffer_1" in note and "XLA_FLAGS=--xla_gpu_enable_command_buffer=" in note for note in notes)
