@@ -8,6 +8,7 @@ from rehearsal.assumptions import Assumptions
 from rehearsal.estimate import pass_of
 from rehearsal.schedule import Prices, label
 
+UNKNOWN = "unknown"
 CONTROL = ("while", "conditional", "call")  # their time is that of the instructions within them
 
 
@@ -15,7 +16,8 @@ class Kind(NamedTuple):
     """What an instruction is.
 
     Attributes:
-      category: as in a rehearsal: matmul, attention kernel, kernel, element-wise, collective or copy; "" for CONTROL.
+      category: as in a rehearsal: matmul, attention kernel, kernel, element-wise, collective or copy; "" for CONTROL,
+        UNKNOWN for what the program lacks.
       name: the last parts of its name in jax.
       source: file:line in this workspace, "" if unknown.
       part: forward, backward, recomputed or update.
@@ -42,21 +44,19 @@ class Program:
         self.name = text.partition("HloModule ")[2].partition(",")[0].split()[0]
         self.module = hlo.parse(text)
         self._prices = Prices(self.module, given, mesh)
-        self._kinds: dict[str, Kind | None] = {}
+        self._kinds: dict[str, Kind] = {}
         self._by_name = {i.name: i for body in self.module.computations.values() for i in body}
 
-    def kind(self, name: str) -> Kind | None:
-        """Return what an instruction is, found once; None if the program does not have it."""
+    def kind(self, name: str) -> Kind:
+        """Return what an instruction is, found once."""
         if name not in self._kinds:
             self._kinds[name] = self._kind(name)
         return self._kinds[name]
 
-    def _kind(self, name: str) -> Kind | None:
+    def _kind(self, name: str) -> Kind:
         instruction = self._by_name.get(name)
-        if instruction is None:
-            return None
-        if instruction.opcode in CONTROL:
-            return Kind("", name, "", "", 0.0, 0.0)
+        if instruction is None or instruction.opcode in CONTROL:
+            return Kind("" if instruction else UNKNOWN, name, "", "", 0.0, 0.0)
         begun = self._begun(instruction)
         price = self._prices.of(begun)
         counted = (price.flops, price.bytes) if begun is instruction else (0.0, 0.0)

@@ -16,7 +16,6 @@ from rehearsal.assumptions import Assumptions
 from rehearsal.estimate import summed
 
 LONGEST = 20  # operations that are listed
-UNKNOWN = "unknown"  # instructions that the trace has and the text of the program lacks
 
 
 def summarise(devices: Sequence[Device], program: Program, num_steps: int, given: Assumptions) -> dict:
@@ -50,13 +49,8 @@ def summarise(devices: Sequence[Device], program: Program, num_steps: int, given
 
 
 def _row(op, program: Program) -> dict:
-    kind = program.kind(op.name)
-    what = {"class": UNKNOWN, "name": op.name, "source": "", "part": ""}
-    work = {"flops": 0.0, "bytes": 0.0}
-    if kind:
-        what = {"class": kind.category, "name": kind.name, "source": kind.source, "part": kind.part}
-        work = {"flops": kind.flops, "bytes": kind.bytes}
-    return what | {"seconds": op.own_seconds, "count": 1} | work
+    found = program.kind(op.name)._asdict()
+    return {"class": found.pop("category"), "seconds": op.own_seconds, "count": 1} | found
 
 
 def _by_file(rows: list[dict], per: float) -> list[dict]:
@@ -111,19 +105,13 @@ def _percentiles(seconds: list[float]) -> dict[str, float] | None:
 
 def _busy(device: Device, program: Program) -> float:
     """Return the seconds in which a device executed something."""
-    return _covered((op.start, op.end) for op in device.ops if _category(op, program))
+    return _covered((op.start, op.end) for op in device.ops if program.kind(op.name).category)
 
 
 def _exposed(device: Device, program: Program) -> float:
     """Return the seconds of collectives in which nothing else ran."""
-    computing = [(op.start, op.end) for op in device.ops if _category(op, program) not in ("", "collective")]
-    all_ = computing + [(op.start, op.end) for op in device.ops if _category(op, program) == "collective"]
-    return _covered(all_) - _covered(computing)
-
-
-def _category(op, program: Program) -> str:
-    kind = program.kind(op.name)
-    return kind.category if kind else UNKNOWN
+    of_core = [op for op in device.ops if program.kind(op.name).category not in ("", "collective")]
+    return _busy(device, program) - _covered((op.start, op.end) for op in of_core)
 
 
 def _covered(intervals: Iterable[tuple[float, float]]) -> float:

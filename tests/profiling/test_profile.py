@@ -17,7 +17,7 @@ import train
 from configs import base
 from configs.errors import ConfigError
 from profiling import energy, report, windows
-from profiling.program import Kind
+from profiling.program import Kind, Program
 from profiling.recording import Profile, Trace
 from profiling.summary import summarise
 from profiling.trace import Device, Op, read
@@ -77,14 +77,14 @@ def test_the_median_is_one_of_any_number_of_steps_and_nine_of_ten_steps_are_with
 
 
 def test_instructions_that_the_program_lacks_are_not_left_out():
-    found = summarise([device("TPU 0", ("other", 0.0, 0.3, 0.3))], types.SimpleNamespace(kind=KINDS.get), 2, rates())
+    found = summarise([device("TPU 0", ("other", 0.0, 0.3, 0.3))], Program("HloModule step", rates(), {}), 2, rates())
     assert found["seconds_by_class"] == pytest.approx({"unknown": 0.3})
     assert found["operations"][0]["bound"] is None
 
 
 def test_a_graph_of_cuda_that_hides_its_operations_is_noted_with_the_flag_that_shows_them():
     trace = [device("/device:GPU:0", ("command_buffer_1", 0.0, 0.3, 0.3))]
-    found = summarise(trace, types.SimpleNamespace(kind=KINDS.get), 2, rates())
+    found = summarise(trace, Program("HloModule step", rates(), {}), 2, rates())
     whole = dict.fromkeys(("step_seconds", "peak_bytes_per_second", "device_peak_gib", "energy", "rehearsed"))
     notes = report._notes(whole | found | {"platform": "gpu"})
     assert any("command_buffer_1" in note and "XLA_FLAGS=--xla_gpu_enable_command_buffer=" in note for note in notes)
