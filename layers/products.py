@@ -65,14 +65,14 @@ def _quantized(spec: str, dtype, x: jax.Array, weight: jax.Array) -> jax.Array:
     SwitchBack (arXiv:2304.13013): the gradient of the input is computed in 8 bits too. The gradient of the weight sums
     over many tokens, so rounding would matter: it is computed in the type of `x`, and first, as in `_weight_first`.
     """
-    import qwix  # lazily, because its import takes time; so in `_rounded`
+    import qwix  # lazily, because its import takes time; so in `rounded`
 
     left, right, out = re.split(",|->", spec)
-    x_rounded, weight_rounded = _rounded(x, dtype, left, out), _rounded(weight, dtype, right, out)
+    x_rounded, weight_rounded = rounded(x, dtype, left, out), rounded(weight, dtype, right, out)
     return qwix.einsum(spec, x_rounded, weight_rounded).astype(x.dtype)
 
 
-def _rounded(x: jax.Array, dtype, names: str, out: str):
+def rounded(x: jax.Array, dtype, names: str, out: str):
     """Return `x` as a qwix.QArray: 8 bits, with a float32 scale for each index of the dimensions in `out`.
 
     Args:

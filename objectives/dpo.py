@@ -12,7 +12,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from layers.cross_entropy import log_probabilities
 from layers.sequence_parallel import psum_sequence, sequence_shards
 from objectives import language_modeling
 from objectives.language_modeling import LanguageModeling, weights
@@ -46,9 +45,9 @@ class DPO(LanguageModeling):
 
     def loss(self, model, carry, batch, key, *, reference):
         """Return the loss; `key` is that of the model's dropout. The reference has no dropout and no gradient."""
-        log_ratios = self._log_probabilities(model, batch, key) - jax.lax.stop_gradient(
-            self._log_probabilities(reference, batch, None)
-        )
+        of_model = _of_sides(batch, self.log_probabilities(model, batch, key))
+        of_reference = _of_sides(batch, self.log_probabilities(reference, batch, None))
+        log_ratios = of_model - jax.lax.stop_gradient(of_reference)
         margin_B = self.beta * (log_ratios[0] - log_ratios[1])
         counts_B = jnp.all(_of_sides(batch, weights(batch)) > 0, axis=0).astype(jnp.float32) / sequence_shards()
         of_pairs = {"loss": jax.nn.softplus(-margin_B), "accuracy": (1 + jnp.sign(margin_B)) / 2, "margin": margin_B}
@@ -65,12 +64,6 @@ class DPO(LanguageModeling):
         """Return the texts of loss, accuracy and margin."""
         loss, accuracy, margin = (figures[name] for name in ("loss", "accuracy", "margin"))
         return "loss", f"{loss:.4f} a pair, accuracy {accuracy:.2%}, margin {margin:.3f}", "pairs"
-
-    def _log_probabilities(self, model, batch: dict, key) -> jax.Array:
-        """Return log p(answer | prompt) of the chosen and of the rejected answers: float32 [2, B]."""
-        stream_BTD, _ = model(batch["tokens"], batch["positions"], batch["segments"], key=key)
-        log_p_BT = log_probabilities(*model.head_inputs(stream_BTD), batch["targets"], self.num_chunks, model.logit_cap)
-        return _of_sides(batch, log_p_BT)
 
 
 def _of_sides(batch: dict, of_token_BT: jax.Array) -> jax.Array:

@@ -19,7 +19,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from layers.cross_entropy import log_probabilities
 from layers.sequence_parallel import psum_sequence, sequence_shards
 from objectives import language_modeling
 from objectives.language_modeling import LanguageModeling, weights
@@ -100,14 +99,15 @@ class GRPO(LanguageModeling):
     def loss(self, model, carry, batch, key, *, reference=None):
         """Return the loss; `key` is that of the model's dropout."""
         weights_BT = weights(batch)
-        p_BT = self._log_probabilities(model, batch, key)
+        p_BT = self.log_probabilities(model, batch, key, self.temperature)
         change_BT = jnp.where(weights_BT > 0, p_BT - numbers_of(batch["old_log_probs"]), 0)
         ratio_BT = jnp.exp(jnp.minimum(change_BT, MOST_CHANGE))
         advantages_B1 = numbers_of(batch["advantages"])[:, None]
         clipped_BT = jnp.clip(ratio_BT, 1 - self.clip, 1 + self.clip_high)
         loss_BT = -jnp.minimum(ratio_BT * advantages_B1, clipped_BT * advantages_B1)
         if self.kl:
-            behind_BT = jax.lax.stop_gradient(self._log_probabilities(reference, batch, None)) - p_BT
+            q_BT = self.log_probabilities(reference, batch, None, self.temperature)
+            behind_BT = jax.lax.stop_gradient(q_BT) - p_BT
             behind_BT = jnp.where(weights_BT > 0, jnp.minimum(behind_BT, MOST_CHANGE), 0)
             divergence_BT = jnp.exp(behind_BT) - behind_BT - 1
             loss_BT += self.kl * divergence_BT
@@ -131,9 +131,3 @@ class GRPO(LanguageModeling):
             return weights_BT
         counts_B1 = psum_sequence(weights_BT.sum(axis=1, keepdims=True))
         return weights_BT / jnp.maximum(counts_B1, 1)
-
-    def _log_probabilities(self, model, batch: dict, key) -> jax.Array:
-        """Return log p of each target, float32 [B, T]; 0 where there is none."""
-        stream_BTD, _ = model(batch["tokens"], batch["positions"], batch["segments"], key=key)
-        how = self.num_chunks, model.logit_cap, self.temperature
-        return log_probabilities(*model.head_inputs(stream_BTD), batch["targets"], *how)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from layers.adapters import LoRA, add_adapters
-from layers.cross_entropy import cross_entropy
+from layers.cross_entropy import cross_entropy, log_probabilities
 from layers.experts import experts
 from objectives.objective import Objective
 
@@ -92,6 +92,12 @@ class LanguageModeling(Objective):
         weight = weights_BT.sum()
         penalty, scalars = experts.router_losses(figures, balance_loss=self.balance_loss, z_loss=self.router_z_loss)
         return (total + penalty, weight), (carry, {"loss": (loss_sum, weight)} | scalars)
+
+    def log_probabilities(self, model, batch: dict, key, temperature: float = 1.0) -> jax.Array:
+        """Return log p of each target, float32 [B, T], 0 where there is none; `key` is that of the dropout."""
+        stream_BTD, _ = model(batch["tokens"], batch["positions"], batch["segments"], key=key)
+        how = self.num_chunks, model.logit_cap, temperature
+        return log_probabilities(*model.head_inputs(stream_BTD), batch["targets"], *how)
 
     def evaluate(self, model, batch) -> dict:
         """Return the loss without dropout.

@@ -68,26 +68,12 @@ def flops(module: Module, instruction: Instruction) -> float:
     if instruction.opcode == "dot":
         return _dot_flops(module, instruction)
     if is_kernel(instruction):
-        return kernel_flops(module, instruction)
+        attends = is_attention(instruction)
+        return _attention_flops(module, instruction) if attends else _declared(instruction, "flops", "FLOPs")
     if instruction.opcode == "custom-call" and PRODUCTS.search(target(instruction)):
         raise ValueError(f"the FLOPs of the custom call {instruction.name}, {target(instruction)}, are unknown")
     inside = (called for names in instruction.called.values() for called in names)
     return sum(flops(module, i) for name in inside for i in module.computations[name])
-
-
-def kernel_flops(module: Module, instruction: Instruction) -> float:
-    """Return the FLOPs of a kernel: causal attention from its shapes, any other by its own declaration.
-
-    Causal attention's forward pass takes 2 * batch * heads * queries * keys * head dim; a sliding window reduces it. It
-    has two products, a backward pass of queries, keys and values five, one of keys and values alone four, and one of
-    queries alone three: 2.5, 2 and 1.5 times that.
-
-    Raises:
-      ValueError: it is not attention and does not declare its FLOPs.
-    """
-    if is_attention(instruction):
-        return _attention_flops(module, instruction)
-    return _declared(instruction, "flops", "FLOPs")
 
 
 def decode_bytes(instruction: Instruction) -> float:
@@ -100,7 +86,7 @@ def decode_bytes(instruction: Instruction) -> float:
 
 
 def _declared(instruction: Instruction, field: str, what: str) -> float:
-    """Return a number that a kernel declares of itself."""
+    """Return a number that a kernel declares of itself; ValueError if it declares none."""
     declared = instruction.attribute(rf'"cost_estimate":\{{[^}}]*?"{field}":"?(\d+)')
     if not declared:
         raise ValueError(
@@ -116,6 +102,12 @@ def is_attention(instruction: Instruction) -> bool:
 
 
 def _attention_flops(module: Module, instruction: Instruction) -> float:
+    """Return the FLOPs of causal attention, from its shapes.
+
+    The forward pass takes 2 * batch * heads * queries * keys * head dim; a sliding window reduces it. It has two
+    products, a backward pass of queries, keys and values five, one of keys and values alone four, and one of queries
+    alone three: 2.5, 2 and 1.5 times that.
+    """
     arrays = [o.shapes[0] for o in module.operands(instruction) if o.shapes]
     query, key, *_ = [a.dims for a in arrays if a.dtype in ("bf16", "f32", "f16") and len(a.dims) >= 3]
     backward = bool(re.search("dkv|bwd|backward", instruction.name))

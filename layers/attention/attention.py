@@ -16,7 +16,7 @@ from layers.adapters import Projections
 from layers.attention.rotary import rotate
 from layers.axes import constrain, weight, zeros
 from layers.normalization import RMSNorm
-from layers.products import LARGEST, add_bias, einsum, einsum_f32
+from layers.products import add_bias, einsum, einsum_f32, rounded
 from layers.sequence_parallel import all_gather_sequence, reduce_scatter_sequence
 from layers.taps import tap
 
@@ -147,14 +147,10 @@ def _written(cache: dict, name: str, new_BTKH: jax.Array) -> dict:
     new_BKTH = jnp.swapaxes(new_BTKH, 1, 2)
     if (scale := f"{name}_scale") not in cache:
         return cache | {name: write_rows(cache[name], new_BKTH, cache["start"], 2)}
-    import qwix  # lazily, because its import takes time
-
-    rounded = qwix.quantize(
-        new_BKTH.astype(jnp.float32), jnp.int8, channelwise_axes=(0, 1, 2), calibration_method=LARGEST
-    )
+    new = rounded(new_BKTH, jnp.int8, "BKTH", "BKT")
     return cache | {
-        name: write_rows(cache[name], rounded.qvalue, cache["start"], 2),
-        scale: write_rows(cache[scale], rounded.scale, cache["start"], 2),
+        name: write_rows(cache[name], new.qvalue, cache["start"], 2),
+        scale: write_rows(cache[scale], new.scale, cache["start"], 2),
     }
 
 

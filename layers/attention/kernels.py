@@ -44,15 +44,14 @@ def attend(
     """
     queries, keys = mesh_axes(("batch", "length", "heads", None)), mesh_axes(("batch", "key_length", "kv_heads", None))
     kernel = _kernel(q_BTNH, queries[1], sliding_window, score_cap)
-    scale = q_BTNH.shape[-1] ** -0.5
-    if inside_shard_map():
-        return _on_device(kernel, scale * q_BTNH, k_BSKH, v_BSKH, segments_BT, segments_BT).astype(v_BSKH.dtype)
-    across = PartitionSpec(None, queries[1])  # heads share a mask
-    specs = (
-        kernel.manual_sharding_spec(NamedSharding(jax.sharding.get_abstract_mesh(), across)),
-        queries, keys, keys, PartitionSpec(*queries[:2]), PartitionSpec(*keys[:2]),
-    )  # fmt: skip
-    on_device = jax.shard_map(_on_device, in_specs=specs, out_specs=queries, check_vma=False)
+    scale, on_device = q_BTNH.shape[-1] ** -0.5, _on_device
+    if not inside_shard_map():
+        across = PartitionSpec(None, queries[1])  # heads share a mask
+        specs = (
+            kernel.manual_sharding_spec(NamedSharding(jax.sharding.get_abstract_mesh(), across)),
+            queries, keys, keys, PartitionSpec(*queries[:2]), PartitionSpec(*keys[:2]),
+        )  # fmt: skip
+        on_device = jax.shard_map(_on_device, in_specs=specs, out_specs=queries, check_vma=False)
     return on_device(kernel, scale * q_BTNH, k_BSKH, v_BSKH, segments_BT, segments_BT).astype(v_BSKH.dtype)
 
 

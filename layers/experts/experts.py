@@ -146,7 +146,9 @@ def router_losses(figures: dict, *, balance_loss: float, z_loss: float) -> tuple
     """
     if not figures:
         return 0.0, {}
-    load_LE = _psum_tokens(figures["load"])  # once: each layer's own would wait for the all-gathers of its weights
+    load_LE = figures["load"]
+    if inside_shard_map():  # all-reduced once: each layer's own would wait for the all-gathers of its weights
+        load_LE = jax.lax.psum(load_LE, as_axis_tuple(mesh_axes(("tokens",))[0]))
     fractions_LE = load_LE / jnp.maximum(load_LE.sum(axis=1, keepdims=True), 1)
     num_experts = load_LE.shape[1]
     penalty = balance_loss * num_experts * (figures["shares"] * fractions_LE).sum() + z_loss * figures["z"].sum()
@@ -176,8 +178,3 @@ _with_balance_gradient.defvjp(
     lambda gates, bias_E, load_E: (gates, load_E),
     lambda load_E, gradient: (gradient, load_E - load_E.mean(), jnp.zeros_like(load_E)),
 )
-
-
-def _psum_tokens(load_LE: jax.Array) -> jax.Array:
-    """All-reduce loads over the devices that have different tokens, inside a shard_map."""
-    return jax.lax.psum(load_LE, as_axis_tuple(mesh_axes(("tokens",))[0])) if inside_shard_map() else load_LE

@@ -93,12 +93,9 @@ def _goodput(run: RunRecord) -> str:
     return f"{run.seconds.get('training', 0.0) / whole:.1%} of {duration(whole)}" if whole > 0 else ABSENT
 
 
-def _peak(name: str) -> Callable[[RunRecord], str]:
-    def text(run: RunRecord) -> str:
-        _, values = run.column("train", name)
-        return f"{values.max():.2f} GiB" if len(values) else ABSENT
-
-    return text
+def _peak(run: RunRecord, name: str) -> str:
+    _, values = run.column("train", name)
+    return f"{values.max():.2f} GiB" if len(values) else ABSENT
 
 
 def _events(run: RunRecord) -> str:
@@ -115,8 +112,8 @@ OVERVIEW: dict[str, Callable[[RunRecord], str]] = {
     "speed, median": lambda run: _median(run, "tokens_per_second", "{:,.0f} tokens/s".format),
     "MFU, median": lambda run: _median(run, "mfu", "{:.1%}".format),
     "goodput": _goodput,
-    "host memory, highest": _peak("host_memory_gib"),
-    "device memory, highest": _peak("device_memory_peak_gib_max"),
+    "host memory, highest": lambda run: _peak(run, "host_memory_gib"),
+    "device memory, highest": lambda run: _peak(run, "device_memory_peak_gib_max"),
     "events": _events,
 }
 
