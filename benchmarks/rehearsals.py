@@ -83,7 +83,7 @@ def memory(compiler: Compiler, wanted) -> dict[str, float]:
     loaded = [load(*configuration) for configuration in wanted]
     errors = []
     for index, compiled in compiler.compile_all([(one.config, one.topology) for one in loaded]):
-        predicted = sizing.predict(loaded[index].config).total
+        predicted = sizing.predict(loaded[index].config)
         errors.append(predicted / compiled.total_bytes - 1)
         print(f"{wanted[index]}: {compiled.total_bytes / 2**30:.2f} GiB, by arithmetic {errors[-1]:+.1%}", flush=True)
     return {

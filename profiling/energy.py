@@ -46,8 +46,7 @@ def _figures(estimate: bool, joules: float, num_chips: int, step_seconds: float,
 def nvml_joules(gpus: Iterable[int]) -> float | None:
     """Return the joules that GPUs have used since their driver was loaded; None if NVML cannot tell.
 
-    Args:
-      gpus: their numbers among those that CUDA shows to this process.
+    `gpus` are their numbers among those that CUDA shows to this process.
     """
     if importlib.util.find_spec("pynvml") is None:
         return None

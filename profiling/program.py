@@ -33,11 +33,7 @@ class Kind(NamedTuple):
 
 
 class Program:
-    """A compiled program with the rates of its hardware.
-
-    Attributes:
-      name: of the HLO module.
-    """
+    """A compiled program with the rates of its hardware; `name` is that of the HLO module."""
 
     def __init__(self, text: str, given: Assumptions, mesh: dict[str, int]):
         """Read the text of `compiled.as_text()`."""

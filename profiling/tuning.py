@@ -82,12 +82,7 @@ class Trial(NamedTuple):
 
 
 def measure(train: Callable, config, folder: pathlib.Path, **arguments) -> Trial:
-    """Train some steps of a configuration in an empty folder, and remove the folder.
-
-    Args:
-      train: train.train.
-      arguments: its other arguments.
-    """
+    """Train some steps of a configuration by train.train, with `arguments`, in an empty folder; remove the folder."""
     short = config.copy_and_resolve_references()
     # Batches that were made ahead would hide a slow reader from the first windows.
     warm_up = WARM_UP + config.data.prefetch + config.data.readers
@@ -113,10 +108,7 @@ def measure(train: Callable, config, folder: pathlib.Path, **arguments) -> Trial
 def tune(train: Callable, config, workdir: pathlib.Path, say: Callable[[str], None], **arguments) -> dict:
     """Try the advice, one change after the other; return the keys to set, and say what each saved.
 
-    Args:
-      workdir: gets a folder for the trials, which is removed.
-      say: prints a line.
-      arguments: of train.train.
+    The trials are in a folder of `workdir`, which is removed. `arguments` are those of train.train.
     """
     num_devices = math.prod(config.mesh.values())
     folder, kept, rows, tried = workdir / "tuning", {}, [], set()

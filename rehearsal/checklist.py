@@ -36,18 +36,9 @@ Verdict = tuple[bool | None, str]
 
 
 class Seen(NamedTuple):
-    """What the points judge.
+    """What the points judge: a resolved configuration, the text of its program, and what follows from the two.
 
-    Attributes:
-      config: resolved for the topology.
-      text: of the compiled program.
-      module: the same, parsed.
-      replayed: the program's schedule.
-      mesh: its axes' sizes.
-      accelerator: cpu, tpu or gpu.
-      state_bytes: of a device's parameters and optimizer.
-      parameter_bytes: of a device's parameters.
-      total_bytes, capacity_bytes: of a device, needed and available; None if unknown.
+    Bytes are those of a device: of parameters and optimizer, of parameters, needed, and available (None if unknown).
     """
 
     config: object

@@ -18,13 +18,9 @@ PROGRAMS = ("prefill", "decode")
 
 
 def rehearse(loaded, config, topology: topologies.Topology, rows: int, length: int, display) -> dict:
-    """Compile both programs; return the report.
+    """Compile both programs, for rows of `length` tokens, prompt and continuation; return the report.
 
-    Args:
-      loaded: what the command line selects.
-      config: the same for decoding, see settings/decoding.py.
-      rows: prompts that are decoded together.
-      length: tokens of a row, prompt and continuation.
+    `config` is that of `loaded` for decoding, see settings/decoding.py.
     """
     wanted = [(config, topology, Call(name, rows, length, config.inference.cache_dtype)) for name in PROGRAMS]
     compiled = in_order(display.compile_all(wanted, f"compiling prefill and decode for {topology.name}"))

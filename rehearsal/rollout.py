@@ -14,12 +14,7 @@ from settings.decoding import for_decoding
 
 
 def rehearse(loaded, compiled: Compiled, figures: dict, display) -> dict:
-    """Return what the rollouts of a compiled step add to its report; {} if its objective draws nothing, or off a TPU.
-
-    Args:
-      loaded: what the command line selects.
-      figures: the report on `compiled`.
-    """
+    """Return what the rollouts of a compiled step add to its report; {} if it draws no answers, or off a TPU."""
     topology, decoded = compiled.topology, compiled.facts["decoded"]
     if not decoded or topology.accelerator != "tpu":
         return {}

@@ -21,10 +21,7 @@ svg { display: block; height: auto; }
 def document(title: str, body: str, css: str) -> str:
     """Return an HTML document; the same arguments give the same bytes.
 
-    Args:
-      title: text of the title and of the first heading.
-      body: HTML below the heading; the caller escapes its text.
-      css: rules of this page, in addition to CSS.
+    The caller escapes the text in `body`. `css` has rules of this page, in addition to CSS.
     """
     title = html.escape(title)
     head = '<meta charset="utf-8">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'

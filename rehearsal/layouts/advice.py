@@ -83,10 +83,10 @@ class Study:
     def _predicted(self, rows: list[dict]) -> list[dict]:
         """Return the valid changes with their predicted memory, scaled by the prediction's error on this step."""
         now, found = self.compiled.total_bytes / GIB, []
-        off = now / sizing.predict(self.compiled.config).total
+        off = now / sizing.predict(self.compiled.config)
         for row in rows:
             if config := self._changed(row["keys"]):
-                total = off * sizing.predict(config).total
+                total = off * sizing.predict(config)
                 fits = total <= capacity_gib(self.compiled.topology)
                 memory = {"total_gib": total, "gives_gib": now - total, "fits": fits}
                 found.append(row | memory | {"gain": None, "step_seconds": None, "verified": False})

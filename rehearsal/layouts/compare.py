@@ -10,16 +10,13 @@ from configs.errors import ConfigError
 from rehearsal import report
 from rehearsal.report import COST, STATE
 from settings import validation
+from settings.resolving import Loaded
 
 DATA, FSDP = (1, 2, 4, 8), (1, 2, 4)
 
 
-def slices(load: Callable, wanted: list[presets.Topology], display) -> dict:
-    """Return a table of topologies, the cheapest per token first; a topology that cannot run it has the reason.
-
-    Args:
-      load: name of a topology -> the Loaded configuration for it.
-    """
+def slices(load: Callable[[str], Loaded], wanted: list[presets.Topology], display) -> dict:
+    """Return a table of topologies, the cheapest per token first; a topology that cannot run it has the reason."""
     results, pairs = {}, []
     for topology in wanted:
         loaded = load(topology.name)

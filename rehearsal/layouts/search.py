@@ -60,9 +60,6 @@ class Candidate:
 def fastest(loaded, topology, display, *, any_batch: bool) -> dict:
     """Return a table of the layouts that no other beats in both speed and memory, and the command of the fastest.
 
-    Args:
-      any_batch: whether the global batch may change too.
-
     Raises:
       ConfigError: no layout fits.
     """
@@ -131,7 +128,7 @@ def _candidate(loaded, topology, keys: dict) -> Candidate | None:
     mesh = tuple(value for key, value in keys.items() if key.startswith("mesh."))
     rows = config.train.global_batch // (batch_shards(config.mesh) * config.train.gradient_accumulation)
     features = (("mesh", mesh), ("remat", keys["model.remat"]), ("rows", rows))
-    return Candidate(keys, config, features, _predicted_seconds(config, topology), sizing.predict(config).total)
+    return Candidate(keys, config, features, _predicted_seconds(config, topology), sizing.predict(config))
 
 
 def _predicted_seconds(config, topology) -> float:
@@ -300,7 +297,7 @@ def _largest(loaded, topology, display, length: int, sizes: list[dict]) -> dict:
     width = loaded.config.model.embed_dim
     sizes = [size for size in sizes if size.get("model.embed_dim", width) % topology.chips == 0]  # which fsdp may split
     configs = [c for c in (changed(loaded.config, base | size, topology.chips) for size in sizes) if c]
-    predicted = [sizing.predict(config).total for config in configs]
+    predicted = [sizing.predict(config) for config in configs]
     factor, best, fitting, too_large = 1.0, None, -1, len(configs)
     for _ in range(TRIES):
         between = range(fitting + 1, too_large)

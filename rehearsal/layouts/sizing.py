@@ -6,7 +6,6 @@ compiler (benchmarks/rehearsals.py prints the error of the sums). Only the compi
 Letters: D embed, F mlp, V vocabulary, N heads, K key and value heads.
 """
 
-import dataclasses
 import math
 
 from configs.base import batch_shards
@@ -26,22 +25,6 @@ WORKING = {  # how many copies are held at peak memory, in addition to saved act
 }
 MIXTURE_OUTPUTS = 5 * (1 + 2 * 8)  # of the mixture density: components, each with a weight, 8 means and 8 scales
 WITHOUT_REMAT = {"stream": 8.7, "wide": 2.9}  # saved for each layer, in addition to "dots"
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """Bytes of one device in each class of rehearsal/memory.py."""
-
-    parameters: float
-    optimizer: float
-    gradients: float
-    saved_activations: float
-    temporaries: float
-
-    @property
-    def total(self) -> float:
-        """The sum of all classes."""
-        return sum(dataclasses.astuple(self))
 
 
 def num_parameters(config) -> int:
@@ -82,8 +65,8 @@ def moments(config) -> float:
     return MOMENTS.get(config.optimizer.name, ADAM)
 
 
-def predict(config) -> Sizes:
-    """Return the predicted memory of one device; the mesh has to be resolved."""
+def predict(config) -> float:
+    """Return the predicted bytes of one device; the mesh has to be resolved."""
     model, mesh, train = config.model, config.mesh, config.train
     D, F, V = model.embed_dim, model.mlp_dim, model.vocab_size
     number, microbatches = num_parameters(config), train.gradient_accumulation or 1
@@ -115,10 +98,6 @@ def predict(config) -> Sizes:
     moment_bytes = weights * moments(config)
     if train.offload == "optimizer":  # moments arrive when the activations are freed
         moment_bytes = max(0.0, moment_bytes - saved)
-    return Sizes(
-        parameters=weights,
-        optimizer=moment_bytes + weights * bool(config.optimizer.ema_decay),
-        gradients=weights,
-        saved_activations=saved,
-        temporaries=sum(often * held[name] for name, often in WORKING.items()),
-    )
+    optimizer, gradients = moment_bytes + weights * bool(config.optimizer.ema_decay), weights
+    temporaries = sum(often * held[name] for name, often in WORKING.items())
+    return weights + optimizer + gradients + saved + temporaries

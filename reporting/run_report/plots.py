@@ -41,17 +41,12 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """A plot of figures over steps.
-
-    Attributes:
-      may_be_logarithmic: whether the axis of very different positive values is logarithmic.
-      columns: of the legend.
-    """
+    """A plot of figures over steps."""
 
     title: str
     series: Sequence[Series]
-    may_be_logarithmic: bool
-    columns: int
+    may_be_logarithmic: bool  # if its values are positive and very different
+    columns: int  # of the legend
 
     @property
     def is_logarithmic(self) -> bool:

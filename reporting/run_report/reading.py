@@ -105,10 +105,7 @@ def holds_run(folder: pathlib.Path) -> bool:
 
 
 def read_run(folder: pathlib.Path, name: str) -> RunRecord:
-    """Return what a run wrote into its folder.
-
-    Args:
-      name: of the run in the report.
+    """Return what a run wrote into its folder; the report calls it `name`.
 
     Raises:
       ConfigError: there is no such folder, it holds no run, or a file cannot be read.

@@ -85,7 +85,7 @@ def truth(seed: int, topology):
         off = effect("mesh", mesh, 0.15) + effect("remat", config.model.remat, 0.1)
         off += effect("rows", config.train.gradient_accumulation, 0.1)
         off += effect("itself", (mesh, config.model.remat, config.train.gradient_accumulation), 0.01)
-        return seconds * math.exp(off), sizing.predict(config).total * math.exp(effect("size", mesh, 0.05))
+        return seconds * math.exp(off), sizing.predict(config) * math.exp(effect("size", mesh, 0.05))
 
     return of
 
@@ -164,7 +164,7 @@ def test_the_largest_model_fits_and_the_next_does_not(imagined, grows):
     loaded = load("small", "v4-8")
 
     def world(config):
-        return 1.0, (1.1 + grows * config.model.num_layers) * sizing.predict(config).total
+        return 1.0, (1.1 + grows * config.model.num_layers) * sizing.predict(config)
 
     rows = search.largest_model(loaded, loaded.topology, imagined(world))["rows"]
     assert {row["Sequence"] for row in rows} == {512, 1024, 2048}
@@ -237,12 +237,12 @@ def test_parameters_are_counted_by_arithmetic(recipe):
      {"mesh__data": 2, "mesh__fsdp": 8}],
 )  # fmt: skip
 def test_what_needs_more_memory_is_predicted_to(more):
-    assert sizing.predict(load(**more).config).total > sizing.predict(load().config).total
+    assert sizing.predict(load(**more).config) > sizing.predict(load().config)
 
 
 def test_a_remedy_is_the_smallest_change_of_its_kind_that_fits(imagined):
     loaded = load(train__global_batch=256, model__remat="dots")
-    display = imagined(lambda config: (1.0, sizing.predict(config).total))
+    display = imagined(lambda config: (1.0, sizing.predict(config)))
     compiled = display.compile(loaded.config, loaded.topology)
     rows = advice.Study(compiled, {"fits": False}, display, until=math.inf).remedies()
     assert [row["what"].partition(",")[0] for row in rows] == [
@@ -254,7 +254,7 @@ def test_a_remedy_is_the_smallest_change_of_its_kind_that_fits(imagined):
     fewer = validation.changed(
         loaded.config, {"train.gradient_accumulation": keys["train.gradient_accumulation"] // 2}, 16
     )
-    assert sizing.predict(fewer).total > 32 * GIB
+    assert sizing.predict(fewer) > 32 * GIB
     assert rows[0]["gives_gib"] == pytest.approx(compiled.total_bytes / GIB - rows[0]["total_gib"])
 
 
@@ -262,7 +262,7 @@ def test_a_remedy_that_the_compiler_finds_too_small_gives_way_to_the_next(imagin
     loaded = load(train__global_batch=128, model__remat="up")
 
     def world(config):
-        return 1.0, sizing.predict(config).total * (1.4 if config.train.gradient_accumulation else 1.0)
+        return 1.0, sizing.predict(config) * (1.4 if config.train.gradient_accumulation else 1.0)
 
     display = imagined(world)
     compiled = display.compile(loaded.config, loaded.topology)
