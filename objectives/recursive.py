@@ -112,11 +112,10 @@ class Recursive(Objective):
         carry, logits, halt_logits = self.step(model, carry, batch)
         if self.parallel > 1:
             carry, logits, halt_logits = self._best(carry, logits, halt_logits)
+        exploration = self._explorations(carry) if self.anneals else self.exploration
+        draws, chosen = _drawn(carry["draws"], exploration, self.max_steps)
         if self.anneals:
-            draws, chosen = _drawn(carry["draws"], self._explorations(carry), self.max_steps)
             carry |= {"updates": carry["updates"] + 1}
-        else:
-            draws, chosen = _drawn(carry["draws"], self.exploration, self.max_steps)
         wants = (halt_logits > 0) & (carry["steps"] >= chosen)
         carry |= {"halted": (carry["steps"] >= self.max_steps) | wants, "draws": draws}
         sums = self._sums(carry, logits, halt_logits, self.label_smoothing)

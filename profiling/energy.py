@@ -4,18 +4,10 @@
 import importlib.util
 import os
 from collections.abc import Iterable
-from typing import NamedTuple
 
-
-class Power(NamedTuple):
-    """Watts of a chip in production, idle and on average, with their source."""
-
-    idle: float
-    mean: float
-    source: str
-
-
-POWER = {"v4": Power(90, 170, "Jouppi et al. 2023, arXiv:2304.01433, table 4")}  # no other chip has published ones
+POWER = {  # watts of a chip in production, idle and on average, and their source; no other chip has published ones
+    "v4": (90, 170, "Jouppi et al. 2023, arXiv:2304.01433, table 4"),
+}
 
 
 def of_step(chip: str, num_chips: int, step_seconds: float, busy_share: float, tokens: int) -> dict | None:
@@ -24,11 +16,11 @@ def of_step(chip: str, num_chips: int, step_seconds: float, busy_share: float, t
     The power of a chip is assumed to rise linearly with its busy share, from the idle to the mean one. Memory, hosts,
     network and cooling are not in it.
     """
-    if (power := POWER.get(chip)) is None:
+    if chip not in POWER:
         return None
-    watts = power.idle + (power.mean - power.idle) * busy_share
-    joules = num_chips * watts * step_seconds
-    return _figures(True, joules, num_chips, step_seconds, tokens, power.source)
+    idle, mean, source = POWER[chip]
+    joules = num_chips * (idle + (mean - idle) * busy_share) * step_seconds
+    return _figures(True, joules, num_chips, step_seconds, tokens, source)
 
 
 def measured(joules: float, num_chips: int, step_seconds: float, tokens: int) -> dict:

@@ -6,7 +6,7 @@ import statistics
 from input_pipeline.cache import cache_folder
 from profiling import energy
 from rehearsal import memory
-from rehearsal.compilation import frozen_bytes, state_bytes
+from rehearsal.compilation import device_bytes, state_bytes
 from rehearsal.compiler import CompileError, Compiler
 from rehearsal.estimate import estimate
 from rehearsal.sections import SPENT, seconds_text
@@ -27,7 +27,7 @@ def memory_gib(run, compiled, module) -> dict[str, float]:
     no_time = dict.fromkeys((i.name for i in module.computations[module.entry]), 0.0)
     total = preflight.compiled_bytes(compiled)
     at_peak = memory.usage(module, no_time).by_class()
-    parts = memory.breakdown(at_peak, state_bytes(run), frozen_bytes(run), total) | {"total": total}
+    parts = memory.breakdown(at_peak, state_bytes(run), device_bytes(run.abstract_frozen), total) | {"total": total}
     return {name.replace(" ", "_"): size / GIB for name, size in parts.items()}
 
 
@@ -49,6 +49,7 @@ def joined(processes: list[dict]) -> dict:
     busy = {f"{one['host']}, {name}": s for one in processes for name, s in one.get("busy_seconds", {}).items()}
     host_seconds = {one["host"]: one["host_seconds"] - one["phases"].get("wait", 0.0) for one in processes}
     peaks = [gib for one in processes for gib in one["device_peak_gib"] or ()]
+    joules = [one["joules"] for one in processes]
     wall = statistics.fmean(one["host_seconds"] for one in processes)
     return found | {
         "processes": len(processes), "devices": len(busy) or None,
@@ -56,15 +57,9 @@ def joined(processes: list[dict]) -> dict:
         "data_wait_share": statistics.fmean(one["phases"].get("data", 0.0) for one in processes) / wall,
         "host_seconds_by_phase": first["phases"],
         "device_imbalance": _imbalance(busy), "host_imbalance": _imbalance(host_seconds),
-        "joules_per_step": _joules_per_step(processes),
+        "joules_per_step": None if None in joules else sum(joules) / first["num_steps"],
         "device_peak_gib": {"least": min(peaks), "most": max(peaks)} if peaks else None,
     }  # fmt: skip
-
-
-def _joules_per_step(processes: list[dict]) -> float | None:
-    """Return the joules of all processes in a step; None if one does not measure them."""
-    joules = [one["joules"] for one in processes]
-    return None if None in joules else sum(joules) / processes[0]["num_steps"]
 
 
 def _mean(processes: list[dict], name: str):

@@ -201,10 +201,8 @@ def _elements_before(cost: schedule.Cost, mesh: dict[str, int]) -> float:
 def in_place(seen: Seen) -> Verdict:
     """The new state takes the memory of the old one."""
     numbers = map(int, re.findall(r"\{[\d, ]*\}: \((\d+), \{", seen.text.partition("\n")[0]))
-    given = {
-        int(i.rest.partition(")")[0]): i.bytes for i in seen.module.computations[seen.module.entry]
-        if i.opcode == "parameter"
-    }  # fmt: skip
+    entry = seen.module.computations[seen.module.entry]
+    given = {i.number: i.bytes for i in entry if i.opcode == "parameter"}
     share = sum(given.get(number, 0.0) for number in numbers) / seen.state_bytes
     return share >= LEAST_IN_PLACE, f"{min(1.0, share):.0%} of {seen.state_bytes / GIB:.2f} GiB is updated in place"
 

@@ -72,8 +72,8 @@ def compile_step(config, topology) -> tuple[dict, str]:
     run = _assembled(config, topology)
     facts = {
         "state": state_bytes(run),
-        "on_host": _bytes(run.abstract_state, on_host=True),
-        "frozen": frozen_bytes(run),
+        "on_host": device_bytes(run.abstract_state, on_host=True),
+        "frozen": device_bytes(run.abstract_frozen),
         "decoded": run.objective.decoded(),
         "num_microbatches": run.num_microbatches,
         "flops_per_step": run.flops_per_step,
@@ -112,14 +112,14 @@ def compile_call(config, topology, call: Call) -> tuple[dict, str]:
         shardings = rows.empty.lower(engine, *shape).compile().output_shardings
         held = jax.tree.map(with_sharding, jax.eval_shape(functools.partial(rows.empty, engine, *shape)), shardings)
         lower, tokens = _lower(engine, held, call)
-        facts = {"state": {"weights": _bytes(engine.params), "cache": _bytes(held.cache)}, "tokens": tokens}
+        facts = {"state": {"weights": device_bytes(engine.params), "cache": device_bytes(held.cache)}, "tokens": tokens}
         return _compiled(run, facts, lambda: lower().compile())
 
 
 def _compile_phase(run, call: Call) -> tuple[dict, str]:
     """Compile an evaluation of a batch, or the prefill of a sample, with the parameters of the training state."""
     params = run.eval_params(run.abstract_state, run.abstract_frozen)
-    facts = {"state": {"weights": _bytes(params)}}
+    facts = {"state": {"weights": device_bytes(params)}}
     with mesh_context(run.mesh):
         if call.name == SAMPLE:
             engine = Engine(run.graph, params, call.length, call.cache_dtype)
@@ -181,15 +181,10 @@ def state_bytes(run) -> dict[str, int]:
         "parameters": state.params, "extra": state.extra, "optimizer": state.optimizer, "carry": state.carry,
         "batch": run.abstract_batch,
     }  # fmt: skip
-    return {name: _bytes(part) for name, part in parts.items()}
+    return {name: device_bytes(part) for name, part in parts.items()}
 
 
-def frozen_bytes(run) -> int:
-    """Return the bytes of one device's frozen parameters."""
-    return _bytes(run.abstract_frozen)
-
-
-def _bytes(tree, *, on_host: bool = False) -> int:
+def device_bytes(tree, *, on_host: bool = False) -> int:
     """Return the bytes of one device's arrays in its own memory, or in its host's memory."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if (leaf.sharding.memory_kind == offload.HOST) is on_host]
     return bytes_of_device(leaves)

@@ -81,6 +81,11 @@ class Instruction:
         return int(found) if found else None
 
     @property
+    def number(self) -> int:
+        """The number of a parameter, or the value of a constant."""
+        return int(self.rest.partition(")")[0])
+
+    @property
     def bytes(self) -> float:
         """Bytes of its result."""
         return sum(shape.bytes for shape in self.shapes)
@@ -245,7 +250,7 @@ def _counted(module: Module, loop: Instruction) -> int:
     if index < 0 or start.opcode != "constant" or end.opcode != "constant":
         raise ValueError(f"the loop {loop.name} does not count between constants; its iterations cannot be counted")
     step = _step(module, loop, index)
-    return max(0, math.ceil((_constant(end) - _constant(start)) / step))
+    return max(0, math.ceil((end.number - start.number) / step))
 
 
 def _initial(module: Module, loop: Instruction, index: int) -> Instruction:
@@ -261,16 +266,12 @@ def _step(module: Module, loop: Instruction, index: int) -> int:
     update = module.operands(module.root(loop.called["body"][0]))[index]
     while update.opcode == "copy":
         update = module.operands(update)[0]
-    added = [_constant(i) for i in module.operands(update) if i.opcode == "constant"]
+    added = [i.number for i in module.operands(update) if i.opcode == "constant"]
     if update.opcode != "add" or not added:
         raise ValueError(
             f"the counter of the loop {loop.name} changes by {update.opcode}; its iterations cannot be counted"
         )
     return added[0]
-
-
-def _constant(instruction: Instruction) -> int:
-    return int(instruction.rest.partition(")")[0])
 
 
 COLLECTIVES = (

@@ -193,7 +193,7 @@ class _Walker:
             updates = part.opcode in roofline.IN_PLACE
             part = self.module.operands(part)[0]
             if updates and part.opcode == "parameter":
-                return int(part.rest.partition(")")[0])
+                return part.number
         return None
 
     def _new(self, instruction: Instruction, shape) -> list[Buffer]:

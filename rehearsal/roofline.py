@@ -5,7 +5,6 @@ Williams, Waterman and Patterson, "Roofline", CACM 52 (2009): an operation with 
 peak over its memory bandwidth waits for memory.
 """
 
-import itertools
 import math
 import re
 
@@ -45,19 +44,13 @@ def in_place_of_kernels(module: Module) -> set[Instruction]:
 
     The compiler drops the names of some instructions, but not those of loops.
     """
+    left = [i for body in module.computations.values() for i in body if GPU_ATTENTION in i.rest]
     found = set()
-
-    def add(instruction: Instruction) -> None:
-        if instruction in found:
-            return
-        found.add(instruction)
-        for name in itertools.chain(*instruction.called.values()):
-            for inside in module.computations[name]:
-                add(inside)
-
-    for instruction in itertools.chain(*module.computations.values()):
-        if GPU_ATTENTION in instruction.rest:
-            add(instruction)
+    while left:
+        instruction = left.pop()
+        if instruction not in found:
+            found.add(instruction)
+            left += [i for names in instruction.called.values() for name in names for i in module.computations[name]]
     return found
 
 
@@ -155,7 +148,7 @@ def _main(instruction: Instruction) -> float:
 def _read_by_fusion(module: Module, computation: str, number: int, operand: Instruction) -> float:
     """Return the bytes of an operand that a fusion reads, often only a slice of the array."""
     whole, body = _main(operand), module.computations[computation]
-    parameter = next((i for i in body if i.opcode == "parameter" and i.rest.startswith(f"{number})")), None)
+    parameter = next((i for i in body if i.opcode == "parameter" and i.number == number), None)
     return min(whole, _sliced(module, body, parameter, whole)) if parameter and whole else 0.0
 
 
@@ -169,7 +162,7 @@ def _sliced(module: Module, body: list[Instruction], array: Instruction, whole: 
             total += _sliced(module, body, user, whole)
         elif user.opcode == "fusion":
             inside, number = module.computations[user.called["calls"][0]], user.operands.index(array.name)
-            parameter = next(i for i in inside if i.opcode == "parameter" and i.rest.startswith(f"{number})"))
+            parameter = next(i for i in inside if i.opcode == "parameter" and i.number == number)
             total += _sliced(module, inside, parameter, whole)
         elif not (user.opcode in IN_PLACE and user.operands[0] == array.name):
             return whole
