@@ -50,14 +50,13 @@ def log_probabilities(
     """
 
     @jax.checkpoint
-    def body(_, chunk):
+    def of_chunk(chunk):
         x_BTD, targets_BT = chunk
         logits_BTV = soft_cap(einsum_f32("BTD,DV->BTV", x_BTD, head_DV.astype(x.dtype)), logit_cap) / temperature
         target_BT = jnp.take_along_axis(logits_BTV, jnp.maximum(targets_BT, 0)[..., None], axis=-1)[..., 0]
-        return None, jnp.where(targets_BT >= 0, target_BT - jax.nn.logsumexp(logits_BTV, axis=-1), 0)
+        return jnp.where(targets_BT >= 0, target_BT - jax.nn.logsumexp(logits_BTV, axis=-1), 0)
 
-    parts = jax.lax.scan(body, None, chunks(num_chunks, x, targets))[1]
-    return merged(parts)
+    return merged(jax.lax.map(of_chunk, chunks(num_chunks, x, targets)))
 
 
 def chunks(num_chunks: int, *arrays: jax.Array) -> tuple:

@@ -163,17 +163,16 @@ class ErrorCorrector(nnx.Module):
           allowed_V: bool, the tokens that may be written; None: all.
         """
 
-        def body(_, chunk):
+        def of_chunk(chunk):
             states_BTD, draft_BT = chunk
             logits_BTV = soft_cap(einsum_f32("BTD,DV->BTV", states_BTD, head_DV), logit_cap)
             is_draft_BTV = jnp.arange(head_DV.shape[1]) == draft_BT[..., None]
             log_r_BTV = jax.nn.log_softmax(jnp.where(is_draft_BTV, MASKED, logits_BTV))
             if allowed_V is not None:
                 log_r_BTV = jnp.where(allowed_V, log_r_BTV, MASKED)
-            return None, (jnp.argmax(log_r_BTV, axis=-1).astype(jnp.int32), jnp.max(log_r_BTV, axis=-1))
+            return jnp.argmax(log_r_BTV, axis=-1).astype(jnp.int32), jnp.max(log_r_BTV, axis=-1)
 
-        parts = jax.lax.scan(body, None, chunks(num_chunks, found.states_BTD, draft_BT))[1]
-        best_BT, log_r_BT = (merged(part) for part in parts)
+        best_BT, log_r_BT = map(merged, jax.lax.map(of_chunk, chunks(num_chunks, found.states_BTD, draft_BT)))
         return best_BT, jax.nn.sigmoid(found.wrong_BT + log_r_BT)
 
     def _product(self, spec: str, x: jax.Array, name: str, axes: tuple = ("embed", None)) -> jax.Array:
@@ -191,7 +190,7 @@ def logit_features(
     """
     x_BTD, head_DV = jax.lax.stop_gradient((x_BTD, head_DV))
 
-    def body(_, chunk):
+    def of_chunk(chunk):
         x_BTD, draft_BT = chunk
         logits_BTV = soft_cap(einsum_f32("BTD,DV->BTV", x_BTD, head_DV), logit_cap)
         log_p_BTV = jax.nn.log_softmax(logits_BTV)
@@ -200,9 +199,9 @@ def logit_features(
         is_first_BTV = jnp.arange(log_p_BTV.shape[-1]) == jnp.argmax(log_p_BTV, axis=-1)[..., None]
         second_BT = jnp.max(jnp.where(is_first_BTV, MASKED, log_p_BTV), axis=-1)
         of_draft_BT = jnp.take_along_axis(log_p_BTV, jnp.maximum(draft_BT, 0)[..., None], axis=-1)[..., 0]
-        return None, jnp.stack([entropy_BT, first_BT - second_BT, of_draft_BT, first_BT], axis=-1)
+        return jnp.stack([entropy_BT, first_BT - second_BT, of_draft_BT, first_BT], axis=-1)
 
-    features = merged(jax.lax.scan(body, None, chunks(num_chunks, x_BTD, draft_BT))[1])
+    features = merged(jax.lax.map(of_chunk, chunks(num_chunks, x_BTD, draft_BT)))
     return features / jnp.log(head_DV.shape[1])
 
 
