@@ -11,7 +11,7 @@ from configs import topologies
 from rehearsal import assumptions, hlo, schedule
 from rehearsal.compiler import GIB, Call, Compiled, capacity_gib, in_order
 from rehearsal.estimate import seconds_by_category
-from rehearsal.sections import Section, Table, mesh_text, seconds_text
+from rehearsal.sections import Section, Table, mesh_text, seconds_bars, seconds_text
 from reporting.display import counted
 
 PROGRAMS = ("prefill", "decode")
@@ -100,7 +100,7 @@ def _prefill_section(prefill: dict) -> Section:
         f"{counted(prefill['calls'], 'call')} of {counted(prefill['rows_of_a_call'], 'row')} x "
         f"{prefill['tokens_of_a_row']} tokens, {seconds_text(prefill['call_seconds'])} each"
     )
-    return Section(title, [line], (), _spent(prefill), prefill["call_seconds"])
+    return Section(title, [line], (), seconds_bars(prefill["seconds_by_category"]), prefill["call_seconds"])
 
 
 def _decode_section(report: dict) -> Section:
@@ -112,9 +112,4 @@ def _decode_section(report: dict) -> Section:
     )
     assumed = Table(("what the estimate assumes", "value", "source"), report["assumptions"])
     title = f"DECODE: {seconds_text(decode['step_seconds'])} a step, {rate}"
-    return Section(title, [line], (assumed,), _spent(decode), decode["step_seconds"])
-
-
-def _spent(figures: dict) -> tuple:
-    spent = sorted(figures["seconds_by_category"].items(), key=lambda item: -item[1])
-    return tuple((name, seconds, seconds_text(seconds)) for name, seconds in spent)
+    return Section(title, [line], (assumed,), seconds_bars(decode["seconds_by_category"]), decode["step_seconds"])

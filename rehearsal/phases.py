@@ -14,8 +14,7 @@ HOST_GIB = 8.0  # of the process, its libraries and the batches that it makes ah
 def rehearse(compiled: Compiled, figures: dict, display) -> dict:
     """Return what the other phases add to the report on a step: `phases`, and `fits`, the verdict on all of them.
 
-    Args:
-      figures: the report, whose `fits` is about the step, and about its rollout if it has one.
+    `fits` of `figures`, the report, is about the step, and about its rollout if it has one.
     """
     config, topology = compiled.config, compiled.topology
     writes_samples = config.evaluation.sample_tokens and config.model.name == "decoder_lm"
@@ -24,26 +23,22 @@ def rehearse(compiled: Compiled, figures: dict, display) -> dict:
         (config, topology, Call(name, 1, config.model.max_length, config.inference.cache_dtype)) for name in names
     ]
     programs = in_order(display.compile_all(wanted, f"compiling {' and '.join(names)} for {topology.name}"))
-    rows = [_row("step", figures["fits"], compiled.total_bytes, capacity_gib(topology))]
+    rows = [_row(topology, "step", figures["fits"], compiled.total_bytes)]
     state_bytes = compiled.state_bytes + compiled.facts["frozen"]
     on_chip = state_bytes - compiled.facts["on_host"]
     for name, program in zip(names, programs, strict=True):
         beside = max(0.0, on_chip - program.facts["state"]["weights"])  # what is no argument of the program
-        rows.append(_row(name, program.fits, program.total_bytes + beside, capacity_gib(topology)))
+        rows.append(_row(topology, name, program.fits, program.total_bytes + beside))
     on_host = topology.chips_per_host * state_bytes + HOST_GIB * GIB
-    rows += [
-        _row(name, True, on_chip, capacity_gib(topology), on_host, topology.host_gib) for name in ("save", "restore")
-    ]
+    rows += [_row(topology, name, True, on_chip, on_host) for name in ("save", "restore")]
     return {"phases": rows, "fits": all(row["fits"] for row in rows)}
 
 
-def _row(
-    phase: str, fits: bool, chip: float, chip_gib: float | None, host: float | None = None,
-    host_gib: float | None = None,
-) -> dict:  # fmt: skip
+def _row(topology, phase: str, fits: bool, chip: float, host: float | None = None) -> dict:
     """Return the verdict on a phase, given the bytes that it needs; a capacity that is unknown does not decide it."""
+    chip_gib, host_gib = capacity_gib(topology), None if host is None else topology.host_gib
     fits &= chip_gib is None or chip <= chip_gib * GIB
-    fits &= host is None or host_gib is None or host <= host_gib * GIB
+    fits &= host_gib is None or host <= host_gib * GIB
     return {
         "phase": phase, "fits": fits, "chip_gib": chip / GIB, "host_gib": None if host is None else host / GIB,
         "chip_capacity_gib": chip_gib, "host_capacity_gib": host_gib,
@@ -54,7 +49,6 @@ def sections(report: dict) -> list[Section]:
     """Return the table of the phases, with the verdict; [] for a report without them."""
     if not (phases := report.get("phases")):
         return []
-    fits = all(row["fits"] for row in phases)
     rows = [
         (row["phase"], _of(row["chip_gib"], row["chip_capacity_gib"]),
          _of(row["host_gib"], row["host_capacity_gib"]) if row["host_gib"] else "-",
@@ -62,8 +56,8 @@ def sections(report: dict) -> list[Section]:
         for row in phases
     ]  # fmt: skip
     worst = ", ".join(row["phase"] for row in phases if not row["fits"])
-    title = "FITS: every phase of the run" if fits else f"DOES NOT FIT: {worst}"
-    return [Section(title, [], (Table(("phase", "GiB a chip", "GiB a host", "verdict"), rows),), bad=not fits)]
+    title = f"DOES NOT FIT: {worst}" if worst else "FITS: every phase of the run"
+    return [Section(title, [], (Table(("phase", "GiB a chip", "GiB a host", "verdict"), rows),), bad=bool(worst))]
 
 
 def _of(needed: float, capacity: float | None) -> str:

@@ -85,6 +85,12 @@ def seconds_text(seconds: float) -> str:
     return f"{times * seconds:,.0f} {unit}" if times * seconds >= 99.95 else f"{times * seconds:#.3g} {unit}"
 
 
+def seconds_bars(by_category: dict[str, float]) -> tuple[tuple[str, float, str], ...]:
+    """Return a bar for the seconds of each category, the longest first."""
+    spent = sorted(by_category.items(), key=lambda item: -item[1])
+    return tuple((name, seconds, seconds_text(seconds)) for name, seconds in spent)
+
+
 def mesh_text(mesh: dict[str, int]) -> str:
     """Return the axes of a mesh that shard, as in: data 2 x model 8."""
     return " x ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1) or "one device"
@@ -155,7 +161,7 @@ def _memory(report: dict) -> Section:
 
 
 def _time(report: dict) -> Section:
-    step, spent = report["step_seconds"], sorted(report["seconds_by_category"].items(), key=lambda item: -item[1])
+    step = report["step_seconds"]
     rate = f"{report['tokens_per_second']:,.0f} tokens/s ({report['tokens_per_second_per_device']:,.0f} a chip)"
     hidden = seconds_text(report["hidden_communication_seconds"])
     lines = [
@@ -172,8 +178,7 @@ def _time(report: dict) -> Section:
     return Section(
         f"TIME: {seconds_text(step)} a step, MFU {report['mfu']:.1%}, {rate}", lines,
         (Table(columns, rows, shown=8),) if rows else (),
-        tuple((name, seconds, seconds_text(seconds)) for name, seconds in spent),
-        step, ("layers",) if report["timelines"] else (),
+        seconds_bars(report["seconds_by_category"]), step, ("layers",) if report["timelines"] else (),
     )  # fmt: skip
 
 
