@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from configs.base import BATCH_AXES
-from layers.fsdp import REDUCE_SCATTER
 from rehearsal import hlo, roofline, schedule
 from rehearsal.assumptions import Assumptions, of_topology
 from rehearsal.compiler import GIB, Compiled, capacity_gib
@@ -23,6 +22,7 @@ from reporting.display import duration
 from settings import cycles
 from settings.architecture import attends
 
+REDUCE_SCATTER = "reduce_scatter"  # as in layers/fsdp.py, which would import jax
 SHORT_TYPES = ("bf16", "s8", "u8", "f8e4m3fn", "f8e5m2")  # of operands that matrix units multiply at full speed
 SIDE = 128  # columns of a matrix unit
 FEWEST_SHORT, LEAST_IN_PLACE, LEAST_FREE, MOST_EXPOSED = 0.95, 0.9, 0.05, 0.1

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from layers import fsdp
 from rehearsal import checklist
 from rehearsal.assumptions import of_topology
 from rehearsal.compiler import ON_CPU
@@ -101,3 +102,10 @@ def test_what_is_not_about_a_cpu_is_not_judged(healthy):
     found = verdicts(checklist.judge(seen(healthy, accelerator="cpu")))
     missing = {name for name, holds in found.items() if holds is None}
     assert missing == {"products in bfloat16", "memory to spare", "full matrix units", "hidden collectives"}
+
+
+def test_only_the_process_that_compiles_imports_jax():
+    """The import takes a second; one name of a scope is written twice for this."""
+    assert checklist.REDUCE_SCATTER == fsdp.REDUCE_SCATTER
+    program = "import sys, rehearse; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
