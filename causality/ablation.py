@@ -9,16 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from causality.patching import Tables, all_sites, tables_of
-from causality.sites import ROWS, at_each_site, difference, sources_of
-from causality.tracing import with_nowhere
+from causality.patching import Tables, at_all_sites
+from causality.sites import difference, sources_of
 
 KINDS = ("zero", "mean", "resample")
 
 
 def ablate(
     graph: nnx.GraphDef, params: dict, tokens_PT: np.ndarray, of_prompts_PK: np.ndarray, kind: str, *,
-    key: jax.Array | None = None, num_rows: int = ROWS,
+    key: jax.Array | None = None,
 ) -> Tables:  # fmt: skip
     """Return what each activation adds to logit(answer) - logit(other): the mean of the prompts with it, minus without.
 
@@ -45,11 +44,8 @@ def ablate(
         sources = jax.tree.map(lambda x: jnp.broadcast_to(x.mean(1, keepdims=True), x.shape), sources)
     else:
         sources = jax.tree.map(lambda x: x[:, _others(key, len(tokens_PT))], sources)
-    num_layers, length, num_heads = sources["block"].shape[0], tokens_PT.shape[1], sources["heads"].shape[3]
-    sites = with_nowhere(all_sites(num_layers, length, num_heads))
-    found_SP = at_each_site(graph, params, tokens_PT, sources, sites, difference, of_prompts_PK, num_rows=num_rows)
-    intact, *ablated = np.asarray(found_SP).mean(axis=1)
-    return tables_of(intact - np.asarray(ablated), num_layers, length)
+    intact, ablated = at_all_sites(graph, params, tokens_PT, sources, difference, of_prompts_PK)
+    return {name: intact - table for name, table in ablated.items()}
 
 
 def _others(key: jax.Array, count: int) -> jax.Array:

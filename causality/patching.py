@@ -21,6 +21,7 @@ from causality.sites import (
     NAMES,
     ROWS,
     STREAMS,
+    Read,
     Sites,
     at_each_site,
     changed,
@@ -61,6 +62,7 @@ class Contrast(NamedTuple):
 
 
 Tables = dict[str, np.ndarray]  # {name: float32 [L, T]} of STREAMS, and "heads" [L, N]
+NOWHERE = sites_of("block", [-2])  # no layer has this number, so nothing is replaced
 
 
 def contrast(
@@ -95,10 +97,17 @@ def all_sites(num_layers: int, length: int, num_heads: int) -> Sites:
     return Sites(*[np.concatenate(arrays) for arrays in zip(*parts, strict=True)])
 
 
-def tables_of(found_S: np.ndarray, num_layers: int, length: int) -> Tables:
-    """Return the tables of figures at `all_sites`."""
+def at_all_sites(
+    graph: nnx.GraphDef, params: dict, tokens_PT: np.ndarray, sources: dict[str, jax.Array], read: Read,
+    of_prompts_PK: np.ndarray, noise_PTD: jax.Array | None = None, *, num_rows: int = ROWS,
+) -> tuple[np.ndarray, Tables]:  # fmt: skip
+    """Return `at_each_site` without a replacement, and the tables of its figures; both are means of the prompts."""
+    num_layers, length, num_heads = sources["block"].shape[0], tokens_PT.shape[1], sources["heads"].shape[3]
+    sites = Sites(*map(np.concatenate, zip(NOWHERE, all_sites(num_layers, length, num_heads), strict=True)))
+    found_SP = at_each_site(graph, params, tokens_PT, sources, sites, read, of_prompts_PK, noise_PTD, num_rows=num_rows)
+    intact, *found_S = np.asarray(found_SP).mean(axis=1)
     rows = np.split(np.asarray(found_S), [num_layers * length * n for n in (1, 2, 3)])
-    return {name: row.reshape(num_layers, -1) for name, row in zip(NAMES, rows, strict=True)}
+    return intact, {name: row.reshape(num_layers, -1) for name, row in zip(NAMES, rows, strict=True)}
 
 
 def restore(graph: nnx.GraphDef, params: dict, pair: Contrast, *, num_rows: int = ROWS) -> Tables:
@@ -107,12 +116,10 @@ def restore(graph: nnx.GraphDef, params: dict, pair: Contrast, *, num_rows: int 
     This is activation patching, "denoising" in arXiv:2309.16042. A head is patched at all positions.
     """
     sources = sources_of(graph, params, pair.clean_T[None])
-    num_layers, length, num_heads = sources["block"].shape[0], len(pair.clean_T), sources["heads"].shape[3]
-    found_SP = at_each_site(
-        graph, params, pair.corrupt_T[None], sources, all_sites(num_layers, length, num_heads), difference,
-        pair.tokens_PK, num_rows=num_rows,
-    )  # fmt: skip
-    return tables_of(pair.normalized(np.asarray(found_SP)[:, 0]), num_layers, length)
+    _, tables = at_all_sites(
+        graph, params, pair.corrupt_T[None], sources, difference, pair.tokens_PK, num_rows=num_rows
+    )
+    return {name: pair.normalized(table) for name, table in tables.items()}
 
 
 def attribute(graph: nnx.GraphDef, params: dict, pair: Contrast) -> Tables:

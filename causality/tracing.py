@@ -12,12 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from causality.patching import Tables, all_sites, tables_of
-from causality.sites import ROWS, Sites, at_each_site, probability, replicated, sites_of, sources_of
+from causality.patching import NOWHERE, Tables, at_all_sites
+from causality.sites import at_each_site, probability, replicated, sources_of
 
 NOISE = 3.0  # standard deviations of the embeddings (arXiv:2202.05262, section 2.1)
 DRAWS = 8
-NOWHERE = sites_of("block", [-2])  # no layer has this number, so nothing is replaced
 
 
 class Trace(NamedTuple):
@@ -33,7 +32,7 @@ class Trace(NamedTuple):
 
 def trace(
     graph: nnx.GraphDef, params: dict, tokens_T: np.ndarray, is_noised_T: np.ndarray, answer: int, *, key: jax.Array,
-    draws: int = DRAWS, num_rows: int = ROWS,
+    draws: int = DRAWS,
 ) -> Trace:  # fmt: skip
     """Return the indirect effect of each activation on the probability of an answer (arXiv:2202.05262, section 2.1).
 
@@ -46,21 +45,11 @@ def trace(
     """
     tokens_PT = np.tile(np.asarray(tokens_T, np.int32), (draws, 1))
     sources, of_prompts_PK = sources_of(graph, params, tokens_PT), np.full((draws, 1), answer, np.int32)
-    num_layers, length, num_heads = sources["block"].shape[0], len(tokens_T), sources["heads"].shape[3]
     noise_PTD = _noise(graph, params, key, jnp.asarray(is_noised_T), draws)
-    nothing = at_each_site(graph, params, tokens_PT, sources, NOWHERE, probability, of_prompts_PK, num_rows=num_rows)
-    sites = with_nowhere(all_sites(num_layers, length, num_heads))
-    found_SP = at_each_site(
-        graph, params, tokens_PT, sources, sites, probability, of_prompts_PK, noise_PTD, num_rows=num_rows
-    )
-    corrupt, *restored = np.asarray(found_SP).mean(axis=1)
-    effects = tables_of(np.asarray(restored) - corrupt, num_layers, length)
+    nothing = at_each_site(graph, params, tokens_PT, sources, NOWHERE, probability, of_prompts_PK)
+    corrupt, restored = at_all_sites(graph, params, tokens_PT, sources, probability, of_prompts_PK, noise_PTD)
+    effects = {name: table - corrupt for name, table in restored.items()}
     return Trace(float(np.asarray(nothing)[0, 0]), float(corrupt), effects)
-
-
-def with_nowhere(sites: Sites) -> Sites:
-    """Return the sites after NOWHERE, a run without replacements."""
-    return Sites(*map(np.concatenate, zip(NOWHERE, sites, strict=True)))
 
 
 @functools.partial(jax.jit, static_argnames=("graph", "draws"))
