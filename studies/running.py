@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sweep.py run`: on one host with several workers, or on all hosts of a pod, of which process 0 leads."""
 
-import functools
 import importlib
 import os
 import pathlib
@@ -47,11 +46,19 @@ def on_hosts_or_here(parsed, root: str, work: Callable[[bool], None]) -> int:
     group = group_of_hosts(parsed.join_seconds)
     if not parsed.allow_local:
         check_root(root, parsed.topology, group)
+    if group and parsed.workers > 1:
+        raise ConfigError(
+            f"--workers={parsed.workers}: the {group.count} hosts train one trial at a time; omit the flag"
+        )
     if group:
-        check_flags_of_pod(parsed, group)
         pod.join(group, parsed.join_seconds, ending.with_the_others, root)
-        return (pod.follow() if processes.index() else lead(work)).tell()
+        if processes.index():
+            return pod.follow().tell()
     storage = importlib.import_module("studies.storage")  # says so if a package is missing
+    if group:
+        from studies import leading
+
+        return leading.lead(lambda: work(True)).tell()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with storage.reaching():
         work(False)
@@ -62,14 +69,6 @@ def group_of_hosts(join_seconds: float) -> processes.Group | None:
     """Return the group that this process belongs to by its environment; None if it is alone."""
     group = processes.find(os.environ, startup.attached_accelerator(), join_seconds)
     return group if group and group.count > 1 else None
-
-
-def lead(work: Callable[[bool], None]) -> pod.End:
-    """Work on all hosts; return how that ended."""
-    importlib.import_module("studies.storage")
-    from studies import leading
-
-    return leading.lead(functools.partial(work, True))
 
 
 def queue_and_work(asked: Asked, start: Callable) -> None:
@@ -119,11 +118,3 @@ def make_root(root: str) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"--root={root}: {error.strerror}; name a folder that can be written") from None
-
-
-def check_flags_of_pod(parsed, group: processes.Group) -> None:
-    """Raise ConfigError for flags that cannot be used on several hosts."""
-    if parsed.workers > 1:
-        raise ConfigError(
-            f"--workers={parsed.workers}: the {group.count} hosts train one trial at a time; omit the flag"
-        )
