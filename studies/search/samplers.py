@@ -22,15 +22,15 @@ FIRST = 5  # random trials before local search
 STEP = 0.2  # standard deviation of a mutated number, as a fraction of its range
 
 
-class FromHistory(optuna.samplers.BaseSampler):
+class FromHistory(optuna.samplers.RandomSampler):
     """A sampler that derives a point from one of the earlier trials, or draws one at random.
 
     Subclasses define `parent`.
     """
 
     def __init__(self, space: Space, seed: int):
+        super().__init__(seed)
         self.space, self._seed = space, seed
-        self._random = optuna.samplers.RandomSampler(seed)
 
     def parent(self, study: optuna.Study, trials: list[FrozenTrial], rng: np.random.Generator) -> FrozenTrial | None:
         """Return the trial to mutate; None: draw a random point.
@@ -61,10 +61,6 @@ class FromHistory(optuna.samplers.BaseSampler):
             if point not in known:
                 break
         return point
-
-    def sample_independent(self, study, trial, param_name, param_distribution):
-        """Return a random value of a parameter that is not in the space."""
-        return self._random.sample_independent(study, trial, param_name, param_distribution)
 
 
 class Evolution(FromHistory):
@@ -166,22 +162,14 @@ def _count(distribution: BaseDistribution) -> int:
     return round((distribution.high - distribution.low) / distribution.step) + 1
 
 
-def _tpe(space: Space, seed: int) -> optuna.samplers.BaseSampler:
-    return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
-
-
 METHODS: dict[str, Callable[[Space, int], optuna.samplers.BaseSampler]] = {
     "random": lambda space, seed: optuna.samplers.RandomSampler(seed),
-    "tpe": _tpe,
+    "tpe": lambda space, seed: optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True),
     "cmaes": lambda space, seed: optuna.samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False),
     "evolution": Evolution,
     "local_search": LocalSearch,
 }
 RUNGS = 9, 3  # a pruner looks after a ninth and a third of the steps
-
-
-def _median(steps: int) -> optuna.pruners.BasePruner:
-    return optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=steps // RUNGS[0])
 
 
 class _SuccessiveHalving(optuna.pruners.SuccessiveHalvingPruner):
@@ -196,11 +184,9 @@ class _SuccessiveHalving(optuna.pruners.SuccessiveHalvingPruner):
         return trial.last_step < self.end and super().prune(study, trial)
 
 
-def _asha(steps: int) -> optuna.pruners.BasePruner:
-    return _SuccessiveHalving(max(1, steps // RUNGS[0]))
-
-
 # Which trials end early, given the steps of a whole one. ASHA: arXiv:1810.05934.
 PRUNERS: dict[str, Callable[[int], optuna.pruners.BasePruner]] = {
-    "none": lambda steps: optuna.pruners.NopPruner(), "median": _median, "asha": _asha,
-}  # fmt: skip
+    "none": lambda steps: optuna.pruners.NopPruner(),
+    "median": lambda steps: optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=steps // RUNGS[0]),
+    "asha": lambda steps: _SuccessiveHalving(max(1, steps // RUNGS[0])),
+}
