@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starts workers, waits for them, and says how a study stands when they have ended."""
 
+import collections
 import dataclasses
 import json
 import os
@@ -8,8 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-
-from optuna.trial import TrialState
 
 from configs.errors import OfAllProcesses
 from reporting import display
@@ -108,25 +107,22 @@ def _start(module: str, content: str) -> subprocess.Popen:
 
 def _judge(queue: trials.Queue, digests: set[str], statuses: list[int], limits: Limits) -> None:
     found = [trial for digest, trial in queue.latest().items() if digest in digests]
-    left = [trial for trial in found if not trial.state.is_finished()]
-    failed = [trial for trial in found if trials.has_failed(trial)]
-    done = sum(trial.state == TrialState.COMPLETE for trial in found)
-    cancelled = len(found) - len(left) - len(failed) - done
-    also = f", {cancelled} cancelled" if cancelled else ""
-    print(f"{queue.name}: {done} done, {len(failed)} failed{also}, {len(left)} left", flush=True)
-    if left:
-        still_left = display.left(len(left), "trial")
+    count = collections.Counter(map(trials.standing, found))
+    also = f", {count['cancelled']} cancelled" if count["cancelled"] else ""
+    print(f"{queue.name}: {count['done']} done, {count['failed']} failed{also}, {count['left']} left", flush=True)
+    if count["left"]:
+        still_left = display.left(count["left"], "trial")
         ended = (0, -signal.SIGTERM)  # SIGTERM ends a worker that has only begun
         died = [status for status in statuses if status not in ended]
         if not died and (reason := budget.reason_to_end(queue, digests, limits)):
             raise OutOfBudget(f"{still_left}: {reason}")
         why = f"{counted(len(died), 'worker')} died (status {died[0]})" if died else "interrupted"
         raise Unfinished(f"{why}; {still_left}, run the same command to continue")
-    if failed:
-        first = failed[0]
+    if count["failed"]:
+        first = next(trial for trial in found if trials.standing(trial) == "failed")
         raise Failed(
-            f"{counted(len(failed), 'trial')} failed, first {trials.title(first)}: {first.user_attrs['reason']}; "
+            f"{counted(count['failed'], 'trial')} failed, first {trials.title(first)}: {first.user_attrs['reason']}; "
             f"`sweep.py retry` queues them again"
         )
-    if cancelled:
-        raise Failed(f"{counted(cancelled, 'trial')} cancelled; `sweep.py retry` queues them again")
+    if count["cancelled"]:
+        raise Failed(f"{counted(count['cancelled'], 'trial')} cancelled; `sweep.py retry` queues them again")

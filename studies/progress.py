@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file study.json in the root of a study: which trial runs and how many have ended, for `pod.py`."""
 
+import collections
 import contextlib
 import json
 import pathlib
 import time
 from collections.abc import Sequence
 
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from checkpointing.bucket import path_of
 from files.atomic import write_atomically
-from studies.trials import has_failed, title, was_cancelled
+from studies.trials import standing, title
 
 FILE = "study.json"  # pods/studies.py reads it
 
@@ -24,13 +25,11 @@ def write(root: str, known: Sequence[FrozenTrial], running: FrozenTrial | None, 
       running: the trial that begins now; None if none does.
       count: number of configurations in all.
     """
-    ended = sum(trial.state.is_finished() for trial in known)
-    done, pruned = (sum(one.state == state for one in known) for state in (TrialState.COMPLETE, TrialState.PRUNED))
-    failed, cancelled = sum(map(has_failed, known)), sum(map(was_cancelled, known))
+    found = collections.Counter(map(standing, known))
     content = {
         "trial": title(running) if running else "", "workdir": running.user_attrs["workdir"] if running else "",
-        "time": time.time(), "done": done, "pruned": pruned, "failed": failed, "cancelled": cancelled,
-        "left": count - ended,
+        "time": time.time(), **{name: found[name] for name in ("done", "pruned", "failed", "cancelled")},
+        "left": count - len(known) + found["left"],
     }  # fmt: skip
     with contextlib.suppress(OSError):
         write_json(root, FILE, content)

@@ -322,14 +322,12 @@ def title(trial: FrozenTrial) -> str:
     return f"{trial.user_attrs['group']}/{trial.user_attrs['configuration']}"
 
 
-def was_cancelled(trial: FrozenTrial) -> bool:
-    """Return whether a trial has ended by `sweep.py cancel`."""
-    return trial.state == TrialState.FAIL and trial.user_attrs.get("reason") == CANCELLED
-
-
-def has_failed(trial: FrozenTrial) -> bool:
-    """Return whether a trial failed by itself; a cancelled one has the same state in the storage."""
-    return trial.state == TrialState.FAIL and not was_cancelled(trial)
+def standing(trial: FrozenTrial) -> str:
+    """Return whether a trial is left, done, pruned, failed, or cancelled, which has the state of failed trials."""
+    if trial.state == TrialState.FAIL and trial.user_attrs.get("reason") == CANCELLED:
+        return "cancelled"
+    ended = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
+    return ended.get(trial.state, "left")
 
 
 def failures(trial: FrozenTrial) -> list[dict]:

@@ -11,7 +11,7 @@ from reporting import display
 from studies.cost import planning
 from studies.report import scaling, sizes
 from studies.suites import Member, Study
-from studies.trials import has_failed
+from studies.trials import standing
 
 ONE_SEED = "no conclusion from one seed"
 CONFIDENCE = 0.95
@@ -188,7 +188,7 @@ def _row(study: Study, name: str, seeds: list[Member], trials: dict[str, FrozenT
     done = [trial for trial in found if trial and trial.state == TrialState.COMPLETE]
     ended = [trial for trial in found if trial and trial.state.is_finished()]
     failures += [
-        f"status {trial.user_attrs.get('status', '-')}: {trial.user_attrs['reason']}" if has_failed(trial)
+        f"status {trial.user_attrs.get('status', '-')}: {trial.user_attrs['reason']}" if standing(trial) == "failed"
         else trial.user_attrs["reason"]
         for trial in ended if trial.state == TrialState.FAIL
     ]  # fmt: skip

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a study stands: queued, running, done, failed and cancelled trials by group, chip-hours, cost and time left."""
 
+import collections
 import heapq
 import statistics
 
@@ -10,7 +11,7 @@ from reporting import display
 from reporting.display import aligned, counted, duration
 from studies.cost.budget import cost_of, taken_by
 from studies.suites import Member, Study
-from studies.trials import RAN_BEFORE, RAN_SECONDS, has_failed, title
+from studies.trials import RAN_BEFORE, RAN_SECONDS, standing, title
 
 HEADING = ("group", "queued", "running", "done", "failed", "cancelled", "not queued", "chip-hours", "cost")
 
@@ -33,7 +34,7 @@ def lines(
         rows.append((group, *_figures([trials.get(digest) for digest in digests], running, price)))
     found = [trials.get(digest) for digest in dict.fromkeys(member.digest for member in wanted)]
     rows.append(("all", *_figures(found, running, price)))
-    failed = [trial for trial in found if trial and has_failed(trial)]
+    failed = [trial for trial in found if trial and standing(trial) == "failed"]
     reasons = [f"failed: {title(trial)}: {trial.user_attrs['reason']}" for trial in failed]
     return [f"study {study.name}", *aligned(rows), *reasons, *_time_left(found, running)]
 
@@ -41,14 +42,11 @@ def lines(
 def _figures(trials: list[FrozenTrial | None], running: set[int], price: float | None) -> tuple[str, ...]:
     """Return the cells of a row after its name; None is a configuration without a trial."""
     found = [trial for trial in trials if trial]
-    done = [trial for trial in found if trial.state == TrialState.COMPLETE]
-    failed = [trial for trial in found if has_failed(trial)]
-    cancelled = sum(trial.state == TrialState.FAIL for trial in found) - len(failed)
-    alive = [trial for trial in found if not trial.state.is_finished() and trial.number in running]
-    queued = sum(not trial.state.is_finished() for trial in found) - len(alive)
-    hours = sum(map(taken_by, found))
-    cost = cost_of(found, price)
-    counts = (queued, len(alive), len(done), len(failed), cancelled, len(trials) - len(found))
+    count = collections.Counter(map(standing, found))
+    alive = sum(standing(trial) == "left" and trial.number in running for trial in found)
+    hours, cost = sum(map(taken_by, found)), cost_of(found, price)
+    ended = (count["done"], count["failed"], count["cancelled"])
+    counts = (count["left"] - alive, alive, *ended, len(trials) - len(found))
     return (*map(str, counts), f"{hours:.2f}", "not known" if cost is None else f"${cost:,.2f}")
 
 

@@ -5,8 +5,8 @@
 the storage: a worker that died leaves a trial that the next one continues, and the sampler goes on from all trials.
 """
 
+import collections
 import dataclasses
-from collections.abc import Callable
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -18,7 +18,6 @@ from rehearsal.compiler import CompileError
 from settings import loading
 from settings.keys import LENGTHS
 from studies import outcome, suites, trials
-from studies.claims import BEAT_SECONDS
 from studies.cost import planning
 from studies.launch import Failed, Unfinished
 from studies.search import samplers, second_objective, spaces
@@ -72,11 +71,8 @@ class Search:
 
     def definition(self) -> dict[str, object]:
         """Return what must be equal when a search goes on."""
-        same = (
-            "recipe", "space", "method", "prune", "seed", "metric", "root", "topology", "overrides", "population",
-            "also",
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in same}
+        may_differ = ("storage", "study", "count", "program")
+        return {name: value for name, value in vars(self).items() if name not in may_differ}
 
     def searched(self) -> Space:
         """Return the entries of the space that are not typed: a typed value holds for every trial."""
@@ -104,9 +100,10 @@ class Searcher(Worker):
         if self.search.also and trials.SECOND not in trial.user_attrs:
             self._began = None  # no process runs yet
             member = self.search.member(self.recipe, trial.user_attrs["configuration"], trial.user_attrs["changes"])
-            waiting = self._keeping(trial)
             try:
-                second = second_objective.value_of(self.search.also, member, self.search.topology, waiting)
+                with self.queue.kept(trial):
+                    second = second_objective.value_of(self.search.also, member, self.search.topology, self._go_on)
+                self.queue.keep(trial)  # another worker may have taken it over, if this machine slept
             except Stopped:
                 return self.queue.give_back(trial)
             except (ConfigError, CompileError) as error:
@@ -150,19 +147,10 @@ class Searcher(Worker):
         else:
             super().end_early(trial, how)
 
-    def _keeping(self, trial: FrozenTrial) -> Callable[[float], None]:
-        """Return a function to call during a rehearsal: it keeps the claim, and raises Stopped after `stop`."""
-        beaten = 0.0
-
-        def keep(seconds: float) -> None:
-            nonlocal beaten
-            if self.asked_to_stop:
-                raise Stopped
-            if seconds - beaten > BEAT_SECONDS:
-                self.queue.keep(trial)
-                beaten = seconds
-
-        return keep
+    def _go_on(self, seconds: float) -> None:
+        """Raise Stopped after `stop`; a rehearsal calls it with its `seconds`."""
+        if self.asked_to_stop:
+            raise Stopped
 
     def _begun(self) -> FrozenTrial | None:
         """Begin a trial with the sampler's next point that is valid and new; None if there are enough trials."""
@@ -267,15 +255,15 @@ def judge(queue: trials.Queue, count: int, statuses: list[int]) -> None:
       Failed: all have failed, no point of the space can be trained, or a worker met a mistake in the command.
     """
     found = list(queue.latest().values())
-    states = [trial.state for trial in found]
-    words = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
-    ended = sum(state.is_finished() for state in states)
-    print(f"{queue.name}: " + ", ".join(f"{states.count(state)} {word}" for state, word in words.items()), flush=True)
+    standings = collections.Counter(map(trials.standing, found))
+    ended = len(found) - standings["left"]
+    counts = ", ".join(f"{standings[word]} {word}" for word in ("done", "pruned", "failed"))
+    print(f"{queue.name}: {counts}", flush=True)
     if USAGE in statuses and ended < count:  # the same command would meet the same mistake
         raise Failed(f"a worker ended by the error above; {ended} of {count} trials have ended")
-    if (any(statuses) and ended < count) or any(not state.is_finished() for state in states):
+    if (any(statuses) and ended < count) or standings["left"]:
         raise Unfinished(f"{ended} of {count} trials have ended; run the same command to continue")
-    if found and set(states) == {TrialState.FAIL}:
+    if found and standings["failed"] == len(found):
         raise Failed(f"no trial of {ended} succeeded, first {trials.title(found[0])}: {found[0].user_attrs['reason']}")
     if ended >= count:
         return
