@@ -38,7 +38,8 @@ def setup_optimizations(settings: Settings, transport: Transport, rest: list[str
     While a run holds the devices, only the coordinator runs the script, and compiles ahead of time without a device.
 
     Raises:
-      PodError: the configuration cannot run (status 2), a host fails, or a host reports other switches.
+      ConfigError: the configuration cannot run.
+      PodError: a host fails, or reports other switches.
     """
     settings = recipes.of_pod(settings, transport)
     resolved = recipes.resolved_switches(settings)
@@ -104,6 +105,7 @@ def resolve(argv: list[str], description: str) -> Deployment:
     code.
 
     Raises:
+      ConfigError: the recipe cannot be read.
       PodError: a flag is unknown, or the file cannot be read or has a forbidden value (status 2).
     """
     own, rest = _own_flags(argv, description)

@@ -10,7 +10,7 @@ from configs import topologies
 from configs.errors import ConfigError
 from pods import switches
 from pods.calls import note
-from pods.errors import PodError, usage_error
+from pods.errors import usage_error
 from pods.settings import FIELDS, Settings, is_per_host
 from pods.transports import Transport
 from settings import loading, simulation, together, validation
@@ -29,7 +29,7 @@ def resolved_switches(settings: Settings) -> switches.Resolved:
     Those that the configuration cannot have are left out.
 
     Raises:
-      PodError: the configuration cannot run with any switches (status 2).
+      ConfigError: the configuration cannot run with any switches.
     """
     values = {name: getattr(settings, name.lower()) for name in (switches.ALL, *switches.SWITCHES)}
     typed = {name: value for name, value in values.items() if settings.given(name.lower())}
@@ -40,7 +40,7 @@ def resolved_switches(settings: Settings) -> switches.Resolved:
         with_it = keys | switches.SWITCHES[name]
         try:
             arguments(settings, with_it)
-        except PodError as error:
+        except ConfigError as error:
             found = found.without(name, str(error))
         else:
             keys = with_it
@@ -89,7 +89,7 @@ def arguments(settings: Settings, keys: Mapping[str, object], more: Sequence[str
       workdir: folder of the run; "" gives no --workdir.
 
     Raises:
-      PodError: the resulting configuration cannot run (status 2).
+      ConfigError: the resulting configuration cannot run.
     """
     keys, topology = dict(keys) | training_keys(settings), preset(settings)
     words = [f"--config={settings.recipe}"] + ([f"--workdir={workdir}"] if workdir else [])
@@ -121,17 +121,10 @@ def training_keys(settings: Settings) -> dict[str, object]:
 
 
 def length_keys(recipe: str, length: int | None) -> dict[str, int]:
-    """Return the keys for a sequence length, with model.max_length if it exceeds the recipe's; {} for 0 or None.
-
-    Args:
-      recipe: the --config=FILE of train.py.
-    """
+    """Return the keys for a length (0 or None: {}), with model.max_length if `recipe`, a --config=FILE, has less."""
     if not length:
         return {}
-    try:
-        longest = loading.load(loading.of_workspace(recipe.removeprefix("--config=")), "", {}).config.model.max_length
-    except ConfigError as error:
-        raise usage_error(str(error)) from None
+    longest = loading.load(loading.of_workspace(recipe.removeprefix("--config=")), "", {}).config.model.max_length
     return {"train.sequence_length": length} | ({"model.max_length": length} if length > longest else {})
 
 
@@ -166,11 +159,7 @@ def chosen_data_keys(settings: Settings) -> dict[str, object]:
 
 
 def pretraining_keys(settings: Settings, more: Sequence[str] = ()) -> dict[str, object]:
-    """Return `data_keys`, as for launch_pretrain_hf; {} if the recipe or a typed argument names other data.
-
-    Args:
-      more: typed arguments of train.py.
-    """
+    """Return `data_keys`; {} if the recipe, or a typed key or argument of train.py in `more`, names other data."""
     if settings.given("dataset"):
         return data_keys(settings)
     typed = {word.lstrip("-").removeprefix("config.").partition("=")[0] for word in (*settings.overrides, *more)}
@@ -187,26 +176,20 @@ def buckets_of_data(words: Sequence[str]) -> list[str]:
 
 
 def load(words: Sequence[str]) -> Loaded:
-    """Return the configuration of train.py's arguments; a usage error if a key or the recipe is wrong."""
+    """Return the configuration of train.py's arguments; ConfigError if a key or the recipe is wrong."""
     flags = dict(word.lstrip("-").split("=", 1) for word in words if "=" in word)
     mesh = {name: os.environ[name] for name in MESH_VARIABLES if os.environ.get(name)}
     typed = {name.removeprefix("config."): value for name, value in flags.items() if name.startswith("config.")}
-    try:
-        return loading.load(loading.of_workspace(flags["config"]), flags.get("topology", ""), typed, mesh)
-    except ConfigError as error:
-        raise usage_error(str(error)) from None
+    return loading.load(loading.of_workspace(flags["config"]), flags.get("topology", ""), typed, mesh)
 
 
 def check(settings: Settings, words: list[str]) -> None:
-    """Raise PodError for arguments that train.py would refuse on every host."""
+    """Raise ConfigError for arguments that train.py would refuse on every host."""
     loaded = load(words)
-    try:
-        if loaded.topology is None:
-            validation.check_keys(loaded.config)
-            return together.check_typed(loaded)
-        validation.resolve_mesh(loaded.config, loaded.topology.chips)
-        if settings.transport == "local":
-            simulation.scale_down(loaded.config, loaded.typed)
-        validation.validate(loaded.config, loaded.topology.chips, loaded)
-    except ConfigError as error:
-        raise usage_error(str(error)) from None
+    if loaded.topology is None:
+        validation.check_keys(loaded.config)
+        return together.check_typed(loaded)
+    validation.resolve_mesh(loaded.config, loaded.topology.chips)
+    if settings.transport == "local":
+        simulation.scale_down(loaded.config, loaded.typed)
+    validation.validate(loaded.config, loaded.topology.chips, loaded)

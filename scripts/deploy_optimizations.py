@@ -25,13 +25,14 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from core import command_line  # first: it restarts in the workspace's Python
 
 from core import batch_fit
+from configs.errors import ConfigError
 from pods import deploy, records, switches
 from pods.errors import PodError
 
 if __name__ == "__main__":
     try:
         SWITCHES, ARGUMENTS, SEARCH_STEPS, AHEAD = deploy.resolve(sys.argv, __doc__)
-    except PodError as error:
+    except (ConfigError, PodError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
     sys.argv[1:] = ARGUMENTS
@@ -50,7 +51,6 @@ from core import assembly
 from settings import loading, validation
 from settings.keys import flat
 from cluster import identity, processes
-from configs.errors import ConfigError
 from input_pipeline.cache import cache_folder
 from parallelism.mesh import mesh_context
 from rehearsal.layouts import ways
@@ -122,11 +122,7 @@ def costs(config, measured: dict) -> dict[str, dict[str, float]]:
 
 
 def rehearse(more: list[str]) -> dict:
-    """Return the figures of all ways of training the recipe, and how the ways compare; {"error": text} without them.
-
-    Args:
-      more: switches without which the step is rehearsed too.
-    """
+    """Return figures of all ways to train the recipe, also without each of `more`, compared; else {"error": text}."""
     topology = LOADED.topology
     if topology is None or topology.accelerator != "tpu":
         return {"error": "only a slice of TPUs, named by --topology, can be rehearsed"}
