@@ -80,11 +80,7 @@ class StructuralModel:
         return graph
 
     def sample(self, n: int, rng: np.random.Generator, do: Mapping[str, float] | None = None) -> Values:
-        """Return the variables of n units.
-
-        Args:
-          do: {variable: value} that are set; their mechanisms are not used (definition 7.1.2).
-        """
+        """Return the variables of n units; those in `do` are set, and their mechanisms not used (definition 7.1.2)."""
         do = do or {}
         self._check(do)
         noises = {name: of_name.noise(rng, n) for name, of_name in self.mechanisms.items()}  # the same whatever is set

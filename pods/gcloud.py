@@ -56,11 +56,7 @@ class Node(Object, total=False):
 
 
 class Gcloud:
-    """The transport `gcloud`.
-
-    Raises:
-      PodError: from every method, with gcloud's own message in one line; status 2 without a zone or a project.
-    """
+    """The transport `gcloud`; a PodError has gcloud's own message in one line, or says what is not set (status 2)."""
 
     def __init__(self, settings: Settings):
         if missing := [name for name in ("zone", "project") if not getattr(settings, name)]:

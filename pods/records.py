@@ -130,11 +130,7 @@ def forgotten(settings: Settings) -> Iterator[None]:
 
 
 def code_state() -> tuple[str, list[str]]:
-    """Return the commit of the local code, and the files that differ from it; "" outside a git checkout.
-
-    Raises:
-      PodError: git knows the commit, but `git status` fails.
-    """
+    """Return the commit of the local code, "" outside a git checkout, and the changed files; PodError if git fails."""
     commit, changed = git("rev-parse", "HEAD").stdout.strip(), git("status", "--porcelain")
     if commit and changed.returncode:
         raise PodError(f"git status in {ROOT}: {' '.join(changed.stderr.split())}")

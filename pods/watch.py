@@ -338,11 +338,7 @@ def _figure(name: str, value) -> str:
 
 
 def _show(settings: Settings, picture: Callable[[], tuple[str, str]]) -> int:
-    """Print a picture, and a problem to stderr; return the exit status. With --watch repeat it, on a terminal in place.
-
-    Args:
-      picture: returns the text and a problem, "" if there is none.
-    """
+    """Print a picture, a text and a problem or ""; return the status. With --watch repeat, on a terminal in place."""
     if settings.dry_run:  # the calls print themselves
         picture()
         return 0

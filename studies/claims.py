@@ -40,11 +40,7 @@ class Holder(NamedTuple):
 
 
 class Claims:
-    """The claims in a database, as one worker sees them.
-
-    Attributes:
-      worker: name of this process, unique over machines and time.
-    """
+    """The claims in a database, as one worker sees them; `worker` names its process, unique over machines and time."""
 
     def __init__(self, engine: sqlalchemy.Engine):
         self.engine, self.worker = engine, this_process()

@@ -56,11 +56,7 @@ def search_on_all_hosts(search: Search, workers: int) -> list[int]:
 
 
 def lead(run: Callable[[], None]) -> pod.End:
-    """Run a study, and tell the others how it ended.
-
-    Args:
-      run: works until all trials have ended; its exceptions are those of `launch.run`.
-    """
+    """Run a study, and tell the others how it ended; the exceptions of `run` are those of `launch.run`."""
     try:
         with reaching():
             run()

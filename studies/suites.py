@@ -218,11 +218,7 @@ def folder(root: str, member: Member) -> str:
 
 
 def folders(root: str, members: Iterable[Member]) -> dict[str, str]:
-    """Return {GROUP/NAME: the folder of a trial of this configuration}.
-
-    Raises:
-      ConfigError: a group or a configuration has no name, or two have the same folder.
-    """
+    """Return {GROUP/NAME: folder of its trial}; ConfigError if a member has no name, or two have the same folder."""
     found = {}
     for member in members:
         place = folder(root, member)

@@ -58,11 +58,7 @@ class Order:
 
 
 class Queue:
-    """The trials of a study in a storage.
-
-    Attributes:
-      claims: of this process.
-    """
+    """The trials of a study in a storage; `claims` are those of this process."""
 
     def __init__(self, storage: optuna.storages.RDBStorage, name: str, direction: str = "", *, create: bool):
         """Open a study; begin it if there is none and `create`, else raise ConfigError."""
@@ -79,11 +75,7 @@ class Queue:
         self._study = optuna.load_study(storage=storage, study_name=name)  # which reads an ended trial once
 
     def enqueue(self, orders: Iterable[Order]) -> int:
-        """Add a trial for each order whose configuration has none yet; return the number of added trials.
-
-        Raises:
-          ConfigError: the folder of an order has the run of another configuration.
-        """
+        """Add a trial for each order without one; return their number. ConfigError if a folder is another's."""
         with self.locked():
             known = self.latest()
             new = [order for order in orders if order.member.digest not in known]
@@ -130,11 +122,7 @@ class Queue:
     def claim_next(
         self, digests: set[str], allows: Callable[[FrozenTrial], bool] = lambda trial: True
     ) -> FrozenTrial | None:
-        """Return a trial of these configurations that this worker holds from now on; None if there is none now.
-
-        Args:
-          allows: whether a trial that has not ended may be claimed.
-        """
+        """Return a trial of these that `allows` lets start, which this worker holds now; None if there is none."""
         for digest, trial in self.latest().items():
             if digest not in digests or trial.state.is_finished() or not allows(trial):
                 continue

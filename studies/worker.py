@@ -61,13 +61,9 @@ class Task:
 
 
 class Worker:
-    """Runs trials until none of its task is left, or until it is asked to stop.
+    """Runs trials until none of its task is left, or until it is asked to stop."""
 
-    Attributes:
-      beat_seconds: between two looks at whether a running trial should end; each look also keeps its claim.
-    """
-
-    beat_seconds = BEAT_SECONDS
+    beat_seconds = BEAT_SECONDS  # between two looks at whether a running trial should end; each also keeps its claim
 
     def __init__(self, task: Task):
         self.task, self._asked_to_stop, self._began = task, False, None

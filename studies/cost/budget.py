@@ -183,11 +183,7 @@ def reason_to_end(queue: trials.Queue, digests: set[str], limits: Limits, *, wai
 
 
 def left_of(what: str, chip_hours: float, queue: trials.Queue, price: float | None) -> str:
-    """Return the line that says how much of a budget or a grant is spent and left.
-
-    Args:
-      price: dollars per chip-hour; None if it is not known.
-    """
+    """Return the line that says how much of a budget or a grant is spent and left; `price` of a chip-hour, or None."""
     used = spent(queue)
     rest = max(0.0, chip_hours - used)
     cost = "" if price is None else f" (${rest * price:,.2f})"

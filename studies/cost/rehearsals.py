@@ -29,12 +29,9 @@ SAVED = ("parameters", "optimizer", "extra", "carry")  # parts of a device's sta
 
 
 def step_seconds(values: dict[str, object], topology: str) -> float | None:
-    """Return the seconds of a step on a slice; None if nobody rehearsed it.
+    """Return the seconds of a step on a slice, with these values of every key; None if nobody rehearsed it.
 
     The user's own rehearsal of this very configuration takes precedence over a record of a step that computes the same.
-
-    Args:
-      values: of every key, resolved.
     """
     if compiled := cached(values, topology):
         return estimate(compiled)["step_seconds"] if compiled.fits else None

@@ -86,11 +86,7 @@ class Answer:
 
 
 def of_study(study: Study, members: list[Member], trials: dict[str, FrozenTrial]) -> list[Answer]:
-    """Return the answer of each group that has members, in order.
-
-    Args:
-      trials: the last trial of each configuration by its digest.
-    """
+    """Return the answer of each group that has members; `trials` are the last of each configuration by its digest."""
     found = []
     for group in dict.fromkeys(member.group for member in members):
         by_name: dict[str, list[Member]] = {}

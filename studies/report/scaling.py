@@ -57,23 +57,14 @@ class Fit:
         return self.bend is not None and self.bend < BENDS
 
     def line(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the metric on the line, and half the width of the confidence band of the mean.
-
-        Args:
-          sizes: [n], greater than 0.
-        """
+        """Return the metric on the line at `sizes` [n] > 0, and half the width of the confidence band of the mean."""
         places = np.log2(sizes)
         error = self.deviation * np.sqrt(1 / self.num_points + (places - self.mean) ** 2 / self.spread)
         return self.level + self.slope * places, self.quantile * error
 
 
 def fit(sizes: list[float], metrics: list[float]) -> Fit | None:
-    """Return the line through points; None for fewer than FEWEST different sizes.
-
-    Args:
-      sizes: of each point; a size of 0 or less has no logarithm and is left out.
-      metrics: of each point.
-    """
+    """Return the line through points; None for fewer than FEWEST different sizes. Sizes up to 0 have no logarithm."""
     x, y = (np.array(numbers, float) for numbers in (sizes, metrics))
     x, y = np.log2(x[x > 0]), y[x > 0]
     if len(np.unique(x)) < FEWEST:
@@ -103,12 +94,7 @@ def _bend(x: np.ndarray, y: np.ndarray, residual: float) -> float | None:
 
 
 def sentence(found: Fit | None, num_sizes: int, axis: str, metric: str) -> str:
-    """Return what the fit says, with its figures.
-
-    Args:
-      num_sizes: different sizes that have a metric.
-      axis: name of the size.
-    """
+    """Return what the fit says, with its figures; `num_sizes` different sizes of the axis have a metric."""
     if found is None:
         return f"There is no fit from {num_sizes} sizes; it needs {FEWEST}."
     low, high = found.interval

@@ -14,21 +14,12 @@ PARAMETERS = "parameters"  # a size that is no key
 
 
 def of_axis(values: dict[str, object], axis: str) -> float:
-    """Return the size of a configuration along the axis of its group.
-
-    Args:
-      values: of every key.
-      axis: a key with numbers, or PARAMETERS.
-    """
+    """Return the size of a configuration (`values` of every key) along an axis: a numeric key, or PARAMETERS."""
     return float(num_parameters(values) if axis == PARAMETERS else values[axis])
 
 
 def num_parameters(values: dict[str, object]) -> int:
-    """Return the number of parameters of the model, without adapters.
-
-    Args:
-      values: of every key.
-    """
+    """Return the number of parameters of the model, without adapters; `values` are those of every key."""
     import jax
     import jax.numpy as jnp
     from flax import nnx
@@ -46,11 +37,7 @@ def num_parameters(values: dict[str, object]) -> int:
 
 
 def training_flops(values: dict[str, object]) -> float | None:
-    """Return the model's floating-point operations of a whole training; None if only the data say how many steps.
-
-    Args:
-      values: of every key.
-    """
+    """Return the model's floating-point operations of a whole training; None if only the data say how many steps."""
     steps = planning.steps_of(values)
     if steps is None:
         return None

@@ -62,14 +62,7 @@ class Searched:
 
 
 def find(url: str, name: str, unknown: str) -> Searched:
-    """Return the search of a name in the storage at a URL.
-
-    Args:
-      unknown: the beginning of the message if there is no such search.
-
-    Raises:
-      ConfigError: there is none, or the storage cannot be opened.
-    """
+    """Return the search of a name in a storage; else raise ConfigError, whose message begins with `unknown`."""
     try:
         storage = open_storage(url, create=False)
     except ConfigError as error:

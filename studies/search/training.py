@@ -65,9 +65,6 @@ def asked(parsed, overrides: dict[str, str], root: str) -> Search:
 def train(search: Search, workers: int, start: Start) -> None:
     """Train what the method chooses until all trials have ended; print the best, and write its keys to BEST.
 
-    Args:
-      start: runs a number of workers until they end.
-
     Raises:
       Unfinished: the command was interrupted, or its workers died.
       Failed: all trials have failed.
