@@ -22,27 +22,18 @@ SHOWN = 5  # sites of each tap in the terminal
 
 
 class Explanation(NamedTuple):
-    """What the analysis found.
+    """What the analysis found."""
 
-    Attributes:
-      clean_words, corrupt_words: the text of each token of the two prompts.
-      answer, other: the texts of the two compared tokens.
-      pair: the prompts, and the differences of logits in the clean and the corrupted run.
-      restored, attributed: normalised effects by patching and by its gradient approximation.
-      traced: probabilities with noise on the tokens in which the prompts differ.
-      lens: what each block of the clean run predicts; `lens_words` are the texts of its likeliest tokens, [L][T].
-    """
-
-    clean_words: list[str]
-    corrupt_words: list[str]
-    answer: str
-    other: str
-    pair: Contrast
-    restored: Tables
-    attributed: Tables
-    traced: Trace
-    lens: Lens
-    lens_words: list[list[str]]
+    clean_words: list[str]  # the text of each token of the prompt
+    corrupt_words: list[str]  # of the corrupted prompt
+    answer: str  # the text of the first of the two compared tokens
+    other: str  # of the second
+    pair: Contrast  # the prompts, and the differences of logits in the clean and the corrupted run
+    restored: Tables  # normalised effects by patching
+    attributed: Tables  # by its gradient approximation
+    traced: Trace  # probabilities with noise on the tokens in which the prompts differ
+    lens: Lens  # what each block of the clean run predicts
+    lens_words: list[list[str]]  # the texts of its likeliest tokens, [L][T]
 
 
 def prompt_tokens(

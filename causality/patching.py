@@ -35,21 +35,14 @@ from causality.sites import (
 
 
 class Contrast(NamedTuple):
-    """Two prompts, and the tokens whose logits are compared after them.
+    """Two prompts, and the tokens whose logits are compared after them."""
 
-    Attributes:
-      clean_T, corrupt_T: int32, the prompts.
-      answer: the likeliest token after the clean prompt.
-      other: the likeliest other token after the corrupted prompt.
-      clean, corrupt: logit(answer) - logit(other) after each prompt.
-    """
-
-    clean_T: np.ndarray
-    corrupt_T: np.ndarray
-    answer: int
-    other: int
-    clean: float
-    corrupt: float
+    clean_T: np.ndarray  # int32
+    corrupt_T: np.ndarray  # int32
+    answer: int  # the likeliest token after the clean prompt
+    other: int  # the likeliest other token after the corrupted prompt
+    clean: float  # logit(answer) - logit(other) after the clean prompt
+    corrupt: float  # the same after the corrupted prompt
 
     @property
     def tokens_PK(self) -> np.ndarray:

@@ -15,19 +15,12 @@ Values = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
-    """How a variable comes about.
+    """How a variable comes about."""
 
-    Attributes:
-      parents: names of the variables that it depends on directly.
-      function: (values of the parents in this order, noise) -> values.
-      noise: (generator, n) -> noise of n units.
-      invert: (values of the parents, value) -> the noise that gives this value; None: the noise cannot be recovered.
-    """
-
-    parents: tuple[str, ...]
-    function: Callable[..., np.ndarray]
-    noise: Callable[[np.random.Generator, int], np.ndarray]
-    invert: Callable[..., np.ndarray] | None = None
+    parents: tuple[str, ...]  # names of the variables that it depends on directly
+    function: Callable[..., np.ndarray]  # (values of the parents in this order, noise) -> values
+    noise: Callable[[np.random.Generator, int], np.ndarray]  # (generator, n) -> noise of n units
+    invert: Callable[..., np.ndarray] | None = None  # (values of the parents, value) -> noise; None: unknown
 
 
 def linear(weights: Mapping[str, float], deviation: float = 1.0, offset: float = 0.0) -> Mechanism:

@@ -83,19 +83,12 @@ def held_by(busy: list[int]) -> str:
 
 
 class Deployment(NamedTuple):
-    """What scripts/deploy_optimizations.py measures.
+    """What scripts/deploy_optimizations.py measures."""
 
-    Attributes:
-      switches: which are on.
-      arguments: those of train.py.
-      search_steps: all steps of the search that ENABLE_EVOLUTION makes before the training.
-      ahead: whether to use no device.
-    """
-
-    switches: switches.Resolved
-    arguments: list[str]
-    search_steps: int
-    ahead: bool
+    switches: switches.Resolved  # which are on
+    arguments: list[str]  # those of train.py
+    search_steps: int  # all steps of the search that ENABLE_EVOLUTION makes before the training
+    ahead: bool  # whether to use no device
 
 
 def resolve(argv: list[str], description: str) -> Deployment:

@@ -30,31 +30,20 @@ class Switches(Object):
 
 
 class Launch(Object):
-    """The record of a launch.
-
-    Attributes:
-      words: the program and its arguments.
-      environment: variables that are added to the hosts' own.
-      log: prefix of the log's name.
-      workdir: None if it is not a run of train.py.
-      study: root of a study; absent or None if it is not one.
-      switches: None if it has none.
-      changed: files that differed from the commit.
-      time: Unix seconds.
-    """
+    """The record of a launch."""
 
     subcommand: str
-    words: list[str]
-    environment: dict[str, str]
-    log: str
-    workdir: str | None
-    study: NotRequired[str | None]
-    switches: Switches | None
+    words: list[str]  # the program and its arguments
+    environment: dict[str, str]  # variables that are added to the hosts' own
+    log: str  # prefix of the log's name
+    workdir: str | None  # None if it is not a run of train.py
+    study: NotRequired[str | None]  # root of a study; absent or None if it is not one
+    switches: Switches | None  # None if it has none
     recipe: str
     accelerator: str
     commit: str
-    changed: list[str]
-    time: Annotated[float, pydantic.Field(ge=0, lt=1e11)]
+    changed: list[str]  # files that differed from the commit
+    time: Annotated[float, pydantic.Field(ge=0, lt=1e11)]  # Unix seconds
 
 
 def launched(settings: Settings) -> bool:

@@ -34,31 +34,21 @@ COPIED = ("alive", "stopped", "status", "commit", "changed", "rss_gib")  # from 
 
 @dataclasses.dataclass(frozen=True)
 class Worker:
-    """The state of a worker; `reachable` is false if its host does not answer.
-
-    Attributes:
-      status: exit status of the program; None while it runs, or if it is unknown.
-      launched: whether something was launched and has not been stopped by pod.py since.
-      stopped: whether `pod.py stop` was called since the launch.
-      trains: whether the launched program is a run of train.py, which writes heartbeats once its step is compiled.
-      heartbeat: the last heartbeat of train.py in this run: step, phase, host_memory_gib, device_memory_gib, code;
-        None before the first.
-      age: seconds since the heartbeat was written.
-    """
+    """The state of a worker; `reachable` is false if its host does not answer."""
 
     number: int
     reachable: bool = True
     error: str = ""
     alive: bool = False
-    launched: bool = False
-    stopped: bool = False
-    trains: bool = False
-    status: int | None = None
+    launched: bool = False  # whether something was launched and has not been stopped by pod.py since
+    stopped: bool = False  # whether `pod.py stop` was called since the launch
+    trains: bool = False  # whether it is a run of train.py, which writes heartbeats once its step is compiled
+    status: int | None = None  # exit status of the program; None while it runs, or if it is unknown
     commit: str = ""
     changed: int = 0
     rss_gib: float = 0.0
-    heartbeat: dict | None = None
-    age: float | None = None
+    heartbeat: dict | None = None  # the last of train.py in this run, see answers.Heartbeat; None before the first
+    age: float | None = None  # seconds since the heartbeat was written
 
     @property
     def step(self) -> int | None:

@@ -18,29 +18,17 @@ HOUR = 3600.0
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The figures of a run.
+    """The figures of a run."""
 
-    Attributes:
-      evaluations: the figures of each evaluation, in order of steps.
-      breadth: accuracy of a recursive model by depth and breadth, see core/evaluations/breadth.py; {} without.
-      wall_seconds: time that processes of the run took, over all its restarts.
-      chips: of the topology; 1 without one.
-      cost: in dollars; None if the price of a chip is not known.
-      goodput: fraction of `wall_seconds` that was spent on training that is not lost.
-      checkpoint: the newest, as an address; "" if there is none.
-      checkpoint_bytes: of its files; None if it has no manifest.
-      ran_seconds: time that the worker counted.
-    """
-
-    evaluations: list[dict[str, float | int | None]]
-    wall_seconds: float
-    chips: int
-    cost: float | None
-    goodput: float
-    checkpoint: str
-    checkpoint_bytes: int | None
-    ran_seconds: float
-    breadth: dict[str, float] = dataclasses.field(default_factory=dict)
+    evaluations: list[dict[str, float | int | None]]  # the figures of each evaluation, in order of steps
+    wall_seconds: float  # time that processes of the run took, over all its restarts
+    chips: int  # of the topology; 1 without one
+    cost: float | None  # in dollars; None if the price of a chip is not known
+    goodput: float  # fraction of `wall_seconds` that was spent on training that is not lost
+    checkpoint: str  # the newest, as an address; "" if there is none
+    checkpoint_bytes: int | None  # of its files; None if it has no manifest
+    ran_seconds: float  # time that the worker counted
+    breadth: dict[str, float] = dataclasses.field(default_factory=dict)  # accuracy by depth and breadth
 
     @property
     def chip_hours(self) -> float:

@@ -24,23 +24,15 @@ SUITE, SEED = "suite", "train.seed"
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """One configuration of a group, with one seed.
-
-    Attributes:
-      group, name: of the configuration; a seed other than the recipe's is part of `name`.
-      seed: of the run.
-      changes: typed text of every key that differs from the recipe.
-      values: the resolved configuration; {} if it is refused.
-      refusal: why the configuration cannot run; "" if it can.
-    """
+    """One configuration of a group, with one seed."""
 
     group: str
-    name: str
-    seed: int
+    name: str  # of the configuration; a seed other than the recipe's is part of it
+    seed: int  # of the run
     recipe: str
-    changes: dict[str, str]
-    values: dict[str, object]
-    refusal: str = ""
+    changes: dict[str, str]  # typed text of every key that differs from the recipe
+    values: dict[str, object]  # the resolved configuration; {} if it is refused
+    refusal: str = ""  # why the configuration cannot run; "" if it can
 
     @property
     def title(self) -> str:
@@ -57,17 +49,12 @@ class Member:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """The groups of a suite with one of its bases.
+    """The groups of a suite with one of its bases."""
 
-    Attributes:
-      name: SUITE for the default base, else SUITE-BASE.
-      groups: by name, in the order of their files; the group of the base itself is first.
-    """
-
-    name: str
+    name: str  # SUITE for the default base, else SUITE-BASE
     suite: Suite
     base: Base
-    groups: dict[str, Group]
+    groups: dict[str, Group]  # by name, in the order of their files; the group of the base itself is first
 
     @property
     def counted(self) -> list[str]:

@@ -40,24 +40,15 @@ OUTPUT = "output.txt"  # what train.py printed, in the trial's folder
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What a worker does.
+    """What a worker does."""
 
-    Attributes:
-      storage, study: where the queue is.
-      digests: of the configurations that it runs.
-      metric: figure of an evaluation that is a trial's value.
-      program: the command of a trial, before its flags.
-      limits: of chip-hours and of disk.
-      root: folder of the study's progress; "": it is not written.
-    """
-
-    storage: str
+    storage: str  # URL of the queue's database
     study: str
-    digests: list[str]
-    metric: str
-    program: list[str]
-    limits: Limits = dataclasses.field(default_factory=Limits)
-    root: str = ""
+    digests: list[str]  # of the configurations that it runs
+    metric: str  # figure of an evaluation that is a trial's value
+    program: list[str]  # the command of a trial, before its flags
+    limits: Limits = dataclasses.field(default_factory=Limits)  # of chip-hours and of disk
+    root: str = ""  # folder of the study's progress; "": it is not written
 
 
 class Worker:

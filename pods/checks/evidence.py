@@ -28,13 +28,7 @@ class Item(NamedTuple):
 
 @dataclasses.dataclass
 class Found:
-    """The evidence for all checks.
-
-    Attributes:
-      checks: the answer of each host's script, None if it printed none.
-      data: the buckets that the data are read from, as gs://NAME.
-      busy: numbers of the workers on which a run holds the devices; then `checks` are those of a busy pod.
-    """
+    """The evidence for all checks; while a run holds `busy` workers, `checks` are those of a busy pod."""
 
     settings: Settings
     pod: dict
@@ -42,9 +36,9 @@ class Found:
     switches: Resolved
     workdir: str
     outputs: list[Result]
-    checks: list[Checked | Ahead | None]
-    data: list[str] = dataclasses.field(default_factory=list)
-    busy: list[int] = dataclasses.field(default_factory=list)
+    checks: list[Checked | Ahead | None]  # the answer of each host's script, None if it printed none
+    data: list[str] = dataclasses.field(default_factory=list)  # the buckets that the data are read from, as gs://NAME
+    busy: list[int] = dataclasses.field(default_factory=list)  # numbers of workers
 
     @property
     def answers(self) -> dict[int, dict]:

@@ -91,23 +91,14 @@ class Expectation:
 
 @dataclasses.dataclass(frozen=True)
 class Account:
-    """A budget at a moment, in chip-hours.
+    """A budget at a moment, in chip-hours."""
 
-    Attributes:
-      limit: the budget.
-      spent: by all trials of the study so far.
-      reserved: what the running trials are expected to take from now on.
-      num_running: number of running trials.
-      is_measuring: whether a trial runs of which nothing is known.
-      expectation: of all trials.
-    """
-
-    limit: float
-    spent: float
-    reserved: float
-    num_running: int
-    is_measuring: bool
-    expectation: Expectation
+    limit: float  # the budget
+    spent: float  # by all trials of the study so far
+    reserved: float  # what the running trials are expected to take from now on
+    num_running: int  # number of running trials
+    is_measuring: bool  # whether a trial runs of which nothing is known
+    expectation: Expectation  # of all trials
 
     def allows(self, trial: FrozenTrial) -> bool:
         """Return whether a waiting trial may start; one of which nothing is known runs alone."""

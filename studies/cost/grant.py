@@ -20,21 +20,13 @@ NAMED = 6  # trials that a line names
 
 @dataclasses.dataclass(frozen=True)
 class Grant:
-    """Time on a slice.
+    """Time on a slice."""
 
-    Attributes:
-      days: of the whole slice.
-      topology: hardware preset.
-      price: dollars per chip-hour; 0 is a price, None is not known.
-      storage_price: dollars per GB (1e9 bytes) and month of 30 days; None is not known.
-      keep: which checkpoints stay, of limits.KEEP.
-    """
-
-    days: float
-    topology: str
-    price: float | None
-    storage_price: float | None
-    keep: str
+    days: float  # of the whole slice
+    topology: str  # hardware preset
+    price: float | None  # dollars per chip-hour; 0 is a price, None is not known
+    storage_price: float | None  # dollars per GB (1e9 bytes) and month of 30 days; None is not known
+    keep: str  # which checkpoints stay, of limits.KEEP
 
     @property
     def chips(self) -> int:

@@ -8,18 +8,10 @@ KEEP = ("all", "best", "last", "none")
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The limits of a run of a study.
+    """The limits of a run of a study."""
 
-    Attributes:
-      budget: most chip-hours that all trials of the study may take; None: no budget.
-      rehearsed: chip-hours of a trial by the digest of its configuration, where a rehearsal says so.
-      price: dollars per chip-hour; None: the preset's.
-      keep: which checkpoints of ended trials stay, of KEEP; see studies/cost/retention.py.
-      groups: the digests of each group's configurations, of the whole study.
-    """
-
-    budget: float | None = None
-    rehearsed: dict[str, float] = dataclasses.field(default_factory=dict)
-    price: float | None = None
-    keep: str = "all"
-    groups: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    budget: float | None = None  # most chip-hours that all trials of the study may take; None: no budget
+    rehearsed: dict[str, float] = dataclasses.field(default_factory=dict)  # chip-hours by a trial's digest
+    price: float | None = None  # dollars per chip-hour; None: the preset's
+    keep: str = "all"  # which checkpoints of ended trials stay, of KEEP; see studies/cost/retention.py
+    groups: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # digests of each whole group

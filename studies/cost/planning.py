@@ -19,19 +19,12 @@ UNCOUNTED = "not known: only the data say how many steps their epochs have"
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What a configuration takes; None where it is not known.
+    """What a configuration takes; None where it is not known."""
 
-    Attributes:
-      steps: number of updates.
-      hours: of the whole slice.
-      cost: in dollars.
-      is_measured: whether the hours are those of a trial that is done.
-    """
-
-    steps: int | None
-    hours: float | None
-    cost: float | None
-    is_measured: bool = False
+    steps: int | None  # number of updates
+    hours: float | None  # of the whole slice
+    cost: float | None  # in dollars
+    is_measured: bool = False  # whether the hours are those of a trial that is done
 
 
 def estimates(

@@ -19,34 +19,20 @@ CONFIDENCE = 0.95
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A configuration of a group over its seeds.
-
-    Attributes:
-      changes: keys that differ from the base, in words.
-      values: the metric of each seed whose trial is done.
-      curves: the metric by step, of each of these.
-      seeds: of these.
-      breadths: the accuracies by depth and breadth, of each of these; {} for a run without.
-      chip_hours: of all its trials.
-      cost: in dollars; None if no price is known.
-      failures: why trials failed, or why the configuration is refused.
-      left: number of trials that have not ended, or are not queued.
-      hours: chip-hours of each trial in `values`.
-      config: value of every key, of the first seed; {} if the configuration is refused.
-    """
+    """A configuration of a group over its seeds."""
 
     name: str
-    changes: str
-    values: list[float]
-    curves: list[dict[int, float]]
-    chip_hours: float
-    cost: float | None
-    failures: list[str]
-    left: int
-    hours: list[float] = dataclasses.field(default_factory=list)
-    config: dict[str, object] = dataclasses.field(default_factory=dict)
-    seeds: list[int] = dataclasses.field(default_factory=list)
-    breadths: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    changes: str  # keys that differ from the base, in words
+    values: list[float]  # the metric of each seed whose trial is done
+    curves: list[dict[int, float]]  # the metric by step, of each of these
+    chip_hours: float  # of all its trials
+    cost: float | None  # in dollars; None if no price is known
+    failures: list[str]  # why trials failed, or why the configuration is refused
+    left: int  # number of trials that have not ended, or are not queued
+    hours: list[float] = dataclasses.field(default_factory=list)  # chip-hours of each trial in `values`
+    config: dict[str, object] = dataclasses.field(default_factory=dict)  # of the first seed; {} if it is refused
+    seeds: list[int] = dataclasses.field(default_factory=list)  # of `values`
+    breadths: list[dict[str, float]] = dataclasses.field(default_factory=list)  # accuracies by depth and breadth
 
     @property
     def is_done(self) -> bool:
@@ -71,18 +57,13 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """A group with its rows and the answer in one sentence.
-
-    Attributes:
-      fit: a line through the metrics of all seeds along the group's axis; None if there is none.
-      sizes: along the axis, of each row that has metrics, by name; {} without an axis.
-    """
+    """A group with its rows and the answer in one sentence."""
 
     group: str
     rows: list[Row]
     sentence: str
-    fit: scaling.Fit | None = None
-    sizes: dict[str, float] = dataclasses.field(default_factory=dict)
+    fit: scaling.Fit | None = None  # a line through the metrics of all seeds along the axis
+    sizes: dict[str, float] = dataclasses.field(default_factory=dict)  # along the axis, by row with metrics
 
 
 def of_study(study: Study, members: list[Member], trials: dict[str, FrozenTrial]) -> list[Answer]:

@@ -12,19 +12,12 @@ CHIP_HOURS, FLOPS = "chip-hours of a run", "floating-point operations of a run"
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """The configurations of a group that are done, by cost.
+    """The configurations of a group that are done, by cost."""
 
-    Attributes:
-      unit: CHIP_HOURS, or FLOPS of the training if no chip-hours are recorded.
-      rows: in order of the table.
-      costs: of a run of each row.
-      front: indices of the rows on the Pareto front, by rising cost.
-    """
-
-    unit: str
-    rows: list[Row]
-    costs: list[float]
-    front: list[int]
+    unit: str  # CHIP_HOURS, or FLOPS of the training if no chip-hours are recorded
+    rows: list[Row]  # in order of the table
+    costs: list[float]  # of a run of each row
+    front: list[int]  # indices of the rows on the Pareto front, by rising cost
 
 
 def of_rows(rows: list[Row], direction: str) -> Costs | None:

@@ -19,26 +19,15 @@ BENDS = 0.05  # a smaller probability of the lack-of-fit test says that the poin
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """A line, metric = level + slope * log2(size), through at least FEWEST different sizes.
+    """A line, metric = level + slope * log2(size), through at least FEWEST different sizes."""
 
-    Attributes:
-      num_points: number of (size, metric) pairs.
-      slope: change of the metric for each doubling of the size.
-      level: of the line at size 1.
-      mean: of log2(size).
-      spread: sum of the squared deviations of log2(size) from `mean`.
-      deviation: standard deviation of the points from the line.
-      bend: probability of a lack of fit at least as large as this one, if the metric does follow a line; None if no
-        size has two points.
-    """
-
-    num_points: int
-    slope: float
-    level: float
-    mean: float
-    spread: float
-    deviation: float
-    bend: float | None
+    num_points: int  # number of (size, metric) pairs
+    slope: float  # change of the metric for each doubling of the size
+    level: float  # of the line at size 1
+    mean: float  # of log2(size)
+    spread: float  # sum of the squared deviations of log2(size) from `mean`
+    deviation: float  # standard deviation of the points from the line
+    bend: float | None  # probability of such a lack of fit if it is a line; None: no size has two points
 
     @property
     def quantile(self) -> float:

@@ -23,21 +23,13 @@ ONCE = "Each configuration was trained once: a difference within the spread over
 
 @dataclasses.dataclass(frozen=True)
 class Searched:
-    """The trials of a search.
+    """The trials of a search."""
 
-    Attributes:
-      name: of the study.
-      definition: what is searched and how, see searching.Search.definition.
-      trials: that were trained or will be, in the order of their numbers.
-      left_out: for each reason, how many points of the space were not trained.
-      running: numbers of the trials that a worker holds.
-    """
-
-    name: str
-    definition: dict[str, object]
-    trials: list[FrozenTrial]
-    left_out: dict[str, int]
-    running: set[int]
+    name: str  # of the study
+    definition: dict[str, object]  # what is searched and how, see searching.Search.definition
+    trials: list[FrozenTrial]  # that were trained or will be, in the order of their numbers
+    left_out: dict[str, int]  # for each reason, how many points of the space were not trained
+    running: set[int]  # numbers of the trials that a worker holds
 
     @property
     def objectives(self) -> list[str]:

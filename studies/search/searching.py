@@ -36,38 +36,23 @@ class Stopped(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """What is searched and how. All but the storage, the program and the number of trials is stored with the study.
+    """What is searched and how. All but the storage, the program and the number of trials is stored with the study."""
 
-    Attributes:
-      storage, study: where the trials are.
-      recipe, space: files.
-      method: key of samplers.METHODS, or pbt (studies/search/population.py).
-      prune: key of samplers.PRUNERS.
-      count: trials in all.
-      seed: of the sampler.
-      metric: figure of an evaluation that is minimized.
-      root: folder of the trials' folders.
-      overrides: typed text by dotted key, for every trial.
-      program: the command of a trial, before its flags.
-      population: members of pbt; other methods have none.
-      also: second objective, one of second_objective.NAMES; "": none.
-    """
-
-    storage: str
-    study: str
-    recipe: str
-    space: str
-    method: str
-    prune: str
-    count: int
-    seed: int
-    metric: str
-    root: str
+    storage: str  # URL of the database
+    study: str  # name
+    recipe: str  # file
+    space: str  # file
+    method: str  # key of samplers.METHODS, or pbt (studies/search/population.py)
+    prune: str  # key of samplers.PRUNERS
+    count: int  # trials in all
+    seed: int  # of the sampler
+    metric: str  # figure of an evaluation that is minimized
+    root: str  # folder of the trials' folders
     topology: str
-    overrides: dict[str, str]
-    program: list[str]
-    population: int = 0
-    also: str = ""
+    overrides: dict[str, str]  # typed text by dotted key, for every trial
+    program: list[str]  # the command of a trial, before its flags
+    population: int = 0  # members of pbt; other methods have none
+    also: str = ""  # second objective, one of second_objective.NAMES; "": none
 
     def definition(self) -> dict[str, object]:
         """Return what must be equal when a search goes on."""
