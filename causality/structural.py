@@ -90,10 +90,7 @@ class StructuralModel:
 
         The noise of each unit is recovered from what was observed (abduction), the mechanisms of the set variables are
         replaced (action), and all variables that depend on them are computed again (prediction). The others are the
-        observed arrays themselves.
-
-        Raises:
-          ValueError: the noise of a variable that depends on the set ones cannot be recovered.
+        observed arrays themselves. ValueError if the noise of a variable that depends on the set ones is unknown.
         """
         self._check(do)
         values: Values = {}

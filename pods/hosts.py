@@ -130,10 +130,8 @@ def launch(
 def stop(settings: Settings, *, for_good: bool = True) -> str:
     """Stop the launched program: TERM, time to save, then KILL; if nothing runs, print so and succeed.
 
-    Each worker prints what was done. The status is 1 if a program had to be killed and so did not save.
-
-    Args:
-      for_good: whether to create run.stopped, so that `supervise` does not start the program again.
+    Each worker prints what was done. The status is 1 if a program had to be killed and so did not save. A stop
+    `for_good` creates run.stopped, so that `supervise` does not start the program again.
     """
     grace = settings.grace_seconds
     mark = "touch run.stopped; " if for_good else ""

@@ -26,10 +26,7 @@ V5E, V5E_AT_GOOGLE = "v5e-", "v5litepod-"  # the one accelerator type with anoth
 def resolved_switches(settings: Settings) -> switches.Resolved:
     """Return the ENABLE_* switches as flags, environment, OPTIMIZATION_CONFIG and --preset set them, in this order.
 
-    Those that the configuration cannot have are left out.
-
-    Raises:
-      ConfigError: the configuration cannot run with any switches.
+    Those that the configuration cannot have are left out; ConfigError if it cannot run with any.
     """
     values = {name: getattr(settings, name.lower()) for name in (switches.ALL, *switches.SWITCHES)}
     typed = {name: value for name, value in values.items() if settings.given(name.lower())}

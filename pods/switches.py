@@ -79,11 +79,8 @@ class Resolved(NamedTuple):
 def resolve(*sources: Mapping) -> Resolved:
     """Return the switches from these sources; later ones win, and an absent, None or empty value means the default.
 
-    Args:
-      sources: {enable_causal or ENABLE_CAUSAL: its value}, at the top level or under "switches".
-
-    Raises:
-      PodError: a value is neither true nor false (exit status 2).
+    A source is {enable_causal or ENABLE_CAUSAL: its value}, at the top level or under "switches". PodError (exit
+    status 2) if a value is neither true nor false.
     """
     given = {name: FIELDS[name.lower()].default for name in (ALL, *SWITCHES)}
     for source in sources:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from configs.errors import OfAllProcesses
 from reporting import display
@@ -17,7 +17,6 @@ from settings.loading import ROOT
 from studies import trials
 from studies.cost import budget, retention
 from studies.cost.limits import Limits
-from studies.program import TRAIN
 from studies.worker import Task
 
 
@@ -45,32 +44,20 @@ def in_processes(task: Task, workers: int) -> list[int]:
 
 
 def run(
-    queue: trials.Queue, digests: set[str], metric: str, storage: str, workers: int, program: Sequence[str] = TRAIN, *,
-    limits: Limits | None = None, root: str = "", start: Callable[[Task, int], list[int]] = in_processes,
+    queue: trials.Queue, task: Task, workers: int, start: Callable[[Task, int], list[int]] = in_processes
 ) -> None:  # fmt: skip
-    """Work on the trials of these configurations until all have ended.
-
-    Args:
-      digests: of the configurations.
-      metric: figure of an evaluation that is a trial's value.
-      storage: URL that the workers open.
-      workers: number of processes.
-      program: the command of a trial, before its flags.
-      limits: of chip-hours and of disk; None: no limits.
-      root: folder that `study.json` is written to; "": nowhere.
-      start: runs a number of workers of a task until they end, and returns their exit statuses.
+    """Work on the trials of a task until all have ended; `start` runs workers, and returns their exit statuses.
 
     Raises:
       Unfinished: the command was interrupted, or its workers died.
       OutOfBudget: the budget does not suffice for the next trial.
       Failed: trials have failed or were cancelled.
     """
-    limits = limits or Limits()
-    for line in retention.enforce(queue, digests, limits):  # what an earlier run could not delete, or kept
+    digests = set(task.digests)
+    for line in retention.enforce(queue, digests, task.limits):  # what an earlier run could not delete, or kept
         print(line, flush=True)
-    task = Task(storage, queue.name, sorted(digests), metric, list(program), limits, root)
     left = sum(not trial.state.is_finished() for digest, trial in queue.latest().items() if digest in digests)
-    _judge(queue, digests, start(task, min(workers, left)), limits)
+    _judge(queue, digests, start(task, min(workers, left)), task.limits)
 
 
 def work(module: str, content: dict, count: int) -> list[int]:

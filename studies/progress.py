@@ -18,12 +18,9 @@ FILE = "study.json"  # pods/studies.py reads it
 
 
 def write(root: str, known: Sequence[FrozenTrial], running: FrozenTrial | None, count: int) -> None:
-    """Write the progress of a study; a full disk or a bucket out of reach does not end the study.
+    """Write the progress of `count` configurations, whose last trials are `known`; one may begin now, `running`.
 
-    Args:
-      known: the last trial of each configuration that has one.
-      running: the trial that begins now; None if none does.
-      count: number of configurations in all.
+    A full disk or a bucket out of reach does not end the study.
     """
     found = collections.Counter(map(standing, known))
     content = {

@@ -13,7 +13,7 @@ from configs import topologies
 from configs.errors import ConfigError
 from core import ending
 from reporting.display import counted
-from studies import pod
+from studies import pod, program
 from studies.asked import Asked, estimates, limits_of
 from studies.cost import planning
 
@@ -39,9 +39,7 @@ def run(asked: Asked) -> int:
 def on_hosts_or_here(parsed, root: str, work: Callable[[bool], None]) -> int:
     """Work here, or lead or follow the other hosts of this pod; return the exit status.
 
-    Args:
-      root: folder of the trials' folders.
-      work: runs all trials, on all hosts if its argument is true; only process 0 calls it.
+    Only process 0 calls `work`, which runs all trials, on all hosts if its argument is true.
     """
     group = group_of_hosts(parsed.join_seconds)
     if not parsed.allow_local:
@@ -75,6 +73,7 @@ def queue_and_work(asked: Asked, start: Callable) -> None:
     """Queue what has no trial yet, and work until all trials have ended; `start` is that of launch.run."""
     from studies import launch, trials
     from studies.cost import guards
+    from studies.worker import Task
 
     parsed = asked.parsed
     if not parsed.skip_small:
@@ -91,10 +90,11 @@ def queue_and_work(asked: Asked, start: Callable) -> None:
     shared = len(asked.runnable) - all_of_them
     note = f" ({counted(shared, 'configuration')} with the trial of an equal one)" if shared else ""
     print(f"{asked.study.name}: {counted(all_of_them, 'trial')}{note}, {added} of them new; {asked.root}", flush=True)
-    launch.run(
-        queue, asked.digests, asked.study.suite.metric, parsed.storage, parsed.workers,
-        limits=limits_of(asked), root=asked.root, start=start,
+    task = Task(
+        parsed.storage, queue.name, sorted(asked.digests), asked.study.suite.metric, list(program.TRAIN),
+        limits_of(asked), asked.root,
     )  # fmt: skip
+    launch.run(queue, task, parsed.workers, start)
 
 
 def check_root(root: str, topology: str, group: processes.Group | None) -> None:

@@ -152,9 +152,7 @@ class Queue:
     ) -> None:
         """End a trial: complete with its value, or `pruned` with it, or failed for None. Raises LostClaim.
 
-        Args:
-          results: further user attributes, JSON values.
-          curve: the metric by step.
+        `results` are further user attributes, JSON values; `curve` is the metric by step.
         """
         self.keep(trial)
         for name, content in results.items():

@@ -151,8 +151,7 @@ def is_spent(queue: trials.Queue, limits: Limits) -> bool:
 def reason_to_end(queue: trials.Queue, digests: set[str], limits: Limits, *, waits: bool = False) -> str:
     """Return the line that says that the budget ends the queue; "" if a waiting trial fits, or one of these runs.
 
-    Args:
-      waits: whether to return "" also while a trial of another group runs after which one of these may fit.
+    If it `waits`, also "" while a trial of another group runs after which one of these may fit.
     """
     if limits.budget is None:
         return ""

@@ -67,10 +67,7 @@ def lines(
 ) -> list[str]:
     """Return the table by group, the sums, and what does not fit or is not known.
 
-    Args:
-      members: the configurations of the plan.
-      found: `planning.estimates` of them.
-      sizes: bytes of a checkpoint by digest; None where it is not known.
+    `found` are `planning.estimates` of the members; `sizes` the bytes of a checkpoint by digest, None if not known.
     """
     share = share_out(grant, found)
     first = owners(members)

@@ -125,8 +125,7 @@ def check(search: Search) -> None:
 def parent_of(member: int, generation: list[FrozenTrial], rng: np.random.Generator) -> FrozenTrial:
     """Return the trial that a member continues: its own, or one of the best quarter if it is in the worst or failed.
 
-    Args:
-      generation: the ended trials of all members, at least one of them complete.
+    All trials of the generation have ended, and at least one is complete.
     """
     done = sorted((one for one in generation if one.state == TrialState.COMPLETE), key=lambda one: one.value)
     quarter = max(1, len(generation) // FRACTION)

@@ -35,11 +35,8 @@ def value_of(name: str, member: Member, topology: str, waiting: Callable[[float]
     """Return the parameters, or the seconds of a step on a slice, of a configuration.
 
     The seconds come from a recorded rehearsal, or from the cache of rehearsals. If there is none, the step is compiled
-    as `rehearse.py` does, which takes up to some minutes and fills the cache.
-
-    Args:
-      name: one of NAMES.
-      waiting: called several times a second during a compilation, with its seconds.
+    as `rehearse.py` does, which takes up to some minutes and fills the cache. `waiting` is called several times a
+    second meanwhile, with the seconds.
 
     Raises:
       ConfigError: the mesh does not divide a dimension.

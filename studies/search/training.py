@@ -9,7 +9,7 @@ from configs.errors import ConfigError, shown
 from configs.space import Range
 from reporting.display import aligned
 from settings import loading
-from studies import launch, progress, suites
+from studies import launch, program, progress, suites
 from studies.search import population, searches, searching, second_objective, spaces
 from studies.search.searching import Search
 
@@ -48,7 +48,7 @@ def asked(parsed, overrides: dict[str, str], root: str) -> Search:
     is_population = parsed.method == "pbt"
     search = Search(
         parsed.storage, name, suites.recipe_of(parsed.config), parsed.space, parsed.method, parsed.prune, parsed.trials,
-        parsed.search_seed, "eval_loss", root, parsed.topology, overrides, list(launch.TRAIN),
+        parsed.search_seed, "eval_loss", root, parsed.topology, overrides, list(program.TRAIN),
         parsed.population if is_population else 0, parsed.also or "",
     )  # fmt: skip
     suites.loaded_from(loading.run_recipe(search.recipe), overrides, parsed.topology)  # reports mistyped keys

@@ -32,11 +32,12 @@ def queued(folder, topology: str = "v4-64", **overrides: str):
 def run(folder, limits: Limits, workers: int = 2) -> str:
     """Run the study of two trials with real workers; return the error that it ends with, "" for none."""
     from studies import launch
+    from studies.worker import Task
 
     queue, digests = queued(folder)
     storage = f"sqlite:///{folder}/studies.db"
     try:
-        launch.run(queue, set(digests), "eval_exact_accuracy", storage, workers, STAND_IN, limits=limits)
+        launch.run(queue, Task(storage, "s", digests, "eval_exact_accuracy", STAND_IN, limits), workers)
     except (launch.Failed, launch.OutOfBudget, launch.Unfinished) as error:
         return f"{error.exit_status}: {error}"
     return ""

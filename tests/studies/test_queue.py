@@ -25,6 +25,7 @@ import json, signal, sys
 from configs.errors import ConfigError
 from studies import launch, suites, trials
 from studies.storage import open_storage
+from studies.worker import Task
 folder, seeds = sys.argv[1], int(sys.argv[2])
 study, names = suites.find("exp08-ema", "mini")
 queue = trials.Queue(open_storage(f"sqlite:///{folder}/studies.db", create=True), "s", "maximize", create=True)
@@ -32,8 +33,9 @@ members = suites.members(study, names, seeds=seeds, overrides={"train.steps": "2
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 queue.enqueue([trials.Order(m, suites.folder(folder + "/runs", m), "") for m in members])
 try:
-    launch.run(queue, {m.digest for m in members}, "eval_exact_accuracy", f"sqlite:///{folder}/studies.db", 2,
-               json.loads(sys.argv[3]))
+    digests = sorted({m.digest for m in members})
+    launch.run(queue, Task(f"sqlite:///{folder}/studies.db", "s", digests, "eval_exact_accuracy",
+               json.loads(sys.argv[3])), 2)
 except (launch.Failed, launch.Unfinished) as end:
     sys.exit(str(end))
 """
@@ -50,13 +52,13 @@ def run(folder: pathlib.Path, seeds: int = 1) -> subprocess.Popen:
 def run_here(folder: pathlib.Path) -> str:
     """Run the study of 2 trials from this process; return the error that it ends with, "" for none."""
     from studies import launch
+    from studies.worker import Task
 
     queue = queue_of(folder)
     queue.enqueue(orders(folder / "runs"))
     try:
-        launch.run(
-            queue, set(queue.latest()), "eval_exact_accuracy", f"sqlite:///{folder}/studies.db", 2, STAND_IN
-        )  # fmt: skip
+        url = f"sqlite:///{folder}/studies.db"
+        launch.run(queue, Task(url, "s", sorted(queue.latest()), "eval_exact_accuracy", STAND_IN), 2)
     except (launch.Failed, launch.Unfinished) as error:
         return f"{error.exit_status}: {error}"
     return ""
