@@ -263,7 +263,8 @@ def guide(asked: Asked) -> int:
     from studies.report import guide as guides
 
     if len(asked.groups) > 1:
-        print("\n".join(aligned([("group", "question"), *guides.index(asked.study)])))
+        questions = [(name, group.question) for name, group in asked.study.groups.items()]
+        print("\n".join(aligned([("group", "question"), *questions])))
     else:
         print(guides.markdown(asked.study, asked.groups[0]))
     return 0

@@ -40,7 +40,8 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
     pod = {} if in_bucket else transport.describe() or {}
     created = pod.get("createTime", "")
     source = {"folder": folder, "pod": "" if in_bucket else settings.name, "created": created}
-    kept = {"created": ""} | (_source_of(target) or source)
+    path = target / SOURCE  # a backup of an earlier version has none
+    kept = {"created": ""} | (records.read_kept(path, Source) if path.exists() else source)
     is_later = kept["created"] and created and kept["created"] != created
     if is_later or any(kept[name] != source[name] for name in ("folder", "pod")):
         when = f", created {kept['created']}" if kept["created"] else ""
@@ -63,7 +64,7 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
     if not settings.dry_run:
         files = [file for file in target.rglob("*") if file.is_file()]
         print(f"{folder} is in {target}: {len(files)} files, {sum(f.stat().st_size for f in files) / 1e6:.1f} MB")
-        write_atomically(target / SOURCE, json.dumps(source | {"created": created or kept["created"]}).encode())
+        write_atomically(path, json.dumps(source | {"created": created or kept["created"]}).encode())
     return 0
 
 
@@ -76,12 +77,6 @@ def _default(settings: Settings) -> pathlib.Path:
         if target.is_symlink() or target.stat().st_uid != os.getuid():
             raise usage_error(f"{target} is not a folder of this user; name another one")
     return target
-
-
-def _source_of(target: pathlib.Path) -> dict | None:
-    """Return the pod and the folder that a backup is of; None if the folder has none, or is of an earlier version."""
-    path = target / SOURCE
-    return records.read_kept(path, Source) if path.exists() else None
 
 
 def _run_folder(settings: Settings) -> str:

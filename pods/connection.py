@@ -6,9 +6,7 @@ from pods.local import Local
 from pods.settings import Settings
 from pods.transports import Transport
 
-TRANSPORTS = {"gcloud": Gcloud, "local": Local}
-
 
 def connect(settings: Settings) -> Transport:
     """Return the transport of a pod; nothing is called yet."""
-    return TRANSPORTS[settings.transport](settings)
+    return {"gcloud": Gcloud, "local": Local}[settings.transport](settings)

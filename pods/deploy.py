@@ -45,7 +45,8 @@ def setup_optimizations(settings: Settings, transport: Transport, rest: list[str
     resolved = recipes.resolved_switches(settings)
     recipes.print_left_out(settings, resolved)
     send(settings, transport, resolved)
-    busy = not settings.dry_run and busy_workers(settings, transport)
+    workers = [] if settings.dry_run else watch.look(settings, transport, None)
+    busy = [worker.number for worker in workers if worker.alive]  # the run holds the devices of their hosts
     # The recipe is an argument, because a file of switches is data and must not name code to run.
     words = [hosts.python(settings), "scripts/deploy_optimizations.py", f"--config={CONFIG}"]
     words += recipes.arguments(settings, {})
@@ -70,11 +71,6 @@ def send(settings: Settings, transport: Transport, resolved: switches.Resolved) 
         file = pathlib.Path(folder) / pathlib.Path(CONFIG).name
         file.write_text(json.dumps(content, indent=1))
         transport.copy(str(file), f"{settings.name}:{settings.repo_dir}/{CONFIG}", recurse=False)
-
-
-def busy_workers(settings: Settings, transport: Transport) -> list[int]:
-    """Return the numbers of the workers on which a launched program runs: it holds the devices of its host."""
-    return [worker.number for worker in watch.look(settings, transport, None) if worker.alive]
 
 
 def held_by(busy: list[int]) -> str:

@@ -38,7 +38,7 @@ def resolved_switches(settings: Settings) -> switches.Resolved:
         try:
             arguments(settings, with_it)
         except ConfigError as error:
-            found = found.without(name, str(error))
+            found = found._replace(left_out=found.left_out | {name: str(error)})
         else:
             keys = with_it
     return found

@@ -63,10 +63,6 @@ class Resolved(NamedTuple):
         """Every switch and ALL; those that are left out are off."""
         return {name: value and name not in self.left_out for name, value in self.given.items()}
 
-    def without(self, name: str, reason: str) -> "Resolved":
-        """Leave out a switch."""
-        return self._replace(left_out=self.left_out | {name: reason})
-
     def record(self) -> dict:
         """Return the entry for reports."""
         return {"given": self.given, "on": self.on, "left_out": self.left_out}

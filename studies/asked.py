@@ -13,18 +13,11 @@ from studies.cost.limits import Limits
 
 
 class Asked:
-    """What the command line asks for.
-
-    Attributes:
-      study: with its groups.
-      groups: names of those that are asked for.
-      members: the configurations of these groups, resolved.
-      parsed: the flags of sweep.py.
-      overrides: typed text by dotted key.
-    """
+    """What the command line asks for: a study, the names of some of its groups, and their resolved configurations."""
 
     def __init__(self, name: str, parsed, overrides: dict[str, str]):
-        self.parsed, self.overrides, self.topology = parsed, overrides, parsed.topology
+        """`parsed` are the flags of sweep.py, and `overrides` typed text by dotted key."""
+        self.parsed, self.topology = parsed, parsed.topology
         self.study, self.groups = suites.find(name, parsed.base)
         self.how = dict(seeds=parsed.seeds, topology=parsed.topology, overrides=overrides)
         self.members = suites.members(self.study, self.groups, **self.how)

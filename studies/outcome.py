@@ -104,10 +104,7 @@ def _figures(lines: list[Line], kind: str) -> list[dict[str, float | int | None]
 
 def curve_of(evaluations: list[dict[str, float | int | None]], metric: str) -> dict[int, float]:
     """Return the metric by step, where it is finite."""
-    return _finite({line["step"]: line.get(metric) for line in evaluations})
-
-
-def _finite(values: dict[int, float | None]) -> dict[int, float]:
+    values = {line["step"]: line.get(metric) for line in evaluations}
     return {step: value for step, value in values.items() if value is not None and math.isfinite(value)}
 
 

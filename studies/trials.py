@@ -172,7 +172,7 @@ class Queue:
         """Return a trial to the queue, with the failure of this attempt if it failed. Raises LostClaim."""
         self.keep(trial)
         if failure:
-            self.set_attribute(trial, "failures", [*failures(self._fresh(trial)), failure])
+            self.set_attribute(trial, "failures", [*self._fresh(trial).user_attrs["failures"], failure])
         with self._unless_ended(trial):
             self.storage.set_trial_state_values(self.id_of(trial), TrialState.WAITING)
         self.claims.drop(self._claim(trial))
@@ -314,8 +314,3 @@ def standing(trial: FrozenTrial) -> str:
         return "cancelled"
     ended = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
     return ended.get(trial.state, "left")
-
-
-def failures(trial: FrozenTrial) -> list[dict]:
-    """Return the failed attempts at a trial: their exit status and reason."""
-    return trial.user_attrs["failures"]

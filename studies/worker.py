@@ -96,7 +96,7 @@ class Worker:
         """Return why a running trial should end before its time, "" if it should not. Raises LostClaim."""
         cancelled, limits = self.queue.keep(trial), self.task.limits
         self.queue.set_attribute(trial, trials.RAN_SECONDS, self._ran_seconds(trial))  # this worker may be killed
-        if limits.budget is not None and not self.asked_to_stop and budget.is_spent(self.queue, limits):
+        if limits.budget is not None and not self.asked_to_stop and budget.spent(self.queue) >= limits.budget:
             say(f"{trials.title(trial)} saves and stops: the budget of {limits.budget:,.2f} chip-hours is spent")
             self.stop()
         return trials.CANCELLED if cancelled else ""
@@ -198,7 +198,7 @@ class Worker:
 
     def _fail(self, trial: FrozenTrial, failure: dict) -> None:
         """Return a failed trial to the queue, or end it if the retries are used up or could not help."""
-        if failure["status"] != USAGE and len(trials.failures(trial)) < trials.RETRIES:
+        if failure["status"] != USAGE and len(trial.user_attrs["failures"]) < trials.RETRIES:
             self._give_back(trial, failure)
             say(f"{trials.title(trial)} failed with status {failure['status']}, is tried again: {failure['reason']}")
         else:

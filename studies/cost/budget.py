@@ -143,11 +143,6 @@ def claim_next(queue: trials.Queue, digests: set[str], limits: Limits) -> Frozen
         return queue.claim_next(digests, account(queue, limits).allows)
 
 
-def is_spent(queue: trials.Queue, limits: Limits) -> bool:
-    """Return whether the budget is used up, so that running trials should save and stop."""
-    return spent(queue) >= limits.budget
-
-
 def reason_to_end(queue: trials.Queue, digests: set[str], limits: Limits, *, waits: bool = False) -> str:
     """Return the line that says that the budget ends the queue; "" if a waiting trial fits, or one of these runs.
 

@@ -63,11 +63,6 @@ def as_html(study: Study, name: str) -> str:
     return f"<details><summary>Guide to {name}</summary><dl>{''.join(parts)}</dl></details>"
 
 
-def index(study: Study) -> list[tuple[str, str]]:
-    """Return (name, question) of every group."""
-    return [(name, group.question) for name, group in study.groups.items()]
-
-
 def _commands(study: Study, name: str) -> tuple[str, ...]:
     slice_ = " --topology=v4-64" if study.base.size == FULL else ""
     words = f"plan {name}{slice_}", *(f"{verb} {name} --seeds=3" for verb in ("run", "status", "report"))
