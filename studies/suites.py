@@ -123,7 +123,8 @@ def members(
     if seeds and SEED in (overrides or {}):
         raise ConfigError(f"--config.{SEED} and --seeds={seeds} both set the seed; omit one")
     found, recipe = [], loading.run_recipe(str(loading.ROOT / study.base.recipe))
-    _values(recipe, _typed(study.base, {}, overrides or {}), topology)
+    if refusal := member_of(study.base, recipe, "", "", {}, topology, overrides or {}).refusal:
+        raise ConfigError(refusal)
     for name in names:
         for title, changes in study.groups[name].of_size(study.base.size).items():
             member = member_of(study.base, recipe, name, title, changes, topology, overrides or {})
@@ -166,29 +167,20 @@ def member_of(
     base: Base, recipe: tuple, group: str, name: str, changes: Changes, topology: str, overrides: dict[str, str]
 ) -> Member:
     """Return a resolved configuration, with the seed of the recipe; `recipe` is that of loading.run_recipe."""
-    typed = _typed(base, changes, overrides)
+    typed = {key: str(value) for key, value in (base.changes | changes).items()} | overrides
     try:
-        values = _values(recipe, typed, topology)
+        loaded = loaded_from(recipe, typed, topology)
+        validation.validate(loaded.config, topologies.get(topology).chips if topology else 1, loaded)
     except ConfigError as error:
         return Member(group, name, 0, base.recipe, typed, {}, str(error))
+    values = flat(loaded.config)
     return Member(group, name, values[SEED], base.recipe, typed, values)
-
-
-def _typed(base: Base, changes: Changes, overrides: dict[str, str]) -> dict[str, str]:
-    return {key: str(value) for key, value in (base.changes | changes).items()} | overrides
 
 
 def loaded_from(recipe: tuple, typed: dict[str, str], topology: str) -> loading.Loaded:
     """Return a configuration that is not validated; ConfigError if a typed key or value is none."""
     config, origins = recipe
     return resolve(config.copy_and_resolve_references(), dict(origins), "", "", topology, typed, environment={})
-
-
-def _values(recipe: tuple, typed: dict[str, str], topology: str) -> dict[str, object]:
-    """Return the value of every key; ConfigError if the configuration cannot run."""
-    loaded = loaded_from(recipe, typed, topology)
-    validation.validate(loaded.config, topologies.get(topology).chips if topology else 1, loaded)
-    return flat(loaded.config)
 
 
 def _with_seed(member: Member, seed: int) -> Member:

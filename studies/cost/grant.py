@@ -5,6 +5,7 @@ Trials are taken in the order of the study, and one that does not fit is left ou
 does the same, so the plan says what `sweep.py run --budget` would do.
 """
 
+import collections
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from studies.suites import Member, owners
 
 HOURS_OF_DAY, DAYS_OF_MONTH, GB = 24, 30, 1e9
 NAMED = 6  # trials that a line names
+FITS, TOO_LONG, UNKNOWN = "fits", "does not fit", "not known, and not counted"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,26 +41,17 @@ class Grant:
         return self.days * HOURS_OF_DAY * self.chips
 
 
-@dataclasses.dataclass(frozen=True)
-class Share:
-    """How a grant is shared out: digests of trials that fit, that do not, and of which nothing is known."""
-
-    fits: list[str]
-    too_long: list[str]
-    unknown: list[str]
-
-
-def share_out(grant: Grant, found: Mapping[str, Estimate]) -> Share:
-    """Return which trials fit, taken in the order of `found`; those of which nothing is known take nothing."""
-    used, share = 0.0, Share([], [], [])
+def share_out(grant: Grant, found: Mapping[str, Estimate]) -> dict[str, str]:
+    """Return FITS, TOO_LONG or UNKNOWN by digest, taken in the order of `found`; what is unknown takes nothing."""
+    used, share = 0.0, {}
     for digest, estimate in found.items():
         if estimate.hours is None:
-            share.unknown.append(digest)
+            share[digest] = UNKNOWN
         elif used + estimate.hours * grant.chips > grant.chip_hours:
-            share.too_long.append(digest)
+            share[digest] = TOO_LONG
         else:
             used += estimate.hours * grant.chips
-            share.fits.append(digest)
+            share[digest] = FITS
     return share
 
 
@@ -71,31 +64,30 @@ def lines(
     """
     share = share_out(grant, found)
     first = owners(members)
-    used = sum(found[digest].hours for digest in share.fits) * grant.chips
-    titles = {digest: member.title for digest, member in first.items()}
+    fits = {digest: first[digest] for digest, verdict in share.items() if verdict == FITS}
+    used = sum(found[digest].hours for digest in fits) * grant.chips
     per_hour = "a price that is not known" if grant.price is None else f"${grant.price:,.2f} a chip-hour"
     return [
         f"a grant of {_days(grant)} of {grant.topology}: {grant.chip_hours:,.2f} chip-hours, {per_hour}",
         *aligned(_by_group(grant, first, found, share)),
-        f"fits: {len(share.fits)} of {len(found)} trials, {used:,.2f} chip-hours "
+        f"fits: {len(fits)} of {len(found)} trials, {used:,.2f} chip-hours "
         f"({used / grant.chip_hours:.1%} of the grant), {_dollars(grant, used)}",
-        *_named("does not fit", [titles[digest] for digest in share.too_long]),
-        *_named("not known, and not counted", [titles[digest] for digest in share.unknown]),
-        _storage(grant, {digest: first[digest] for digest in share.fits}, sizes),
+        *_named(TOO_LONG, first, share),
+        *_named(UNKNOWN, first, share),
+        _storage(grant, fits, sizes),
     ]
 
 
-def _by_group(grant: Grant, first: dict[str, Member], found: Mapping[str, Estimate], share: Share) -> list[tuple]:
+def _by_group(grant: Grant, first: dict[str, Member], found: Mapping[str, Estimate], share: dict) -> list[tuple]:
     rows = [("group", "trials", "fit", "do not fit", "not known", "chip-hours", "cumulated", "cost")]
     used = 0.0
     for group in dict.fromkeys(member.group for member in first.values()):
         own = [digest for digest, member in first.items() if member.group == group]
-        fits = [digest for digest in own if digest in share.fits]
-        hours = sum(found[digest].hours for digest in fits) * grant.chips
+        count = collections.Counter(share[digest] for digest in own)
+        hours = sum(found[digest].hours for digest in own if share[digest] == FITS) * grant.chips
         used += hours
-        unknown = sum(digest in share.unknown for digest in own)
-        counts = (len(own), len(fits), len(own) - len(fits) - unknown, unknown)
-        known = bool(fits) or not unknown
+        counts = (len(own), count[FITS], count[TOO_LONG], count[UNKNOWN])
+        known = count[FITS] or not count[UNKNOWN]
         figures = (f"{hours:,.2f}", f"{used:,.2f}", _dollars(grant, hours)) if known else ("not known", "-", "-")
         rows.append((group, *map(str, counts), *figures))
     return rows
@@ -113,11 +105,10 @@ def _are(number: int) -> str:
     return f"{counted(number, 'trial')} {'is' if number == 1 else 'are'}"
 
 
-def _named(what: str, titles: list[str]) -> list[str]:
-    """Return a line that names the first of some trials; none if there are none."""
-    if not titles:
-        return []
-    return [f"{what}: {counted(len(titles), 'trial')}, {listed(titles, NAMED)}"]
+def _named(verdict: str, first: dict[str, Member], share: dict[str, str]) -> list[str]:
+    """Return a line that names the first of the trials with a verdict; none if there are none."""
+    titles = [first[digest].title for digest, own in share.items() if own == verdict]
+    return [f"{verdict}: {counted(len(titles), 'trial')}, {listed(titles, NAMED)}"] if titles else []
 
 
 def _storage(grant: Grant, kept: dict[str, Member], sizes: Mapping[str, int | None]) -> str:

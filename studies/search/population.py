@@ -148,9 +148,9 @@ def perturbed(point: dict, space: dict[str, BaseDistribution], rng: np.random.Ge
     return found
 
 
-def lineage(queue: trials.Queue) -> list[tuple[str, ...]]:
+def lineage(found: searches.Searched) -> list[tuple[str, ...]]:
     """Return rows of the best trial of the last generation and its ancestors: generation, value and parameters."""
-    by_number = {one.number: one for one in queue.everything() if one.state == TrialState.COMPLETE}
+    by_number = {one.number: one for one in found.in_state(TrialState.COMPLETE)}
     one = min(by_number.values(), key=lambda one: (-one.user_attrs["generation"], one.value), default=None)
     rows = []
     while one is not None:

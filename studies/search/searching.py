@@ -21,6 +21,7 @@ from studies import outcome, suites, trials
 from studies.cost import planning
 from studies.launch import Failed, Unfinished
 from studies.search import samplers, second_objective, spaces
+from studies.search.searches import Searched
 from studies.storage import open_storage
 from studies.worker import USAGE, Task, Worker, main
 
@@ -228,18 +229,18 @@ def begin(search: Search) -> trials.Queue:
     return queue
 
 
-def judge(queue: trials.Queue, count: int, statuses: list[int]) -> None:
+def judge(search: Searched, count: int, statuses: list[int]) -> None:
     """Print how many trials of a search ended in which way.
 
     Raises:
       Unfinished: fewer than `count` have ended, by an interruption or the death of workers.
       Failed: all have failed, no point of the space can be trained, or a worker met a mistake in the command.
     """
-    found = list(queue.latest().values())
+    found = search.trials
     standings = collections.Counter(map(trials.standing, found))
     ended = len(found) - standings["left"]
     counts = ", ".join(f"{standings[word]} {word}" for word in ("done", "pruned", "failed"))
-    print(f"{queue.name}: {counts}", flush=True)
+    print(f"{search.name}: {counts}", flush=True)
     if USAGE in statuses and ended < count:  # the same command would meet the same mistake
         raise Failed(f"a worker ended by the error above; {ended} of {count} trials have ended")
     if (any(statuses) and ended < count) or standings["left"]:
@@ -248,20 +249,13 @@ def judge(queue: trials.Queue, count: int, statuses: list[int]) -> None:
         raise Failed(f"no trial of {ended} succeeded, first {trials.title(found[0])}: {found[0].user_attrs['reason']}")
     if ended >= count:
         return
-    reason = _reason_left_out(queue)
+    reason = next((reason for reason in search.left_out if not reason.startswith(EQUAL)), "")
     if not found and reason:
         raise Failed(f"no point of the space can be trained, the first since {reason}")
     if not found:
         raise Unfinished(f"0 of {count} trials have ended; run the same command to continue")
     why = f"; others cannot be trained, the first since {reason}" if reason else ""
     print(f"the search cannot go on: {ended} of {count} trials have ended, and no point is left{why}", flush=True)
-
-
-def _reason_left_out(queue: trials.Queue) -> str:
-    """Return why the first point was left out, except one that another trial has; "" if there is none."""
-    everything = queue.storage.get_all_trials(queue.study_id, deepcopy=False)
-    reasons = (one.user_attrs.get("left_out", EQUAL) for one in everything)
-    return next((reason for reason in reasons if not reason.startswith(EQUAL)), "")
 
 
 if __name__ == "__main__":

@@ -69,14 +69,14 @@ def train(search: Search, workers: int, start: Start) -> None:
       Unfinished: the command was interrupted, or its workers died.
       Failed: all trials have failed.
     """
-    queue = searching.begin(search)
+    searching.begin(search)
     searched = spaces.searched_keys(search.searched())
     statuses = start(search, min(workers, search.count))
     found = searches.find(search.storage, search.study, search.study)
     print("\n".join(searches.best(found)))
     if search.population:
-        print("\n".join(aligned(population.lineage(queue))))
-    searching.judge(queue, search.count, statuses)
+        print("\n".join(aligned(population.lineage(found))))
+    searching.judge(found, search.count, statuses)
     if found.done:
         first = found.done[0]
         # Not the keys of every trial, such as its number of steps.

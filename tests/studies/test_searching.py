@@ -27,12 +27,12 @@ SPACE = {"optimizer.learning_rate": Range(1e-4, 1.0, log=True), "model.num_heads
 RUN = """
 import json, sys
 from studies import launch
-from studies.search import searching
+from studies.search import searches, searching
 asked = searching.Search(**json.loads(sys.argv[1]))
-queue = searching.begin(asked)
+searching.begin(asked)
 statuses = launch.work("studies.search.searching", json.loads(sys.argv[1]), 2)
 try:
-    searching.judge(queue, asked.count, statuses)
+    searching.judge(searches.find(asked.storage, asked.study, ""), asked.count, statuses)
 except launch.Unfinished as end:
     sys.exit(str(end))
 """
@@ -199,14 +199,15 @@ print(*launch.work("", {}, 1))
 def test_a_search_that_is_interrupted_between_two_trials_is_not_over(tmp_path):
     """Its workers end well, and no trial waits; else the caller would train the best of half a search."""
     from studies.launch import Unfinished
-    from studies.search import searching
+    from studies.search import searches, searching
 
     process = subprocess.Popen([sys.executable, "-c", INTERRUPTED], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)
     statuses = list(map(int, process.communicate(timeout=30)[0].split()))
+    searching.begin(search := asked(tmp_path, count=4))
     with pytest.raises(Unfinished, match="0 of 4 trials have ended; run the same command to continue"):
-        searching.judge(searching.begin(asked(tmp_path, count=4)), 4, statuses)
+        searching.judge(searches.find(search.storage, search.study, ""), 4, statuses)
     assert statuses == [-signal.SIGTERM]
 
 
@@ -252,7 +253,7 @@ def test_a_search_without_a_valid_point_fails_with_the_first_reason(tmp_path):
 
 
 def test_a_search_that_cannot_go_on_says_why_points_were_left_out(tmp_path, capsys):
-    from studies.search import searching
+    from studies.search import searches, searching
 
     space = tmp_path / "layers.py"
     space.write_text(
@@ -260,9 +261,9 @@ def test_a_search_that_cannot_go_on_says_why_points_were_left_out(tmp_path, caps
         '"b": {"model.num_layers": 1}})}\n'
     )
     search = asked(tmp_path, space=str(space), count=2)
-    queue = searching.begin(search)
+    searching.begin(search)
     searching.Searcher(search).run()
-    searching.judge(queue, 2, [0])
+    searching.judge(searches.find(search.storage, search.study, ""), 2, [0])
     assert (
         "1 of 2 trials have ended, and no point is left; others cannot be trained, the first since "
         "--config.model.num_layers=two is not a whole number"
