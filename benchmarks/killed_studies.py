@@ -90,7 +90,7 @@ def speed(folder: pathlib.Path) -> dict[str, float]:
     owners = suites.owners(suites.members(study, study.groups, seeds=seeds))
     storage = open_storage(f"sqlite:///{folder}/many.db", create=True)
     queue = trials.Queue(storage, study.name, "maximize", create=True)
-    queue.enqueue([trials.Order(member, f"{folder}/none/{member.title}", "") for member in owners.values()])
+    queue.enqueue([trials.order_of(member, f"{folder}/none/{member.title}", "") for member in owners.values()])
     options = (f"--storage=sqlite:///{folder}/many.db", f"--seeds={seeds}")
     waiting = run(folder, "status", "trm-mini", *options)
     curve = {step: step / 500 for step in range(100, 501, 100)}

@@ -43,11 +43,11 @@ class Asked:
 
     def orders(self) -> list:
         """Return an order for each different configuration, whose owner names its folder."""
-        from studies.trials import Order
+        from studies.trials import order_of
 
         wanted = self.digests
         return [
-            Order(owner, suites.folder(self.root, owner), self.topology)
+            order_of(owner, suites.folder(self.root, owner), self.topology)
             for digest, owner in self.owners.items() if digest in wanted
         ]  # fmt: skip
 

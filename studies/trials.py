@@ -6,7 +6,6 @@ the next worker takes the claim over, and train.py resumes from the checkpoint i
 """
 
 import contextlib
-import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterable
@@ -36,25 +35,16 @@ class LostClaim(RuntimeError):
     """Another worker has taken the trial over."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Order:
-    """What a trial runs: a configuration, its folder and the hardware preset."""
+def order_of(member: suites.Member, workdir: str, topology: str) -> dict[str, object]:
+    """Return what a trial runs, its user attributes while it waits: a configuration, its folder, the hardware preset.
 
-    member: suites.Member
-    workdir: str
-    topology: str
-
-    def attributes(self) -> dict[str, object]:
-        """Return the user attributes of a waiting trial.
-
-        The digest is last: `adopt` writes one after the other, and a trial without a digest is never run.
-        """
-        member = self.member
-        return {
-            "group": member.group, "configuration": member.name, "seed": member.seed,
-            "workdir": self.workdir, "topology": self.topology, "recipe": member.recipe, "changes": member.changes,
-            "config": member.values, "failures": [], "cancelled": False, "digest": member.digest,
-        }  # fmt: skip
+    The digest is last: `adopt` writes one after the other, and a trial without a digest is never run.
+    """
+    return {
+        "group": member.group, "configuration": member.name, "seed": member.seed,
+        "workdir": workdir, "topology": topology, "recipe": member.recipe, "changes": member.changes,
+        "config": member.values, "failures": [], "cancelled": False, "digest": member.digest,
+    }  # fmt: skip
 
 
 class Queue:
@@ -74,14 +64,14 @@ class Queue:
             ) from None
         self._study = optuna.load_study(storage=storage, study_name=name)  # which reads an ended trial once
 
-    def enqueue(self, orders: Iterable[Order]) -> int:
+    def enqueue(self, orders: Iterable[dict]) -> int:
         """Add a trial for each order without one; return their number. ConfigError if a folder is another's."""
         with self.locked():
             known = self.latest()
-            new = [order for order in orders if order.member.digest not in known]
+            new = [order for order in orders if order["digest"] not in known]
             check_folders(new, known.values())
             for order in new:
-                self._add(order.attributes())
+                self._add(order)
             return len(new)
 
     @contextlib.contextmanager
@@ -96,10 +86,10 @@ class Queue:
         finally:
             self.claims.drop(lock)
 
-    def adopt(self, trial: optuna.Trial, order: Order) -> FrozenTrial:
+    def adopt(self, trial: optuna.Trial, order: dict) -> FrozenTrial:
         """Claim a trial that Optuna has begun, and give it what it runs."""
         self.claims.take(self._claim(trial))
-        for name, content in order.attributes().items():
+        for name, content in order.items():
             trial.set_user_attr(name, content)
         return self._fresh(trial)
 
@@ -262,43 +252,40 @@ class Queue:
 KEPT_BY_RETRY = ("digest", "group", "configuration", "seed", "workdir", "topology", "recipe", "changes", "config")
 
 
-def queued_elsewhere(orders: Iterable[Order], known: dict[str, FrozenTrial]) -> list[str]:
+def queued_elsewhere(orders: Iterable[dict], known: dict[str, FrozenTrial]) -> list[str]:
     """Return a line for each trial that has not ended and was queued below another root or for another slice.
 
     It goes on there. The trial of an equal configuration of another group has another folder below the same root.
     """
     lines = []
     for order in orders:
-        trial = known.get(order.member.digest)
+        trial = known.get(order["digest"])
         if not trial or trial.state.is_finished():
             continue
-        member, about = order.member, trial.user_attrs
-        places = {
-            "--root": (about["workdir"].removesuffix(f"/{title(trial)}"),
-                       order.workdir.removesuffix(f"/{member.group}/{member.name}")),
-            "--topology": (about["topology"], order.topology),
-        }  # fmt: skip
+        attributes = trial.user_attrs, order
+        roots = [about["workdir"].removesuffix(f"/{about['group']}/{about['configuration']}") for about in attributes]
+        places = {"--root": roots, "--topology": [about["topology"] for about in attributes]}
         differing = [f"{flag}={was}, not {now or 'none'}" for flag, (was, now) in places.items() if was != now]
         if differing:
             lines.append(f"{title(trial)} goes on as it was queued, with {' and '.join(differing)}")
     return lines
 
 
-def check_folders(orders: Iterable[Order], known: Iterable[FrozenTrial]) -> None:
+def check_folders(orders: Iterable[dict], known: Iterable[FrozenTrial]) -> None:
     """Raise ConfigError if the folder of an order has, or will have, the run of an earlier trial with other keys."""
     taken = {
         trial.user_attrs["workdir"]: trial for trial in known
         if trial.state != TrialState.FAIL or trial.user_attrs.get("checkpoint")
     }  # fmt: skip
     for order in orders:
-        if earlier := taken.get(order.workdir):
-            was, now = earlier.user_attrs["config"], order.member.values
+        if earlier := taken.get(order["workdir"]):
+            was, now = earlier.user_attrs["config"], order["config"]
             differing = [key for key in {**was, **now} if was.get(key) != now.get(key)]
             if not differing:  # a default has changed since, which makes another digest
-                raise ConfigError(f"{order.workdir} has a trial of an earlier version; give another --root")
+                raise ConfigError(f"{order['workdir']} has a trial of an earlier version; give another --root")
             key = min(differing, key=lambda key: key in keys_of(MACHINE))  # which do not make it another trial
             raise ConfigError(
-                f"{order.workdir} is the folder of an earlier trial with {key}={was.get(key)}, not {now.get(key)}; "
+                f"{order['workdir']} is the folder of an earlier trial with {key}={was.get(key)}, not {now.get(key)}; "
                 "type the keys of that trial, or give another --root"
             )
 

@@ -76,11 +76,11 @@ class Population(Searcher):
                 raise ConfigError(
                     f"no point of {TRIES} of --space={self.search.space} can be trained: {member.refusal}"
                 )
-            order = trials.Order(member, suites.folder(self.search.root, member), self.search.topology)
+            order = trials.order_of(member, suites.folder(self.search.root, member), self.search.topology)
             family = {"member": number, "generation": generation, "parent": parent.number if parent else None}
             waiting = optuna.trial.create_trial(
                 state=TrialState.WAITING, params=point, distributions=distributions,
-                user_attrs=order.attributes() | family,
+                user_attrs=order | family,
             )  # fmt: skip
             self.queue.storage.create_new_trial(self.queue.study_id, waiting)
         return self.queue.claim_next({member.digest})

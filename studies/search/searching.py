@@ -160,7 +160,7 @@ class Searcher(Worker):
                 member = self.search.member(self.recipe, name, spaces.changes(self.space, trial.params))
                 if not member.refusal and member.digest not in known:
                     folder = suites.folder(self.search.root, member)
-                    return self.queue.adopt(trial, trials.Order(member, folder, self.search.topology))
+                    return self.queue.adopt(trial, trials.order_of(member, folder, self.search.topology))
                 left_out = member.refusal or f"{EQUAL} {known[member.digest].number}"
                 trial.set_user_attr("left_out", left_out)
                 self.study.tell(trial, state=TrialState.FAIL)

@@ -25,7 +25,7 @@ CHIPS = 32  # of v4-64
 def queued(folder, topology: str = "v4-64", **overrides: str):
     """Return the queue of two trials that wait, and their digests in order."""
     queue = queue_of(folder)
-    queue.enqueue([dataclasses.replace(order, topology=topology) for order in orders(folder / "runs", **overrides)])
+    queue.enqueue([order | {"topology": topology} for order in orders(folder / "runs", **overrides)])
     return queue, list(queue.latest())
 
 
@@ -61,12 +61,12 @@ def test_workers_end_before_the_budget_is_exceeded_and_go_on_with_a_larger_one(t
 
 def test_workers_that_claim_at_the_same_time_do_not_exceed_the_budget_together(tmp_path):
     from studies.cost import budget
-    from studies.trials import Order
+    from studies.trials import order_of
 
     queue = queue_of(tmp_path)
     study, names = suites.find("exp08-ema", "mini")
     members = suites.members(study, names, seeds=4)
-    queue.enqueue([Order(member, str(tmp_path), "v4-64") for member in members])
+    queue.enqueue([order_of(member, str(tmp_path), "v4-64") for member in members])
     digests, claimed = set(queue.latest()), []
     limits = Limits(budget=5.0, rehearsed=dict.fromkeys(digests, 1.5))
 
@@ -121,12 +121,12 @@ def test_a_trial_that_does_not_fit_makes_way_for_a_later_one_that_does(tmp_path)
 
 def test_what_was_measured_takes_precedence_over_a_rehearsal_and_the_mean_of_others_is_last(tmp_path):
     from studies.cost import budget
-    from studies.trials import Order
+    from studies.trials import order_of
 
     queue = queue_of(tmp_path)
     study, names = suites.find("exp08-ema", "mini")
     members = suites.members(study, names, seeds=2)  # a-off, its other seed, b-0.99, its other seed
-    queue.enqueue([Order(member, str(tmp_path), "") for member in members])
+    queue.enqueue([order_of(member, str(tmp_path), "") for member in members])
     digests = [member.digest for member in members]
     assert budget.Expectation(queue.everything(), {}).of(queue.latest()[digests[0]]) is None
     queue.finish(queue.claim_next({digests[0]}), 1.0, {"ran_seconds": 7200.0}, {})

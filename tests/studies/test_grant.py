@@ -103,10 +103,10 @@ def test_a_rehearsal_of_the_user_gives_hours_and_the_size_of_a_checkpoint(tmp_pa
 @needs_optuna
 def test_a_plan_uses_what_was_measured_and_status_says_what_is_left(tmp_path):
     from studies.storage import open_storage
-    from studies.trials import Order, Queue
+    from studies.trials import Queue, order_of
 
     queue = Queue(open_storage(f"sqlite:///{tmp_path}/studies.db", create=True), "trm", "maximize", create=True)
-    queue.enqueue([Order(MEMBERS[0], str(tmp_path), "v4-64")])
+    queue.enqueue([order_of(MEMBERS[0], str(tmp_path), "v4-64")])
     results = {"ran_seconds": 7200.0, "chip_hours": 64.0, "checkpoint_bytes": 5 * 10**9}
     queue.finish(queue.claim_next({MEMBERS[0].digest}), 1.0, results, {})
     given = ["exp08-ema", "--topology=v4-64", "--price=0", "--grant_days=3"]

@@ -52,12 +52,12 @@ def url() -> str:
 
 def test_workers_of_one_server_claim_each_trial_once(url, tmp_path):
     from studies.storage import open_storage
-    from studies.trials import Order, Queue
+    from studies.trials import Queue, order_of
 
     study, names = suites.find("trm-mini")
     owners = suites.owners(suites.members(study, names))
     queues = [Queue(open_storage(url, create=True), "trm-mini", "maximize", create=True) for _ in range(4)]
-    assert queues[0].enqueue([Order(m, str(tmp_path), "") for m in owners.values()]) == 15
+    assert queues[0].enqueue([order_of(m, str(tmp_path), "") for m in owners.values()]) == 15
     held = []
 
     def work(number: int) -> None:

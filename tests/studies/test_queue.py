@@ -2,7 +2,6 @@
 """The queue with real workers and a database on disk; a trial's program ends as a test planned."""
 
 import contextlib
-import dataclasses
 import json
 import pathlib
 import signal
@@ -31,7 +30,7 @@ study, names = suites.find("exp08-ema", "mini")
 queue = trials.Queue(open_storage(f"sqlite:///{folder}/studies.db", create=True), "s", "maximize", create=True)
 members = suites.members(study, names, seeds=seeds, overrides={"train.steps": "20"})
 signal.signal(signal.SIGTERM, signal.default_int_handler)
-queue.enqueue([trials.Order(m, suites.folder(folder + "/runs", m), "") for m in members])
+queue.enqueue([trials.order_of(m, suites.folder(folder + "/runs", m), "") for m in members])
 try:
     digests = sorted({m.digest for m in members})
     launch.run(queue, Task(f"sqlite:///{folder}/studies.db", "s", digests, "eval_exact_accuracy",
@@ -152,9 +151,9 @@ def members(**overrides: str) -> list[suites.Member]:
 
 def orders(folder: pathlib.Path, **overrides: str) -> list:
     """Return the orders of the two configurations of a group."""
-    from studies.trials import Order
+    from studies.trials import order_of
 
-    return [Order(m, suites.folder(str(folder), m), "") for m in members(**overrides)]
+    return [order_of(m, suites.folder(str(folder), m), "") for m in members(**overrides)]
 
 
 def test_one_configuration_is_queued_once_and_cancelled_and_retried(tmp_path):
@@ -257,10 +256,9 @@ def test_a_trial_that_goes_on_at_another_place_than_is_asked_for_is_named(tmp_pa
 
     queue, known = queue_of(tmp_path), orders(tmp_path)
     queue.enqueue(known)
-    member = dataclasses.replace(known[0].member, group="another", name="name")
-    equal = dataclasses.replace(known[0], member=member, workdir=f"{tmp_path}/another/name")
+    equal = known[0] | {"group": "another", "configuration": "name", "workdir": f"{tmp_path}/another/name"}
     assert queued_elsewhere([*known, equal], queue.latest()) == []
-    moved = [dataclasses.replace(order, topology="v4-8") for order in orders(tmp_path / "moved")]
+    moved = [order | {"topology": "v4-8"} for order in orders(tmp_path / "moved")]
     lines = queued_elsewhere(moved, queue.latest())
     assert lines[0] == (
         f"exp08-ema/a-off goes on as it was queued, with --root={tmp_path}, not {tmp_path}/moved and "

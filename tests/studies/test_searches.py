@@ -42,7 +42,7 @@ def filled(folder, *, also: str = "", prune: str = "none"):
     for number in range(COUNT):
         trial = study.ask(spaces.distributions(space))
         member = search.member(recipe, f"{number:04d}", spaces.changes(space, trial.params))
-        begun = queue.adopt(trial, trials.Order(member, suites.folder(search.root, member), ""))
+        begun = queue.adopt(trial, trials.order_of(member, suites.folder(search.root, member), ""))
         loss = abs(math.log10(trial.params["optimizer.learning_rate"]) + 2)
         if also:
             trial.set_user_attr(trials.SECOND, float(trial.params["model.mlp_dim"]))

@@ -57,7 +57,7 @@ def finished(folder: pathlib.Path, *, seeds: int) -> tuple:
     study, names = suites.find("exp08-ema")
     members = suites.members(study, names, seeds=seeds)
     queue = queue_in(folder)
-    queue.enqueue([trials.Order(member, str(folder), "") for member in members])
+    queue.enqueue([trials.order_of(member, str(folder), "") for member in members])
     for member in members:
         trial = queue.claim_next({member.digest})
         decay, curve = member.values["optimizer.ema_decay"], {}
