@@ -31,10 +31,10 @@ INTERRUPTED = 130
 
 @dataclasses.dataclass(frozen=True)
 class Subcommand:
-    """A subcommand; `function` is module.name in pods/, and `takes` its arguments: nothing, paths or a command."""
+    """A subcommand; `takes` its arguments: nothing, paths or a command."""
 
     group: str
-    function: str
+    function: str  # module.name in pods/, which returns the exit status; None: 0
     meaning: str
     takes: str = "nothing"
     calls: bool = True  # whether it talks to a pod
@@ -96,7 +96,7 @@ def main(arguments: list[str]) -> int:
         print(line, file=sys.stderr)
     transport = connect(settings) if SUBCOMMANDS[name].calls else None
     module, _, function = SUBCOMMANDS[name].function.rpartition(".")
-    return getattr(importlib.import_module(f"pods.{module}"), function)(settings, transport, rest)
+    return getattr(importlib.import_module(f"pods.{module}"), function)(settings, transport, rest) or 0
 
 
 def what_follows(name: str, positional: list[str], dashes: bool, command: list[str]) -> list[str]:

@@ -102,11 +102,11 @@ def main(arguments: list[str]) -> int:
             raise ConfigError(f"{words[0]} needs the name of a group or suite (all: {', '.join(suites.suite_names())})")
         name = suites.suite_names()[0] if words[0] == "guide" else stored_name()
     if words[0] in OF_A_SEARCH and (found := find_search(name, overrides)):
-        return OF_A_SEARCH[words[0]](found)
+        return OF_A_SEARCH[words[0]](found) or 0
     asked = Asked(name, command_line.FLAGS, overrides)
     if words[0] not in ("plan", "guide", "folders", "run"):
         importlib.import_module("studies.storage")  # says so if a package is missing
-    return SUBCOMMANDS[words[0]](asked)
+    return SUBCOMMANDS[words[0]](asked) or 0
 
 
 def check_flags(subcommand: str) -> None:
@@ -175,7 +175,7 @@ def find_search(name: str, overrides: dict[str, str]):
     return found
 
 
-def plan(asked: Asked) -> int:
+def plan(asked: Asked) -> None:
     """Print the table of a plan; with --grant_days, also what fits into the grant."""
     from studies.cost import grant, planning, rehearsals
 
@@ -197,10 +197,9 @@ def plan(asked: Asked) -> int:
             for member in asked.runnable
         }
         print("\n".join(grant.lines(given, asked.members, found, sizes)))
-    return 0
 
 
-def status(asked: Asked) -> int:
+def status(asked: Asked) -> None:
     """Print the table of trials by group, and what is left of a budget or a grant."""
     from studies.cost import budget, planning
     from studies.report import summary
@@ -214,10 +213,9 @@ def status(asked: Asked) -> int:
         print(budget.left_of("budget", parsed.budget, queue, price))
     if parsed.grant_days is not None:
         print(budget.left_of(f"grant of {parsed.grant_days:g} days", parsed.grant_days * 24 * chips, queue, price))
-    return 0
 
 
-def report(asked: Asked) -> int:
+def report(asked: Asked) -> None:
     """Write the page."""
     from studies.report import answers, page
 
@@ -225,32 +223,30 @@ def report(asked: Asked) -> int:
     trials = asked.queue(create=False).latest()
     print("".join(f"{line}\n" for line in asked.others(trials)), end="")
     found = answers.of_study(asked.study, asked.members, trials)
-    return write_page(page.page(asked.study, found))
+    write_page(page.page(asked.study, found))
 
 
-def write_page(content: str) -> int:
+def write_page(content: str) -> None:
     """Write the file of --html, and say so."""
     print(f"wrote {output_files.write('html', content)}")
-    return 0
 
 
-def status_of_search(found) -> int:
+def status_of_search(found) -> None:
     """Print how a search stands, and its best trials."""
     from studies.search import searches
 
     print("\n".join(searches.lines(found)))
-    return 0
 
 
-def report_of_search(found) -> int:
+def report_of_search(found) -> None:
     """Write the page of a search."""
     from studies.search import page as search_page
 
     output_files.check("html")
-    return write_page(search_page.document(found))
+    write_page(search_page.document(found))
 
 
-def refuse_search(found) -> int:
+def refuse_search(found) -> None:
     """Raise ConfigError: the workers of a search hold its trials, and none waits for others."""
     raise ConfigError(
         f"{found.name} is a search, and cancel and retry are for groups and suites; Ctrl-C lets its `sweep.py search` "
@@ -258,7 +254,7 @@ def refuse_search(found) -> int:
     )
 
 
-def guide(asked: Asked) -> int:
+def guide(asked: Asked) -> None:
     """Print the guide of a group; of a suite, the groups with their questions."""
     from studies.report import guide as guides
 
@@ -267,33 +263,29 @@ def guide(asked: Asked) -> int:
         print("\n".join(aligned([("group", "question"), *questions])))
     else:
         print(guides.markdown(asked.study, asked.groups[0]))
-    return 0
 
 
-def folders(asked: Asked) -> int:
+def folders(asked: Asked) -> None:
     """Print the folder of each configuration."""
     found = suites.folders(asked.root, asked.members)
     print("\n".join(f"{place}/" for place in found.values()))
     print(f"{counted(len(found), 'configuration')} in {counted(len(asked.groups), 'group')}, each with its own folder")
     print("Equal configurations are one trial, in the folder of the first of them.")
-    return 0
 
 
-def cancel(asked: Asked) -> int:
+def cancel(asked: Asked) -> None:
     """Cancel all trials of the groups that have not ended."""
     queue = asked.queue(create=False)
     ended, told = queue.cancel(asked.digests)
     print(f"cancelled: {counted(ended, 'waiting trial')}; told to save and stop: {counted(told, 'running trial')}")
     print("".join(f"{line}\n" for line in asked.others(queue.latest())), end="")
-    return 0
 
 
-def retry(asked: Asked) -> int:
+def retry(asked: Asked) -> None:
     """Queue failed trials again."""
     queue = asked.queue(create=False)
     print(f"queued again: {counted(queue.retry(asked.digests), 'trial')}; `sweep.py run` starts them")
     print("".join(f"{line}\n" for line in asked.others(queue.latest())), end="")
-    return 0
 
 
 def search(overrides: dict[str, str]) -> int:
@@ -315,7 +307,7 @@ def search(overrides: dict[str, str]) -> int:
     return running.on_hosts_or_here(parsed, root, work)
 
 
-SUBCOMMANDS: dict[str, Callable[[Asked], int]] = {
+SUBCOMMANDS: dict[str, Callable[[Asked], int | None]] = {  # they return the exit status; None: 0
     "plan": plan, "run": running.run, "status": status, "report": report, "guide": guide, "folders": folders,
     "cancel": cancel, "retry": retry,
 }  # fmt: skip

@@ -30,7 +30,7 @@ class Source(Object):
     created: NotRequired[str]
 
 
-def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
+def backup(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Copy the run to a folder, by default /tmp/backup_models; parts of its checkpoints on several hosts are joined."""
     if len(rest) > 1:
         raise usage_error(f"backup takes one folder of this machine, by default {BACKUP}")
@@ -65,7 +65,6 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> int:
         files = [file for file in target.rglob("*") if file.is_file()]
         print(f"{folder} is in {target}: {len(files)} files, {sum(f.stat().st_size for f in files) / 1e6:.1f} MB")
         write_atomically(path, json.dumps(source | {"created": created or kept["created"]}).encode())
-    return 0
 
 
 def _default(settings: Settings) -> pathlib.Path:

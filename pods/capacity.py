@@ -23,7 +23,7 @@ LASTING = re.compile(  # messages of failures that another try in the same zone 
 )
 
 
-def search(settings: Settings) -> int:
+def search(settings: Settings) -> None:
     """Try each zone in each way, once or with --wait for --wait_seconds; PodError if none has a pod."""
     if settings.transport == "local":
         raise usage_error("--zones and --wait are for pods of gcloud; a local pod is made at once: leave them out")
@@ -32,7 +32,7 @@ def search(settings: Settings) -> int:
     for one in [one for one in tries if one.queued and not settings.dry_run]:
         if Gcloud(one).exists():
             note(settings, f"{settings.name} exists already in {one.zone}: export ZONE={one.zone}, and `wait` for it")
-            return 0
+            return
     end, failures = time.monotonic() + settings.wait_seconds, {}
     while tries:
         for one in list(tries):
@@ -46,12 +46,12 @@ def search(settings: Settings) -> int:
             if not (failure := _attempt(one, patience)):
                 records.keep_creation(one)
                 note(one, f"{one.name} is ready, {_way(one)}, in {one.zone}: export ZONE={one.zone}")
-                return 0
+                return
             failures[one.zone, _way(one)] = f"{one.zone}, {_way(one)}: {failure}"
             if LASTING.search(failure):
                 tries.remove(one)
         if settings.dry_run:
-            return 0
+            return
         if not (settings.wait and tries) or time.monotonic() > end:
             break
         again = f"trying {counted(len(tries), 'way')} again in {settings.poll_seconds:.0f} s"

@@ -32,7 +32,7 @@ DISABLE = {  # flags of scripts/deploy_optimizations.py
 }
 
 
-def setup_optimizations(settings: Settings, transport: Transport, rest: list[str]) -> int:
+def setup_optimizations(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Copy the configuration from the variables to every host, and run scripts/deploy_optimizations.py there.
 
     While a run holds the devices, only the coordinator runs the script, and compiles ahead of time without a device.
@@ -55,11 +55,10 @@ def setup_optimizations(settings: Settings, transport: Transport, rest: list[str
     results = transport.run(hosts.in_environment(settings, command), worker=worker)
     expect_success(results, "deploy the optimizations")
     if settings.dry_run:
-        return 0
+        return
     _check_reports(settings, transport, resolved.effective, worker)
     if busy:
         print(f"the measured step and the cost of an analysis: {WAITS}, {held_by(busy)}")
-    return 0
 
 
 def send(settings: Settings, transport: Transport, resolved: switches.Resolved) -> None:

@@ -24,7 +24,7 @@ LOG_TAIL_LINES = 15
 SEARCH_SPACE = "spaces/any_decoder.py"  # of ENABLE_EVOLUTION
 
 
-def launch(settings: Settings, transport: Transport, rest: list[str]) -> int:
+def launch(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Start `rest` on all hosts as one process group; if it is empty, train.py with the recipe of MODEL_SIZE.
 
     A study (`python sweep.py run NAME`) gets the folder that all hosts share as its --root, and the pod's --topology.
@@ -37,16 +37,16 @@ def launch(settings: Settings, transport: Transport, rest: list[str]) -> int:
         raise usage_error(f"{key} is not read by a command after `--`; write it after the command's other words")
     words = [hosts.python(settings) if rest[0] in ("python", "python3") else rest[0], *rest[1:]]
     words, study = studies.with_root(settings, transport.num_workers, words)
-    return start(settings, transport, _record(settings, "launch", words, study=study))
+    start(settings, transport, _record(settings, "launch", words, study=study))
 
 
-def launch_pretrain_hf(settings: Settings, transport: Transport, rest: list[str]) -> int:
+def launch_pretrain_hf(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Train the recipe on the Hugging Face data set of DATASET, CONFIG, SPLIT, TEXT_KEY; train.py receives `rest`."""
     settings = recipes.of_pod(settings, transport)
-    return _train(settings, transport, "launch_pretrain_hf", recipes.data_keys(settings), rest)
+    _train(settings, transport, "launch_pretrain_hf", recipes.data_keys(settings), rest)
 
 
-def launch_optimized(settings: Settings, transport: Transport, rest: list[str]) -> int:
+def launch_optimized(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Train as launch_pretrain_hf does, with the enabled switches, and log to logs/train_optimized_worker_I.out.
 
     A recipe that names its own data keeps them.
@@ -56,7 +56,7 @@ def launch_optimized(settings: Settings, transport: Transport, rest: list[str]) 
     keys, log = recipes.pretraining_keys(settings, rest) | switches.keys, "train_optimized_worker"
     recipes.print_left_out(settings, switches)
     program = searching_program if EVOLUTION in switches.on else training_program
-    return _train(settings, transport, "launch_optimized", keys, rest, program, log=log, switches=switches.record())
+    _train(settings, transport, "launch_optimized", keys, rest, program, log=log, switches=switches.record())
 
 
 def stop(settings: Settings, transport: Transport, rest: list[str]) -> int:
@@ -65,16 +65,16 @@ def stop(settings: Settings, transport: Transport, rest: list[str]) -> int:
     return max(result.status != 0 for result in results)
 
 
-def restart(settings: Settings, transport: Transport, rest: list[str]) -> int:
+def restart(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Stop, and start the last launch again; a run of train.py resumes from its newest valid checkpoint."""
     record = records.read(settings)
     transport.run(hosts.stop(settings, for_good=False))
-    return start(settings, transport, record | {"time": time.time()}, was_stopped=True)
+    start(settings, transport, record | {"time": time.time()}, was_stopped=True)
 
 
 def start(
     settings: Settings, transport: Transport, record: dict, *, unless_ended: bool = False, was_stopped: bool = False
-) -> int:
+) -> None:
     """Launch the recorded program and check that it keeps running; if it does not, show the log of a worker.
 
     Args:
@@ -96,12 +96,12 @@ def start(
         records.write(settings, record)
     results = transport.run(command)
     if settings.dry_run:
-        return 0
+        return
     expect_success(results, "launch it")
     if any("runs already" in result.output for result in results):
-        return 0
+        return
     time.sleep(LOOK_AFTER_SECONDS)
-    return _check_started(settings, transport, record)
+    _check_started(settings, transport, record)
 
 
 def training_program(settings: Settings, arguments: list[str], workdir: str) -> list[str]:
@@ -126,7 +126,7 @@ def searching_program(settings: Settings, arguments: list[str], workdir: str) ->
 def _train(
     settings: Settings, transport: Transport, subcommand: str, keys: dict, rest: list[str],
     program: Callable[[Settings, list[str], str], list[str]] = training_program, **kept,
-) -> int:  # fmt: skip
+) -> None:  # fmt: skip
     """Launch a program that trains; the last --workdir of `rest` is the folder of the run."""
     rest = _with_one_word(rest)
     num_workers, typed = transport.num_workers, [word for word in rest if word.startswith("--workdir=")]
@@ -139,7 +139,7 @@ def _train(
              "BUCKET is set")  # fmt: skip
     arguments = recipes.arguments(settings, keys | of_each_host, rest, workdir)
     words = [hosts.python(settings), *program(settings, arguments, workdir)]
-    return start(settings, transport, _record(settings, subcommand, words, workdir=workdir, **kept))
+    start(settings, transport, _record(settings, subcommand, words, workdir=workdir, **kept))
 
 
 def _with_one_word(words: list[str]) -> list[str]:
@@ -183,12 +183,12 @@ def _is_idle(settings: Settings, transport: Transport, unless_ended: bool) -> bo
     return not running
 
 
-def _check_started(settings: Settings, transport: Transport, record: dict) -> int:
-    """Return 0 if every worker runs or has succeeded; else show the log of a failed worker and raise PodError."""
+def _check_started(settings: Settings, transport: Transport, record: dict) -> None:
+    """If a worker neither runs nor has succeeded, show the log of one, and raise PodError."""
     workers = watch.look(settings, transport, record)
     failed = [worker for worker in workers if not worker.alive and worker.status != 0]
     if not failed:
-        return 0
+        return
     number = failed[0].number
     log = hosts.log_name(record["log"])
     [result] = transport.run(

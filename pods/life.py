@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The subcommands that create, prepare, reach and delete a pod.
 
-Each function takes the settings, the transport and the remaining arguments, and returns the exit status. It raises
-PodError.
+Each function takes the settings, the transport and the remaining arguments. It raises PodError.
 """
 
 import contextlib
@@ -29,18 +28,18 @@ SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "TORUS_ALERTS_URL", "TORUS_RUN_SECRET")
 REMOTE = re.compile(r"([a-z][-a-z0-9]*):(?:/(?=/))?(.*)", re.DOTALL)  # NAME:/path, NAME:~/path and NAME://path
 
 
-def versions(settings: Settings, transport: Transport, rest: list[str]) -> int:
+def versions(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Display the software versions and the accelerators of the zone."""
     transport.versions()
-    return 0
 
 
-def create(settings: Settings, transport: Transport, rest: list[str]) -> int:
+def create(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Create the pod; if it exists, describe it. With --zones or --wait, try until a zone has one."""
     if settings.transport != "local":
         local_folder(settings, str(settings.pod_folder))  # of its flags; not after a pod was created
     if settings.zones or settings.wait:
-        return capacity.search(settings)
+        capacity.search(settings)
+        return
     if not settings.version:
         transport.versions()
     line = transport.create()
@@ -56,36 +55,32 @@ def create(settings: Settings, transport: Transport, rest: list[str]) -> int:
             print(f"warning: the existing pod is a {actual}, but ACCEL={settings.accel}")
         if settings.workers and settings.workers != pod.get("workers", settings.workers):
             print(f"warning: the existing pod has {pod['workers']} workers, but --workers={settings.workers}")
-    return 0
 
 
-def wait(settings: Settings, transport: Transport, rest: list[str]) -> int:
+def wait(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Wait until the pod can be used."""
     note(settings, transport.wait())
-    return 0
 
 
-def describe(settings: Settings, transport: Transport, rest: list[str]) -> int:
+def describe(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Print state, health, accelerator and addresses; PodError with gcloud's message if there is no pod."""
     pod = transport.found()
     if not settings.dry_run:
         print(json.dumps(pod, indent=1) if settings.json else _summary(settings, pod))
-    return 0
 
 
-def delete(settings: Settings, transport: Transport, rest: list[str]) -> int:
+def delete(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Delete the pod and the record of its launch."""
     with records.forgotten(settings):
         note(settings, transport.delete())
-    return 0
 
 
-def setup(settings: Settings, transport: Transport, rest: list[str]) -> int:
+def setup(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Install code, packages, secrets and the optimizations' configuration on every host."""
     transport.put_code()
     share_secrets(settings, transport)
     expect_success(transport.run(hosts.count_devices(settings)), "count its devices")
-    return deploy.setup_optimizations(settings, transport, rest)
+    deploy.setup_optimizations(settings, transport, rest)
 
 
 def share_secrets(settings: Settings, transport: Transport) -> None:
@@ -124,7 +119,7 @@ def group_variables(settings: Settings, transport: Transport) -> dict[str, str]:
     }
 
 
-def copy(settings: Settings, transport: Transport, rest: list[str]) -> int:
+def copy(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Copy SOURCE to TARGET between this machine and the pod; one of them is NAME:PATH.
 
     Files of several workers are copied to folders worker-I in the target.
@@ -153,7 +148,6 @@ def copy(settings: Settings, transport: Transport, rest: list[str]) -> int:
         for number in worker_numbers(worker, transport.num_workers):
             with _own_folder(settings, f"{rest[1]}/worker-{number}") as folder:
                 transport.copy(remote, f"{folder}/", worker=str(number))
-    return 0
 
 
 @contextlib.contextmanager
@@ -168,7 +162,7 @@ def _own_folder(settings: Settings, path: str) -> Iterator[str]:
         raise
 
 
-def ssh(settings: Settings, transport: Transport, rest: list[str]) -> int:
+def ssh(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Run a command on the hosts; its exit status becomes that of pod.py."""
     if not rest:
         raise usage_error("ssh takes a command: pod.py ssh [--worker=0] -- COMMAND")
@@ -177,10 +171,9 @@ def ssh(settings: Settings, transport: Transport, rest: list[str]) -> int:
     results = transport.run(command, worker=worker, output_directory=local_folder(settings, settings.output_directory))
     if status := next((result.status for result in results if result.status), 0):
         raise PodError(f"ssh to {settings.name}, worker {worker}: exit status {status}", exit_status=status)
-    return 0
 
 
-def tail(settings: Settings, transport: Transport, rest: list[str]) -> int:
+def tail(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Follow the newest log of one worker; for several workers, print the end of each."""
     worker = settings.worker or str(settings.coordinator_worker)
     folder = local_folder(settings, settings.output_directory)
@@ -188,7 +181,6 @@ def tail(settings: Settings, transport: Transport, rest: list[str]) -> int:
     expect_success(transport.run(command, worker=worker, output_directory=folder), "show its log")
     if folder:
         note(settings, f"the logs are in {folder}")
-    return 0
 
 
 def _summary(settings: Settings, pod: dict) -> str:

@@ -19,7 +19,7 @@ SECRET = "torus-secrets"
 JOBSET, SBATCH = (pathlib.Path(__file__).with_name(name) for name in ("jobset.yaml", "slurm.sh"))  # for str.format
 
 
-def manifest(settings: Settings, transport: None, rest: list[str]) -> int:
+def manifest(settings: Settings, transport: None, rest: list[str]) -> None:
     """Print the manifest for --gke or --slurm; `rest` has more arguments of train.py."""
     if settings.gke == settings.slurm:
         raise usage_error("manifest needs one of --gke and --slurm")
@@ -30,7 +30,6 @@ def manifest(settings: Settings, transport: None, rest: list[str]) -> int:
     num_hosts = topology.hosts if settings.gke else 1  # Slurm hosts share their folders
     words = recipes.arguments(settings, recipes.chosen_data_keys(settings), rest, settings.shared_folder(num_hosts))
     print(jobset(settings, topology, words) if settings.gke else sbatch(settings, topology, words), end="")
-    return 0
 
 
 def jobset(settings: Settings, topology: topologies.Topology, arguments: list[str]) -> str:

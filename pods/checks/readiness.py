@@ -40,7 +40,7 @@ PLACES = {  # {multi-region or predefined dual-region of a bucket: prefixes of i
 }  # fmt: skip
 
 
-def validate(settings: Settings, transport: Transport, rest: list[str]) -> int:
+def validate(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Check everything, print the table, write READINESS.md in the pod's folder; PodError if an item is not ready.
 
     While a run holds the devices, what needs them is not checked, which is no failure.
@@ -55,13 +55,13 @@ def validate(settings: Settings, transport: Transport, rest: list[str]) -> int:
     words = recipes.arguments(settings, keys, (), scratch)
     if settings.dry_run:
         transport.run_each(_command(settings, words))
-        return 0
+        return
     workers = watch.look(settings, transport, None)
     busy = [worker.number for worker in workers if worker.alive]
     outputs = _ahead(settings, transport, words) if busy else _three_steps(settings, transport, words, scratch)
     checks = [_printed(output, Ahead if busy else Checked) for output in outputs]
     data = recipes.buckets_of_data(words)
-    return _report(Found(settings, pod, workers, switches, workdir, outputs, checks, data, busy))
+    _report(Found(settings, pod, workers, switches, workdir, outputs, checks, data, busy))
 
 
 def _data_keys(settings: Settings) -> dict[str, object]:
@@ -71,7 +71,7 @@ def _data_keys(settings: Settings) -> dict[str, object]:
     return recipes.pretraining_keys(settings)
 
 
-def _report(found: Found) -> int:
+def _report(found: Found) -> None:
     """Judge all items, print the table and write the page; PodError if an item is not ready."""
     settings = found.settings
     items = [judge(name, found) for name in (BUSY if found.busy else ITEMS)]
@@ -86,7 +86,6 @@ def _report(found: Found) -> int:
         raise PodError(f"{settings.name} is not ready: {_why(items)}")
     if waiting := [item.name for item in items if item.ready is None]:
         print(f"nothing failed; {deploy.WAITS}, {deploy.held_by(found.busy)}: {', '.join(waiting)}")
-    return 0
 
 
 def judge(name: str, found: Found) -> Item:
