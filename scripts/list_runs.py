@@ -17,6 +17,7 @@ try:
     from configs.errors import visible
     from core import ending
     from settings import stored_config
+    from settings.stored_config import ORIGIN, Origin
     from files.json_reader import JsonError, Object, parse_json, read_json
     from files.lock import is_held
     from reporting.display import aligned
@@ -102,10 +103,10 @@ def look(folder: pathlib.Path) -> Run:
     lines = last_lines(folder)
     trained = next((line for line in reversed(lines) if line.get("kind") == "train"), {})
     evaluated = next((line for line in reversed(lines) if line.get("kind") == "eval"), {})
-    step = trained.get("step", stored_config.trained_to(folder))
+    step, origin = trained.get("step", stored_config.trained_to(folder)), read(folder / ORIGIN, Origin)
     return Run(
         str(folder), state(folder, step), "-" if step is None else f"{step:,}", number(trained.get("loss")),
-        number(evaluated.get("eval_loss")), command(folder),
+        number(evaluated.get("eval_loss")), shlex.join(origin.get("command", [])),
     )  # fmt: skip
 
 
@@ -116,16 +117,16 @@ def state(folder: pathlib.Path, step: int | None) -> str:
     if (folder / "summary.txt").is_file():
         return "finished"
     if step is not None:
-        return "failed" if last_phase(folder) == "failed" else "stopped"
+        return "failed" if read(folder / "workers" / "0.json", Worker).get("phase") == "failed" else "stopped"
     return "imported" if (folder / "checkpoints" / "0").is_dir() else "not saved"
 
 
-def last_phase(folder: pathlib.Path) -> str:
-    """Return what the first process of a run did last; "" if it is unknown."""
+def read(path: pathlib.Path, schema: type) -> dict:
+    """Return the content of a JSON file; {} if it cannot be read."""
     try:
-        return read_json(folder / "workers" / "0.json", Worker).get("phase", "")
+        return read_json(path, schema)
     except (OSError, JsonError):
-        return ""
+        return {}
 
 
 def last_lines(folder: pathlib.Path) -> list[Line]:
@@ -147,14 +148,6 @@ def last_lines(folder: pathlib.Path) -> list[Line]:
         except JsonError:  # the first line is cut, and the last one may be torn
             continue
     return without_abandoned(found)
-
-
-def command(folder: pathlib.Path) -> str:
-    """Return the command that started the run last; "" if it is unknown."""
-    try:
-        return shlex.join(read_json(folder / stored_config.ORIGIN, stored_config.Origin).get("command", []))
-    except (OSError, JsonError):
-        return ""
 
 
 def number(value: float | None) -> str:
