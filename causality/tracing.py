@@ -31,9 +31,8 @@ class Trace(NamedTuple):
 
 
 def trace(
-    graph: nnx.GraphDef, params: dict, tokens_T: np.ndarray, is_noised_T: np.ndarray, answer: int, *, key: jax.Array,
-    draws: int = DRAWS,
-) -> Trace:  # fmt: skip
+    graph: nnx.GraphDef, params: dict, tokens_T: np.ndarray, is_noised_T: np.ndarray, answer: int, *, key: jax.Array
+) -> Trace:
     """Return the indirect effect of each activation on the probability of an answer (arXiv:2202.05262, section 2.1).
 
     Normal noise of NOISE standard deviations of the embeddings is added to chosen tokens, the same in all runs.
@@ -43,19 +42,19 @@ def trace(
       is_noised_T: bool [T].
       answer: the token whose probability after the prompt is measured.
     """
-    tokens_PT = np.tile(np.asarray(tokens_T, np.int32), (draws, 1))
-    sources, of_prompts_PK = sources_of(graph, params, tokens_PT), np.full((draws, 1), answer, np.int32)
-    noise_PTD = _noise(graph, params, key, jnp.asarray(is_noised_T), draws)
+    tokens_PT = np.tile(np.asarray(tokens_T, np.int32), (DRAWS, 1))
+    sources, of_prompts_PK = sources_of(graph, params, tokens_PT), np.full((DRAWS, 1), answer, np.int32)
+    noise_PTD = _noise(graph, params, key, jnp.asarray(is_noised_T))
     nothing = at_each_site(graph, params, tokens_PT, sources, NOWHERE, probability, of_prompts_PK)
     corrupt, restored = at_all_sites(graph, params, tokens_PT, sources, probability, of_prompts_PK, noise_PTD)
     effects = {name: table - corrupt for name, table in restored.items()}
     return Trace(float(np.asarray(nothing)[0, 0]), float(corrupt), effects)
 
 
-@functools.partial(jax.jit, static_argnames=("graph", "draws"))
-def _noise(graph: nnx.GraphDef, params: dict, key: jax.Array, is_noised_T: jax.Array, draws: int) -> jax.Array:
+@functools.partial(jax.jit, static_argnames="graph")
+def _noise(graph: nnx.GraphDef, params: dict, key: jax.Array, is_noised_T: jax.Array) -> jax.Array:
     """Return noise [P, T, D] on the embedded tokens, in the units of the tap "embed"."""
     embed = nnx.merge(graph, params).embed
     deviation = embed.scale * jnp.std(embed.embedding[...])
-    drawn_PTD = jax.random.normal(key, (draws, len(is_noised_T), embed.embedding.shape[1]))
+    drawn_PTD = jax.random.normal(key, (DRAWS, len(is_noised_T), embed.embedding.shape[1]))
     return replicated(NOISE * deviation * drawn_PTD * is_noised_T[:, None])

@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
 
 from pods import hosts, life, recipes, records, studies, watch
 from pods.calls import note
@@ -55,8 +54,8 @@ def launch_optimized(settings: Settings, transport: Transport, rest: list[str]) 
     switches = recipes.resolved_switches(settings)
     keys, log = recipes.pretraining_keys(settings, rest) | switches.keys, "train_optimized_worker"
     recipes.print_left_out(settings, switches)
-    program = searching_program if EVOLUTION in switches.on else training_program
-    _train(settings, transport, "launch_optimized", keys, rest, program, log=log, switches=switches.record())
+    searches = EVOLUTION in switches.on
+    _train(settings, transport, "launch_optimized", keys, rest, searches, log=log, switches=switches.record())
 
 
 def stop(settings: Settings, transport: Transport, rest: list[str]) -> int:
@@ -104,11 +103,6 @@ def start(
     _check_started(settings, transport, record)
 
 
-def training_program(settings: Settings, arguments: list[str], workdir: str) -> list[str]:
-    """Return the words after `python` that train."""
-    return ["train.py", *arguments]
-
-
 def searching_program(settings: Settings, arguments: list[str], workdir: str) -> list[str]:
     """Return the words after `python` that search SEARCH_SPACE with EVOLUTION_TRIALS trials, and then train the best.
 
@@ -124,21 +118,22 @@ def searching_program(settings: Settings, arguments: list[str], workdir: str) ->
 
 
 def _train(
-    settings: Settings, transport: Transport, subcommand: str, keys: dict, rest: list[str],
-    program: Callable[[Settings, list[str], str], list[str]] = training_program, **kept,
+    settings: Settings, transport: Transport, subcommand: str, keys: dict, rest: list[str], searches: bool = False,
+    **kept,
 ) -> None:  # fmt: skip
-    """Launch a program that trains; the last --workdir of `rest` is the folder of the run."""
+    """Launch a program that `searches` and trains, or only trains; the last --workdir of `rest` is the run's folder."""
     rest = _with_one_word(rest)
     num_workers, typed = transport.num_workers, [word for word in rest if word.startswith("--workdir=")]
     workdir = typed[-1].partition("=")[2] if typed else settings.run_folder()
     if of_each_host := recipes.storage_keys(workdir, num_workers):
-        if program is searching_program:
+        if searches:
             settings.shared_folder(num_workers)
         place = workdir if workdir.startswith("~") else f"{settings.repo_dir}/{workdir}"
         note(settings, f"each host keeps its part of the checkpoints in {place}; they are lost with the pod unless "
              "BUCKET is set")  # fmt: skip
     arguments = recipes.arguments(settings, keys | of_each_host, rest, workdir)
-    words = [hosts.python(settings), *program(settings, arguments, workdir)]
+    program = searching_program(settings, arguments, workdir) if searches else ["train.py", *arguments]
+    words = [hosts.python(settings), *program]
     start(settings, transport, _record(settings, subcommand, words, workdir=workdir, **kept))
 
 
