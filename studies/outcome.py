@@ -39,10 +39,6 @@ class Outcome:
         """Return the metric by step, where it is finite."""
         return curve_of(self.evaluations, metric)
 
-    def attributes(self) -> dict[str, object]:
-        """Return the user attributes of an ended trial."""
-        return dataclasses.asdict(self) | {"chip_hours": self.chip_hours}
-
 
 def price_of(topology: str, given: float | None) -> float | None:
     """Return dollars per chip-hour: the given price, which may be 0, else the preset's; None if neither is known."""

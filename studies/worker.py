@@ -215,9 +215,8 @@ class Worker:
     ) -> None:  # fmt: skip
         """End a trial with the figures of its folder, `found` if they were read already; see `Queue.finish`."""
         found = found or self._outcome(trial)
-        results = found.attributes() | how | {
-            "code": identity.code_digest(), "worker": self.queue.claims.worker, trials.RAN_SECONDS: found.ran_seconds,
-        }  # fmt: skip
+        results = dataclasses.asdict(found) | {"chip_hours": found.chip_hours} | how
+        results |= {"code": identity.code_digest(), "worker": self.queue.claims.worker}
         self.queue.finish(trial, value, results, found.curve(self.task.metric), pruned=pruned)
         if value is not None:
             said = f"{'pruned' if pruned else 'done'}, {self.task.metric} {value:.6g}"
