@@ -2,14 +2,12 @@
 """The subcommand `backup`: copies a run or a study, with its checkpoints, to a folder of this machine."""
 
 import contextlib
-import json
 import os
 import pathlib
 import tempfile
 from typing import NotRequired
 
 from checkpointing import host_parts
-from files.atomic import write_atomically
 from files.json_reader import Object
 from pods import records
 from pods.calls import call
@@ -64,7 +62,7 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> None:
     if not settings.dry_run:
         files = [file for file in target.rglob("*") if file.is_file()]
         print(f"{folder} is in {target}: {len(files)} files, {sum(f.stat().st_size for f in files) / 1e6:.1f} MB")
-        write_atomically(path, json.dumps(source | {"created": created or kept["created"]}).encode())
+        records.write_json(path, source | {"created": created or kept["created"]})
 
 
 def _default(settings: Settings) -> pathlib.Path:
