@@ -102,10 +102,7 @@ def prepare(
 def prepare_to_evaluate(data, *, vocab_size: int, announce: Announce = say) -> Corpus:
     """Return a corpus whose documents are all held out: those of `data.validation_path`, else those of all paths.
 
-    A source with its own held-out split contributes that split.
-
-    Raises:
-        DataError: as `prepare`.
+    A source with its own held-out split contributes that split. Raises DataError as `prepare`.
     """
     paths = [data.validation_path] if data.validation_path else _plan(data)[0]
     read = partial(_read, data, paths, vocab_size=vocab_size, seed=0)

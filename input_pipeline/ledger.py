@@ -82,11 +82,7 @@ def new_section(
 
 
 def append(folder: Path, section: Section) -> None:
-    """Append a section to the ledger of a workdir, replacing a last line that a killed process left unfinished.
-
-    Raises:
-        DataError: the file cannot be written.
-    """
+    """Append a section to a workdir's ledger, in place of an unfinished line; DataError if it cannot be written."""
     path = folder / NAME
     try:
         with path.open("a+b") as file:
@@ -98,11 +94,7 @@ def append(folder: Path, section: Section) -> None:
 
 
 def sections(folder: Path) -> list[Section]:
-    """Return the sections of a workdir in the order in which they were written; [] if there is no ledger.
-
-    Raises:
-        DataError: the ledger cannot be read, or one of its lines is not a section.
-    """
+    """Return a workdir's sections in the order of writing, [] without a ledger; DataError if it cannot be read."""
     path = folder / NAME
     try:
         with path.open("rb") as file:
@@ -123,13 +115,10 @@ def roll_backs(folder: Path) -> int:
 
 
 def section_of(folder: Path, step: int, last_step: int) -> Section:
-    """Return the section that a step of the run belongs to.
+    """Return the section of a step; DataError if there is no ledger, or it does not cover the step.
 
     Args:
         last_step: the last step of the run, according to its newest checkpoint or metrics.
-
-    Raises:
-        DataError: there is no ledger, or it does not cover the step.
     """
     written = sections(folder)
     if not written:
@@ -148,14 +137,11 @@ def taken(section: Section, step: int) -> np.ndarray:
 
 
 def explain(section: Section, step: int, corpus: Corpus) -> list[Example]:
-    """Return the content of each row of a step's global batch.
+    """Return the content of each row of a step's global batch; DataError if it was trained on another corpus.
 
     Args:
         section: the result of `section_of` for the step.
         corpus: prepared `with_documents`; otherwise documents have numbers as names.
-
-    Raises:
-        DataError: the section was trained on another corpus.
     """
     if section["corpus"] != corpus.digest:
         trained_on = section["corpus"].encode("unicode_escape").decode()[:40]

@@ -34,11 +34,7 @@ History = tuple[tuple[int, Weights], ...]
 
 
 def parse(text: str) -> tuple[list[str], Weights]:
-    """Return the paths and the weights of data.mixture, scaled to a sum of 1.
-
-    Raises:
-        DataError: it cannot be read, or weights have more digits than a schedule allows.
-    """
+    """Return paths and weights (of sum 1) of data.mixture; DataError if it is invalid or has too many digits."""
     paths, weights = [], []
     for part in filter(None, map(str.strip, text.split(";"))):
         weight, path = _parse_part(part)
@@ -72,10 +68,8 @@ def _parse_part(part: str) -> tuple[Fraction, str]:
 def parse_stream(text: str) -> tuple[list[str], History]:
     """Return the paths of data.stream, each once, and the sections of the run: one path at a time.
 
-    After the last task's examples its path continues. A path that returns continues at its position.
-
-    Raises:
-        DataError: it cannot be read.
+    After the last task's examples its path continues. A path that returns continues at its position. Raises DataError
+    if it cannot be read.
     """
     tasks = [task.strip().rpartition(":") for task in text.split(",")]
     for path, _, count in tasks:
@@ -213,11 +207,7 @@ class Mixture:
         return replace(earlier, history=(*history, *(section for section in self.history if section[0] > example)))
 
     def recorded(self, stored: list, skips: Iterable[Iterable[int]]) -> "Mixture":
-        """Return the mixture of these parts whose `record` and skips were stored as JSON.
-
-        Raises:
-            DataError: the record does not describe a mixture of this many parts.
-        """
+        """Return the mixture of these parts whose `record` and skips were stored; DataError if that is invalid."""
         history = tuple((first, tuple(map(_stored_weight, weights))) for first, weights in stored)
         firsts = [first for first, _ in history]
         for _, weights in history:

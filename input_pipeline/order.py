@@ -45,13 +45,7 @@ def mix(values) -> np.ndarray:
 
 
 def example_windows(examples: np.ndarray, num_windows: int, seed: int) -> np.ndarray:
-    """Return the window of each example of the run: int64 of the same shape. Every epoch has its own order.
-
-    Args:
-        examples: int64 array, counted from the start of the run.
-        num_windows: windows in an epoch.
-        seed: any int.
-    """
+    """Return the window of each example of the run, int64 of the same shape. Every epoch has its own order."""
     examples = np.asarray(examples, np.int64)
     epochs = (examples // num_windows).astype(np.uint64)
     return permute(examples % num_windows, num_windows, mix(mix(seed & MASK) + epochs))

@@ -36,11 +36,7 @@ Splits = dict[str, list[Span]]  # of one source: its documents for "train", for 
 
 
 class TokenWindows(Windows):
-    """The stored tokens as windows of any length; a window source.
-
-    Attributes:
-        num_documents, num_tokens (ends of documents among them), num_bytes (of UTF-8 text).
-    """
+    """The stored tokens, ends of documents among them, as windows of any length; a window source."""
 
     def __init__(self, shards: list[np.ndarray | ShardFile], starts: np.ndarray, num_bytes: int, end_of_document: int):
         self._shards, self._starts, self._end_of_document = shards, starts, end_of_document
@@ -99,11 +95,7 @@ class Store:
     def rebuild(self, shard: Record, what: str) -> None:
         """Rebuild a damaged shard and return when it matches its record; one thread of one process does the work.
 
-        Args:
-            what: the damage that was found.
-
-        Raises:
-            DataLost: it cannot be rebuilt, because a document changed or cannot be read.
+        `what` is the damage that was found. Raises DataLost if a document changed or cannot be read.
         """
         with self._rebuilding:
             if self._lost:
@@ -153,11 +145,8 @@ def facts_of(splits: Splits, tokenizer) -> dict:
 def load_or_build(cache: Path, splits: Splits, tokenizer, announce: Announce) -> tuple[Path, Manifest]:
     """Return the folder of the shards of some documents and its manifest, building what is missing or damaged.
 
-    Args:
-        splits: the documents of "train", of "heldout", or of both.
-
-    Raises:
-        DataError: a document cannot be read or changed meanwhile, or the folder holds something else.
+    `splits` has the documents of "train", of "heldout", or of both. Raises DataError if one cannot be read or changed
+    meanwhile, or if the folder holds something else.
     """
     facts = facts_of(splits, tokenizer)
     folder = cache / "shards" / digest_of_json(facts)
@@ -313,11 +302,7 @@ def _batches(pieces: Iterator[tuple[str, bool, bool]]) -> Iterator[list[tuple[st
 
 
 def _complete_manifest(folder: Path, splits: Splits, facts: dict) -> Manifest | None:
-    """Return the manifest if it exists and every shard matches it.
-
-    Raises:
-        DataError: it has other facts.
-    """
+    """Return the manifest if it exists and every shard matches it; DataError if it has other facts."""
     manifest = read_manifest(folder)
     if manifest is None:
         return None
@@ -351,10 +336,7 @@ def _is_of(folder: Path, name: str, unit: list[Span]) -> bool:
 
 
 def _complete_shard(folder: Path, name: str, unit: list[Span], token: str, announce: Announce = str) -> Record | None:
-    """Return the record of a shard if it exists, is of these documents, and matches its files.
-
-    It announces a shard that is damaged.
-    """
+    """Return the record of a shard if it is of these documents and matches its files; announce a damaged one."""
     shard = read_record(folder, name)
     if shard is None or shard["bytes"] != sum(span.size for span in unit):
         return None

@@ -146,10 +146,7 @@ def huggingface(data, path: str, **_) -> Iterable[Document]:
 
 @source
 def python(data, path: str, **_) -> Iterable[Document]:
-    """Return the source files of this machine's Python standard library: *.py without site-packages and tests.
-
-    Files that are not UTF-8 are skipped.
-    """
+    """Return the *.py files of this machine's standard library that are UTF-8, without site-packages and tests."""
     root = Path(sysconfig.get_path("stdlib"))
     paths = [path for path in _below(root, NOT_LIBRARY) if path.suffix == ".py" and _is_utf8(path)]
     if not paths:
@@ -284,11 +281,7 @@ def _literal(place: Path) -> tuple[Path, list[str]]:
 
 
 def _documents(data, files: list[Path], format_of: Callable[[Path], type[RecordFile] | None]) -> FromFiles:
-    """Return the documents of the files in order.
-
-    Args:
-        format_of: returns the reader of a file, which is a class of this package; None: the whole file is one document.
-    """
+    """Return the documents of files in order; `format_of` gives the reader of a file, or None: it is one document."""
     return FromFiles(files, _read_in_order(data, files, format_of))
 
 

@@ -18,13 +18,7 @@ class MarkovWindows(Windows):
     A hidden walk on a circle of vocab_size places advances by one of four random strides with probabilities 1/2, 1/4,
     1/8, 1/8, and a random labelling maps places to tokens. All tokens are equally frequent, and the entropy of a token
     given the previous one is exactly 1.75 bits, 1.2130 nats. A window is a pure function of (seed, stream, index);
-    chain and labelling depend only on the seed.
-
-    Attributes:
-        digest: depends only on vocab_size and seed, so both streams share it.
-
-    Raises:
-        DataError: vocab_size is below 4.
+    chain, labelling and digest depend only on vocab_size and seed. Raises DataError if vocab_size is below 4.
     """
 
     def __init__(self, vocab_size: int, seed: int, num_tokens: int, stream: str):

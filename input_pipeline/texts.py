@@ -36,31 +36,18 @@ class Said:
 
 @dataclass(frozen=True)
 class Texts:
-    """The documents of the parts of a corpus, and how they are split and tokenized.
+    """The documents of the parts of a corpus, and how they are split and tokenized."""
 
-    Attributes:
-        data: the section of the configuration.
-        paths: of the parts.
-        read: returns the documents of each path, and of data.validation_path.
-        split: `training_splits` or `held_out_splits`.
-        tokenizer: the one of all parts; None: one with `vocab_size` pieces is trained on them.
-        vocab_size_typed: whether fewer pieces are an error.
-    """
-
-    data: ConfigDict
-    paths: list[str]
-    read: Callable[[Announce], Found]
-    split: Callable[[ConfigDict, list[str], Found, Said], list[Splits]]
-    tokenizer: AnyTokenizer | None
+    data: ConfigDict  # the section of the configuration
+    paths: list[str]  # of the parts
+    read: Callable[[Announce], Found]  # returns the documents of each path, and of data.validation_path
+    split: Callable[[ConfigDict, list[str], Found, Said], list[Splits]]  # `training_splits` or `held_out_splits`
+    tokenizer: AnyTokenizer | None  # of all parts; None: one with `vocab_size` pieces is trained on them
     vocab_size: int = 0
-    vocab_size_typed: bool = False
+    vocab_size_typed: bool = False  # whether fewer pieces are an error
 
     def stores(self, found: Found, announce: Announce) -> tuple[AnyTokenizer, list[Store]]:
-        """Return the tokenizer and the shards of each part; unchanged files are not read again.
-
-        Args:
-            found: the result of `read`.
-        """
+        """Return the tokenizer and each part's shards; unchanged files of `found`, from `read`, are not read again."""
         cache = cache_folder(self.data.cache_dir)
         path = self._preparation(found, cache)
         if path and (earlier := self._earlier(cache, path, announce)):
@@ -76,11 +63,7 @@ class Texts:
         return tokenizer, self._opened(made, encoder, announce)
 
     def training_documents(self, stores: list[Store]) -> tuple[list[Document], ...]:
-        """Return the training documents of each part, in stored order; all are read again.
-
-        Raises:
-            DataError: they are no longer those of the shards.
-        """
+        """Read each part's training documents again, in stored order; DataError if the shards are of others."""
         parts = self._read_again(str)
         for part, store in zip(parts, stores, strict=True):
             store.check(part)

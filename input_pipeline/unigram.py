@@ -15,9 +15,6 @@ def unigram_bits_per_byte(train: Sequence[TokenWindows], heldout: TokenWindows, 
 
     Frequencies are counts plus one, over all parts of a mixture together. The result is never more than that of a
     uniform distribution, so an untrained model does not beat it, whatever the tokenizer.
-
-    Args:
-        vocab_size: tokens of the tokenizer.
     """
     seen = 1 + sum(part.token_counts(MOST_TOKENS, vocab_size) for part in train)
     counts = heldout.token_counts(MOST_TOKENS, vocab_size)

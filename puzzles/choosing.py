@@ -65,11 +65,7 @@ def checker_of(config) -> Checker | None:
 
 
 def is_solved_sudoku(givens: jax.Array, answers: jax.Array) -> jax.Array:
-    """Return whether answers keep the givens and have every digit once in each row, column and box: bool [...].
-
-    Args:
-      givens, answers: tokens [..., side * side].
-    """
+    """Return whether answers keep the givens and have every digit once in each row, column and box: bool [...]."""
     side = round(answers.shape[-1] ** 0.5)
     keeps = ((givens == EMPTY) | (givens == answers)).all(axis=-1)
     units = jnp.sort(answers[..., layout(side).cells], axis=-1)
@@ -81,9 +77,6 @@ def is_solved_maze(givens: jax.Array, answers: jax.Array) -> jax.Array:
 
     Each cell of the path has two neighbours on it, start and goal have one each. In a maze without loops, only the path
     from start to goal meets this rule.
-
-    Args:
-      givens, answers: tokens [..., side * side].
     """
     side = round(answers.shape[-1] ** 0.5)
     is_path = answers == maze.PATH

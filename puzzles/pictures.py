@@ -53,29 +53,17 @@ CSS += "".join(f".c{number} {{ fill: {colour}; }}\n" for number, colour in enume
 
 
 class Board(NamedTuple):
-    """A puzzle and its answers.
+    """A puzzle and its answers."""
 
-    Attributes:
-        kind: sudoku, maze or arc.
-        size: (height, width) of the canvas; every board below has height * width cells, in any shape.
-        given: tokens of the puzzle.
-        steps: tokens predicted after each step.
-        halts: probability of halting after each step.
-        truth: labels, or None if they are unknown.
-        name: its name on the page.
-        wrong: without labels, which cells are known to be wrong after each step, bool.
-        verdict: on the last answer, in words.
-    """
-
-    kind: str
-    size: tuple[int, int]
-    given: np.ndarray
-    steps: Sequence[np.ndarray]
-    halts: Sequence[float]
-    truth: np.ndarray | None = None
-    name: str = ""
-    wrong: Sequence[np.ndarray] | None = None
-    verdict: str = ""
+    kind: str  # sudoku, maze or arc
+    size: tuple[int, int]  # (height, width) of the canvas; every board below has height * width cells, in any shape
+    given: np.ndarray  # tokens of the puzzle
+    steps: Sequence[np.ndarray]  # tokens predicted after each step
+    halts: Sequence[float]  # probability of halting after each step
+    truth: np.ndarray | None = None  # labels, or None if they are unknown
+    name: str = ""  # its name on the page
+    wrong: Sequence[np.ndarray] | None = None  # without labels, which cells are known to be wrong after each step, bool
+    verdict: str = ""  # on the last answer, in words
 
 
 def board_text(cells, size: tuple[int, int], kind: str = "sudoku") -> str:

@@ -19,15 +19,10 @@ RULES = (
 
 
 class Puzzle(NamedTuple):
-    """A puzzle as input of a model.
+    """A puzzle as input of a model."""
 
-    Attributes:
-        kind: sudoku or maze.
-        tokens: int32 [height, width]: of a Sudoku digit + 1, 1 being an empty cell; of a maze 1 to 5 for "# SGo".
-    """
-
-    kind: str
-    tokens: np.ndarray
+    kind: str  # sudoku or maze
+    tokens: np.ndarray  # int32 [height, width]: Sudoku digit + 1, 1 being an empty cell; maze 1 to 5 for "# SGo"
 
 
 class Cell(NamedTuple):
@@ -42,10 +37,8 @@ def read(path: pathlib.Path) -> Puzzle:
     """Return the puzzle of a file: a maze if it has any of #, S, G and o, else a Sudoku.
 
     A Sudoku of 16, 36 or 81 cells is 4 x 4, 6 x 6 (boxes of 2 rows and 3 columns) or 9 x 9, whatever its lines are.
-    All lines of a maze are equally long, the spaces at their ends included; it has one S and one G.
-
-    Raises:
-      ConfigError: there is no puzzle, or it breaks a rule; names file and line.
+    All lines of a maze are equally long, the spaces at their ends included; it has one S and one G. Raises ConfigError,
+    with file and line, if there is no puzzle, or it breaks a rule.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()

@@ -26,23 +26,14 @@ LISTED_CELLS = 12  # changed cells of a step that are listed, at most
 
 
 class Answer(NamedTuple):
-    """The model's answer after a supervision step.
+    """The model's answer after a supervision step."""
 
-    Attributes:
-        cells: int32 [cells], the likeliest tokens.
-        halt: probability of halting.
-    """
-
-    cells: np.ndarray
-    halt: float
+    cells: np.ndarray  # int32 [cells], the likeliest tokens
+    halt: float  # probability of halting
 
 
 def check_fits(puzzle: Puzzle, config) -> None:
-    """Raise ConfigError for a puzzle of a kind or size that a model was not trained on.
-
-    Args:
-      config: of the run, whose model is a recursive one.
-    """
+    """Raise ConfigError for a puzzle of a kind or size that the recursive model of a run was not trained on."""
     source, model = config.data.source, config.model
     height, width = puzzle.tokens.shape
     what = f"a {puzzle.kind} of {height} x {width}"
@@ -87,29 +78,17 @@ def solve(
 
 
 class Chosen(NamedTuple):
-    """The answer that was chosen among those of several trajectories.
+    """The answer that was chosen among those of several trajectories."""
 
-    Attributes:
-        answers: of the chosen trajectory, after each step.
-        trajectory: its number, from 0.
-        last: int16 [J, cells], the last answers of all trajectories.
-    """
-
-    answers: list[Answer]
-    trajectory: int
-    last: np.ndarray
+    answers: list[Answer]  # of the chosen trajectory, after each step
+    trajectory: int  # its number, from 0
+    last: np.ndarray  # int16 [J, cells], the last answers of all trajectories
 
 
 def solve_broadly(
     objective: Recursive, graph: nnx.GraphDef, params: dict, tokens: np.ndarray, how: Breadth, choice: str, seed: int
 ) -> Chosen:
-    """Return the answer that a way of choosing prefers after the last step, among several trajectories.
-
-    Args:
-      how: trajectories, steps and noise.
-      choice: a name in choosing.CHOICES.
-      seed: of the noise.
-    """
+    """Return the answer of several trajectories that `choice`, a name in CHOICES, prefers after the last step."""
     draws = jax.random.key_data(jax.random.key(seed))[None]
     found = jax.device_get(_explored(params, graph, objective, _batch(tokens), draws, how))
     cells, halts, changes = (part[:, 0] for part in found)

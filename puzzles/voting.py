@@ -47,17 +47,11 @@ class File(Object):
 
 
 class Candidate(NamedTuple):
-    """A grid that was predicted for a test input.
+    """A grid that was predicted for a test input."""
 
-    Attributes:
-        grid: uint8 [height, width], colours 0 to 9; 0 x 0 if a prediction had no grid.
-        count: how many versions predicted it.
-        probability: their mean probability of halting.
-    """
-
-    grid: np.ndarray
-    count: int
-    probability: float
+    grid: np.ndarray  # uint8 [height, width], colours 0 to 9; 0 x 0 if a prediction had no grid
+    count: int  # how many versions predicted it
+    probability: float  # their mean probability of halting
 
 
 class Votes:
@@ -123,11 +117,7 @@ class Votes:
 
     @classmethod
     def from_bytes(cls, content: bytes, name: str = "votes") -> "Votes":
-        """Return the table from the bytes of `to_bytes`.
-
-        Raises:
-          DataError: the bytes are not a valid table; the message names `name`.
-        """
+        """Return the table from the bytes of `to_bytes`; DataError, which begins with `name`, if they are not valid."""
         try:
             with gzip.open(io.BytesIO(content)) as file:  # a small file could decompress to more than the memory
                 text = file.read(LARGEST + 1)
@@ -191,12 +181,9 @@ def num_known(tasks: dict) -> int:
 
 
 def results(votes: Votes, tasks: dict, earlier: Sequence[Votes] = ()) -> dict[str, float]:
-    """Return `passes` of these votes alone, and as "pooled/pass@K" together with the votes of earlier checkpoints.
+    """Return `passes` of these votes, and as "pooled/pass@K" together with those of `earlier` checkpoints, if any.
 
     Published scores are pooled: an ensemble of the checkpoints that one process evaluated.
-
-    Args:
-      earlier: a table for each other checkpoint; if empty, there are no pooled scores.
     """
     pooled = passes(votes.merge(earlier), tasks) if earlier else {}
     return passes(votes, tasks) | {f"pooled/{name}": value for name, value in pooled.items()}

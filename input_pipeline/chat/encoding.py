@@ -40,12 +40,7 @@ def format_of_tokenizer(tokenizer: AnyTokenizer, name: str) -> PlainFormat | Tem
 
 
 class ChatTokenizer:
-    """Encodes the documents of input_pipeline/chat/records.py for input_pipeline/shards.py.
-
-    Attributes:
-        vocab_size: of the stored numbers, ids with marks.
-        end_of_document, digest: as a tokenizer's.
-    """
+    """Encodes the documents of chat/records.py for shards.py; `vocab_size` is that of the stored ids with marks."""
 
     vocab_size = 1 << 31
 

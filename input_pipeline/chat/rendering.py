@@ -33,15 +33,7 @@ RAISED = (  # by templates, and by what compiles them
 
 
 class Rendering:
-    """The format of a Jinja template; its methods are those of input_pipeline/chat/template.py.
-
-    Args:
-        source: the template.
-        tokens: {name of a special token in the template: its text}.
-
-    Raises:
-        ValueError: it is not a template.
-    """
+    """The format of a Jinja template, with the methods, arguments and errors of input_pipeline/chat/template.py."""
 
     def __init__(self, source: str, tokens: dict[str, str]):
         self._tokens = tokens

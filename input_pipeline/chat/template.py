@@ -77,12 +77,7 @@ class Template:
         self._ask("check", None)
 
     def pieces(self, messages: Sequence[Message], first: int = 0) -> list[Piece]:
-        """Return the pieces of a conversation; what the assistant says is learned from message `first` on.
-
-        Raises:
-            ValueError: the template refuses the conversation, takes too much time or memory for it, or has no tags and
-                changes a turn when others follow; see input_pipeline/chat/rendering.py.
-        """
+        """Return the pieces as `Rendering.pieces` does; ValueError also if that takes too much time or memory."""
         return [tuple(piece) for piece in self._ask("pieces", [messages, first])]
 
     def prompt(self, messages: Sequence[Message]) -> list[Piece]:
@@ -99,11 +94,7 @@ class Template:
         return text.rpartition("@")[2]
 
     def documents(self, kind: str, lines: Iterable[Line]) -> Iterator[Made]:
-        """Yield the result of each line; later lines are rendered while earlier results are used.
-
-        Raises:
-            DataError: the template took too much time or memory for too many lines.
-        """
+        """Yield the result of each line, rendered ahead; DataError if too many lines take too much time or memory."""
         known = ((number, self._known(line)) for number, line in lines)
         rendered = in_threads(lambda batch: self._rendered(kind, batch), _batches(known), PROCESSES)
         with closing(rendered):

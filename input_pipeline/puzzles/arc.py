@@ -109,11 +109,7 @@ def version_name(task: str, turn: int, colours: np.ndarray) -> str:
 
 
 def parse_name(name: str) -> tuple[str, int, np.ndarray]:
-    """Return (task, turn, colours) of a name; the name of a task is that of its unchanged version.
-
-    Raises:
-        DataError: it is not such a name.
-    """
+    """Return (task, turn, colours) of a name, that of a task being its unchanged version; DataError for others."""
     task, *changes = name.split(SEPARATOR)
     if not changes:
         return task, 0, np.arange(COLOURS, dtype=np.uint8)
@@ -168,8 +164,7 @@ def sequences(pairs: list[Pair], versions: Versions, offsets: np.ndarray) -> tup
 def read_tasks(folder: Path, puzzle_set: str, seed: int) -> list[Task]:
     """Return the tasks of a set, subset by subset; each subset is in random order.
 
-    Raises:
-        DataError: a file is missing or is not JSON, a grid is invalid, or an answer to train on is missing.
+    Raises DataError if a file is missing or is not JSON, a grid is invalid, or an answer to train on is missing.
     """
     subsets, heldout = SUBSETS[puzzle_set]
     tasks = []
@@ -181,11 +176,7 @@ def read_tasks(folder: Path, puzzle_set: str, seed: int) -> list[Task]:
 
 
 def files(folder: Path, puzzle_set: str) -> list[Path]:
-    """Return the files that `read_tasks` reads.
-
-    Raises:
-        DataError: one is missing.
-    """
+    """Return the files that `read_tasks` reads; DataError if one is missing."""
     return [path for subset in SUBSETS[puzzle_set][0] for path in _paths(folder, subset)]
 
 

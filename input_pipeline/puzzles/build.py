@@ -52,11 +52,7 @@ class Boards(NamedTuple):
 
 
 def published(data, path: str, **_) -> Pair:
-    """Return the windows of a folder that is already a data set.
-
-    Raises:
-        DataError: it is not a data set.
-    """
+    """Return the windows of a folder that is already a data set; DataError if it is not."""
     folder = _folder(path, "train and test, each with a dataset.json")
     return _opened(folder, dataset.digest(folder))
 

@@ -96,11 +96,7 @@ def write(folder: Path, splits: dict[str, Plan], identifiers: list[str], advance
 
 
 def open_split(folder: Path, name: str) -> Split:
-    """Open a split of a data set.
-
-    Raises:
-        DataError: a file is missing, cannot be read, or contradicts the others.
-    """
+    """Open a split of a data set; DataError if a file is missing, cannot be read, or contradicts the others."""
     place = folder / name
     metadata = read_json(place / "dataset.json", Metadata)
     if len(metadata["sets"]) != 1 or not re.fullmatch(r"[\w.-]{1,100}", metadata["sets"][0]):
@@ -119,21 +115,13 @@ def digest(folder: Path) -> str:
 
 
 def digest_of(files: list[Path], facts) -> str:
-    """Return a digest of the content of files and of JSON-serialisable facts.
-
-    Raises:
-        DataError: a file cannot be read.
-    """
+    """Return a digest of the content of files and of JSON-serialisable facts; DataError if a file cannot be read."""
     with closing(in_threads(_digest_of_file, files)) as digests:
         return cache.digest(json.dumps(facts, sort_keys=True).encode(), *digests)
 
 
 def read_json(path: Path, schema):
-    """Return the content of a JSON file, checked by files/json_reader.py.
-
-    Raises:
-        DataError: it is missing, not JSON, or not of the schema.
-    """
+    """Return the content of a JSON file; DataError if it is missing, not JSON, or not of the schema."""
     try:
         return read_checked(path, schema, max_bytes=JSON_BYTES)
     except OSError as error:

@@ -54,11 +54,7 @@ def _maze(generator: np.random.Generator, side: int) -> tuple[np.ndarray, np.nda
 def solutions(maze: np.ndarray, most: int = 2) -> list[list[tuple[int, int]]]:
     """Return the paths from start to goal that visit no cell twice, `most` at most, by depth-first search.
 
-    Args:
-        maze: tokens [height, width]; a cell of a path is free, as floor is.
-
-    Returns:
-        the cells (row, column) of each path, start and goal included.
+    A path is its cells (row, column), with start and goal. In `maze`, tokens [height, width], a path's cells are free.
     """
     (start,), (goal,) = (map(tuple, np.argwhere(maze == token).tolist()) for token in (START, GOAL))
     free = set(map(tuple, np.argwhere(maze != WALL).tolist()))

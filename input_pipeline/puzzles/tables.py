@@ -37,9 +37,7 @@ def read(path: Path, *, cells: int, least_rating: float, count: int | None, seed
     """Return the rows of a file with a rating of at least `least_rating`: all, or `count` of them at random.
 
     The lengths and the rating of every row are checked, drawn or not; `codes` checks the characters of drawn rows.
-
-    Raises:
-        DataError: a row is malformed, or there are fewer than `count`.
+    Raises DataError if a row is malformed, or there are fewer than `count`.
     """
     table = _parsed(path)
     for column in ("question", "answer"):
@@ -65,13 +63,10 @@ def read(path: Path, *, cells: int, least_rating: float, count: int | None, seed
 
 
 def codes(table: Table, characters: str, tokens: dict[str, str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return questions and answers, uint8 [N, cells]: the index of each character in `characters`.
+    """Return questions and answers as indices in `characters`, uint8 [N, cells]; DataError for other characters.
 
     Args:
         tokens: the characters that are allowed in a "question", and in an "answer".
-
-    Raises:
-        DataError: a row has another character.
     """
     places = np.zeros(256, np.uint8)
     places[np.frombuffer(characters.encode(), np.uint8)] = np.arange(len(characters))

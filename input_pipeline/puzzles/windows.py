@@ -20,11 +20,8 @@ class PuzzleWindows(Windows):
     """All examples of a split, each once per epoch in stored order; held-out examples are read like this.
 
     Attributes:
-        vocab_size: number of tokens, including padding (0).
         seq_len: cells of an example.
-        num_identifiers: rows of the table of puzzle embeddings, including the blank 0.
-        folder: of the data set.
-        digest: of the whole data set, all splits.
+        folder: of the data set; `digest` is that of all its splits.
         num_groups, num_documents (puzzles), num_tokens (cells of a pass).
     """
 
@@ -60,11 +57,7 @@ class PuzzleWindows(Windows):
         return read_json(path, dict[str, TaskInFile]) if path.exists() else {}
 
     def num_examples(self, sequence_length: int) -> int:
-        """Return how many examples an epoch has.
-
-        Raises:
-            DataError: sequence_length differs from that of the examples.
-        """
+        """Return how many examples an epoch has; DataError if sequence_length is not that of the examples."""
         if sequence_length != self.seq_len:
             raise DataError(
                 f"train.sequence_length={sequence_length} is not the {self.seq_len} cells of the puzzles in "
@@ -73,11 +66,9 @@ class PuzzleWindows(Windows):
         return self._pass_examples()
 
     def read(self, indices: np.ndarray, sequence_length: int) -> dict[str, np.ndarray]:
-        """Return examples: int32 `inputs` and `labels` [n, seq_len], with IGNORED labels where there is none, and
-        `puzzle_identifiers` [n].
+        """Return int32 `inputs` and `labels` [n, seq_len], IGNORED without a label, and `puzzle_identifiers` [n].
 
-        Raises:
-            DataError: an example has a token outside the vocabulary.
+        Raises DataError if an example has a token outside the vocabulary.
         """
         indices, split = np.asarray(indices, np.int64), self._split
         inputs, labels = (np.asarray(array[indices], np.int32) for array in (split.inputs, split.labels))

@@ -20,11 +20,7 @@ FIRST = re.compile(r"(?P<split>\w+)\[:(?P<count>\d+)\]")  # the first rows of a 
 
 
 class Table(Column):
-    """A column of a loaded dataset.
-
-    Attributes:
-        files: from which the library reads it, never from memory.
-    """
+    """A column of a loaded dataset; the library reads it from `files`, never from memory."""
 
     def __init__(self, name: str, field: str, most_bytes: int, rows):
         super().__init__(name, field, most_bytes)

@@ -14,13 +14,7 @@ from input_pipeline.windows import Windows
 
 
 class LabeledWindows(Windows):
-    """Rows of `inputs`, int32 [N, T], with `labels`, int32 [N]; labels of padding are -1.
-
-    Attributes:
-        digest: of all rows of the file and of their split.
-        vocab_size: number of classes.
-        largest_input: of all rows.
-    """
+    """Rows of `inputs`, int32 [N, T], with `labels`, int32 [N], -1 in padding; `vocab_size` counts the classes."""
 
     fills = MappingProxyType({"inputs": 0, "labels": -1})
     batch_exceeds_pass = True
@@ -48,10 +42,8 @@ class LabeledWindows(Windows):
 def split(path: Path, holdout_fraction: float) -> tuple[LabeledWindows, LabeledWindows]:
     """Return the training and the held-out rows of a file, split by the hash of a row, so that copies stay together.
 
-    Each line has integers of 0 or more, separated by commas. The last is the label.
-
-    Raises:
-        DataError: the file has something else, too few rows, or all rows fall on one side.
+    Each line has integers of 0 or more, separated by commas. The last is the label. Raises DataError if the file has
+    something else or too few rows, or if all rows fall on one side.
     """
     try:
         rows = np.loadtxt(path, dtype=np.int32, delimiter=",", ndmin=2)

@@ -19,12 +19,7 @@ ROTATION, SCALE, SHIFT = 0.5, 0.25, 0.15  # largest jitter: radians, part of the
 
 
 class TaskWindows(Windows):
-    """The base of generated tasks; a subclass draws their examples.
-
-    Attributes:
-        input_dim: numbers of an input.
-        digest: of the kind of tasks and the seed; both streams share it.
-    """
+    """The base of generated tasks; a subclass draws their examples. Both streams share the digest."""
 
     fills = dict.fromkeys(("inputs", "targets", "tasks"), 0)  # task 0 is padding
     batch_exceeds_pass = True
