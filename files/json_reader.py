@@ -40,9 +40,8 @@ class Object(TypedDict):
 def read_json(path: pathlib.Path, schema: type[Schema], *, max_bytes: int = MAX_BYTES) -> Schema:
     """Return the content of a file as `schema` describes it.
 
-    Raises:
-      JsonError: the file is larger than `max_bytes`, is not JSON, is nested too deeply or does not match the schema.
-      OSError: the file cannot be read.
+    Raises JsonError if it is larger than `max_bytes`, is not JSON, is nested too deeply or does not match the schema,
+    and OSError if it cannot be read.
     """
     with path.open("rb") as file:
         return parse_json(file.read(max_bytes + 1), schema, str(path), max_bytes=max_bytes)

@@ -19,9 +19,7 @@ class ArrayFileError(ValueError):
 def map_integers(path: pathlib.Path, ndim: int) -> np.ndarray:
     """Return the integer array with `ndim` dimensions in an .npy file, memory-mapped.
 
-    Raises:
-      ArrayFileError: the file has other content, or is shorter than its header says.
-      OSError: the file cannot be read.
+    Raises ArrayFileError if it has other content, or is shorter than its header says, and OSError if it cannot be read.
     """
     try:
         array = np.lib.format.open_memmap(path, mode="r")

@@ -59,9 +59,8 @@ def training_batches(
         iterator of {name: int32 [len(rows), ...]}, with the arrays that the window sources name. Those of stored tokens
             are tokens, targets, segments and positions, [len(rows), sequence_length] each.
 
-    Raises:
-        DataError: there are fewer tokens than one batch, or in some part than one sequence; from the iterator:
-            a shard changed or vanished, and cannot be built again.
+    Raises DataError if there are fewer tokens than one batch, or in some part than one sequence. The iterator raises it
+    if a shard changed or vanished, and cannot be built again.
     """
     check_enough(mixture, sequence_length, global_batch)
     rows = np.asarray(rows, np.int64)

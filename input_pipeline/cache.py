@@ -28,9 +28,7 @@ def digest_of_json(value) -> str:
 def cache_path(cache_dir: str) -> Path:
     """Return the folder that data.cache_dir names; '' is $XDG_CACHE_HOME/torus, else ~/.cache/torus.
 
-    Raises:
-        PathError: the name begins with ~, and there is no such user.
-        DataError: this user has no home folder.
+    Raises PathError if the name begins with ~ and there is no such user, DataError if this user has no home folder.
     """
     if cache_dir:
         return expanded(cache_dir)

@@ -13,15 +13,10 @@ ROUNDS = 8
 
 
 def permute(index, size: int, key):
-    """Return the image of `index` under the permutation of range(size) that `key` selects.
+    """Return the image of `index`, below `size`, under the permutation of range(size) that `key` selects.
 
-    Args:
-        index: int or integer array, 0 <= index < size.
-        size: number of examples.
-        key: int of 64 bits, or a uint64 array of the shape of `index`.
-
-    Returns:
-        int where `index` is an int, else an int64 array of its shape.
+    The index is an int or an integer array, and the result an int or an int64 array. The key is an int of 64 bits, or a
+    uint64 array of the shape of the index.
     """
     values = np.array(index, dtype=np.uint64, ndmin=1)
     assert values.size == 0 or int(values.max()) < size, f"index outside range({size})"

@@ -38,12 +38,8 @@ class Preparation(Object):
 def path_of(cache: Path, data: ConfigDict, files: Sequence[Path], facts: Sequence) -> Path | None:
     """Return where the preparation of `files` is kept in a cache.
 
-    Args:
-        data: the section of the configuration.
-        facts: what the shards depend on besides, in JSON types, among them the paths of the parts.
-
-    Returns:
-        None if a file cannot be read, or changed so recently that a further change might not be seen.
+    `facts` are what the shards depend on besides the section `data`, in JSON types, among them the paths of the parts.
+    The result is None if a file cannot be read, or changed so recently that a further change might not be seen.
     """
     try:
         states = [_state(path) for path in files]

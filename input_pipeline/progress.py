@@ -28,10 +28,8 @@ def progress(
 ) -> Iterator[Callable[[int], None]]:
     """Yield advance(number), which shows the fraction done and the time left, or the count of an unknown total.
 
-    Only the main thread has a bar; other threads, which run while a run shows its own display, print lines.
-
-    Args:
-        unit: what is counted, a plural; '': bytes.
+    Only the main thread has a bar; other threads, which run while a run shows its own display, print lines. `unit` is
+    what is counted, a plural; '' stands for bytes.
     """
     if not sys.stderr.isatty() or threading.current_thread() is not threading.main_thread():
         yield _plain(title, total, announce, unit)

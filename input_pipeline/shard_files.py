@@ -37,15 +37,9 @@ class ShardFile:
     """The numbers in a file of a shard; a slice of it is an array, as with a numpy array.
 
     Every read opens the file and compares it with its first state. A memory map would end the process if the file is
-    truncated and give other tokens if it is overwritten, and hundreds of shards are too many to keep open.
-
-    Args:
-        path: of the file.
-        dtype, length: of its numbers.
-        rebuild: called with a description if the file changed or is missing; it returns once the shard is restored.
-
-    Raises:
-        DataLost: the file has another length, or changed, and cannot be restored.
+    truncated and give other tokens if it is overwritten, and hundreds of shards are too many to keep open. If the file
+    changed or is missing, `rebuild` is called with a description, and returns once the shard is restored. DataLost is
+    raised if it cannot be, or if the file has another length than `length` numbers.
     """
 
     def __init__(self, path: Path, dtype: str, length: int, rebuild: Callable[[str], None]):

@@ -57,11 +57,8 @@ def read_source(
 ) -> Iterable[Document] | tuple[Windows, Windows]:
     """Return the documents, or the window sources, of data.source for `path`, by default data.path.
 
-    The files of a URL are copied to local disk first.
-
-    Raises:
-        DataError: the source does not exist or rejects its data, a URL cannot be copied, or the model's vocabulary is
-            smaller than that of the window sources.
+    The files of a URL are copied to local disk first. Raises DataError if the source does not exist or rejects its
+    data, a URL cannot be copied, or the model's vocabulary is smaller than that of the window sources.
     """
     if data.source not in SOURCES:
         raise DataError(f"data.source={data.source} does not exist; use one of {', '.join(sorted(SOURCES))}")

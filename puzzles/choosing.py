@@ -43,12 +43,9 @@ CHOICES = {function.__name__: function for function in (q_head, vote, weighted_v
 
 
 def chosen(how: str, answers: jax.Array, halts: jax.Array, changes: jax.Array) -> jax.Array:
-    """Return the index of the chosen trajectory, int32 [...]; of equals the first.
+    """Return the index of the trajectory that CHOICES[how] prefers, int32 [...]; of equals the first.
 
-    Args:
-      how: a name in CHOICES.
-      answers: tokens [..., J, S].
-      halts, changes: float32 [..., J], as in objectives/breadth.py.
+    Answers are tokens [..., J, S], halts and changes float32 [..., J], as in objectives/breadth.py.
     """
     return CHOICES[how](answers, halts, changes).argmax(axis=-1)
 

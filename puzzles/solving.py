@@ -59,12 +59,8 @@ def solve(
 ) -> list[Answer]:  # fmt: skip
     """Return the model's answer after each of `num_steps` supervision steps, without early halting.
 
-    Args:
-      objective: of the run; its mesh is in context.
-      graph: the model without its parameters.
-      params: the parameters to use.
-      tokens: int of any shape, one for each cell of the model.
-      is_wanted: asked after each step; no further step is made if it returns false.
+    The mesh of the objective is in context. `tokens` has one for each cell of the model, in any shape. After each step
+    `is_wanted` is asked; no further step is made if it returns false.
     """
     objective, batch = objective.plain, _batch(tokens)
     carry = objective.init_carry(nnx.merge(graph, params), 1, jax.random.key(0))

@@ -78,12 +78,10 @@ class Votes:
     def add_batch(
         self, names: Sequence[str], inputs_BT: np.ndarray, predictions_BT: np.ndarray, halt_logits_B: np.ndarray
     ) -> None:
-        """Add a vote for each row that is not blank.
+        """Add a vote for each row that is not blank; rows of tokens are [B, 900].
 
-        Args:
-          names: of the versions, "task|||t3|||0123456789"; rows named `BLANK` are skipped.
-          inputs_BT, predictions_BT: [B, 900] tokens.
-          halt_logits_B: after the last step; nan counts as a probability of 0.
+        Names are those of versions, "task|||t3|||0123456789", or `BLANK`. Halting logits are those after the last step;
+        nan counts as a probability of 0.
         """
         probabilities = sigmoid(halt_logits_B).tolist()
         for name, given, predicted, sure in zip(names, inputs_BT, predictions_BT, probabilities, strict=True):
@@ -159,13 +157,9 @@ class Votes:
 def passes(votes: Votes, tasks: dict, ks: Sequence[int] = PASSES) -> dict[str, float]:
     """Return {"pass@K": mean over tasks of the share of a task's test inputs with the truth among the first K}.
 
-    Inputs with unknown truth are skipped, and so are tasks with only such inputs; {} if no task remains.
-
-    Args:
-      tasks: {name: {"test": [{"input": rows, "output": rows}]}}, the content of test_puzzles.json.
-
-    Raises:
-      DataError: there is no task, or a task has no test input.
+    Inputs with unknown truth are skipped, and so are tasks with only such inputs; {} if no task remains. `tasks`,
+    {name: {"test": [{"input": rows, "output": rows}]}}, is the content of test_puzzles.json. Raises DataError if there
+    is no task, or a task has no test input.
     """
     shares = {f"pass@{k}": [] for k in ks}
     for task, pairs in _tests(tasks):

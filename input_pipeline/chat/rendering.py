@@ -49,9 +49,8 @@ class Rendering:
 
         With {% generation %} tags in the template and `first` 0, the text inside the tags is learned. Otherwise it is
         the text that the template adds for a turn after the turn's prompt, which needs a template that only appends.
-
-        Raises:
-            ValueError: the template refuses the conversation, or has no tags and changes a turn when others follow.
+        Raises ValueError if the template refuses the conversation, or has no tags and changes a turn when others
+        follow.
         """
         marked = self._render(messages)
         if MARK in marked and not first:

@@ -61,14 +61,11 @@ class PlainFormat:
 
 
 class Template:
-    """The format of a Jinja template.
+    """The format of a Jinja template; ValueError if it is not a valid one, or takes too long to parse.
 
     Args:
         source: the template.
         tokens: {name of a special token in the template (bos_token, eos_token, ...): its text}.
-
-    Raises:
-        ValueError: it is not a valid template, or takes too long to parse.
     """
 
     def __init__(self, source: str, tokens: dict[str, str]):

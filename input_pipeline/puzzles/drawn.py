@@ -65,15 +65,12 @@ def split(
     """Return `train` and `heldout` puzzles, all distinct; no form occurs on both sides.
 
     A hash of the form and the seed decides its side. Threads make batches of puzzles, each batch from its own seed; the
-    result does not depend on the number of threads.
+    result does not depend on the number of threads. Raises DataError if the search found too few puzzles.
 
     Args:
         make: (generator, number) -> that many random puzzles, or fewer.
         name: of the puzzles in messages, plural.
         settings: keys that allow more puzzles, for messages.
-
-    Raises:
-        DataError: the search found too few puzzles.
     """
     size, share = _drawing(train, heldout)
     sides, barren, hardest = (_Side(train), _Side(heldout)), 0, 0

@@ -14,12 +14,9 @@ EASY_CLUES = {4: 5, 6: 11, 9: 25}  # {side: clues to which most boards can be re
 def draw(generator: np.random.Generator, number: int, side: int, clues: int) -> Drawn:
     """Make puzzles; fewer than `number` if some cannot be reduced to `clues` clues.
 
-    Args:
-        clues: of each puzzle; 0: remove clues until another removal would give a second solution.
-
-    Returns:
-        questions and answers as tokens [.., side * side]; a rating is the number of guesses that a solver with two
-        simple rules needs to show that there is no other solution.
+    With `clues` 0, clues are removed until another removal would give a second solution. Questions and answers are
+    tokens [.., side * side]; a rating is the number of guesses that a solver with two simple rules needs to show that
+    there is no other solution.
     """
     answers = solved(generator, number, side)
     questions = dug(generator, answers, clues)

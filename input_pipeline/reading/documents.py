@@ -121,15 +121,9 @@ def scan(
 ) -> list[Span]:
     """Return a span for each document that has text, with the digest of its content.
 
-    Empty documents are skipped, and one line says how many and which is the first.
-
-    Args:
-        bad_documents: `error`, or `skip` to skip unusable documents too.
-        announce: called with lines of progress.
-        note: called with the line about what was skipped; by default `announce`.
-
-    Raises:
-        BadDocument: a document is not UTF-8, or its source says that it is invalid.
+    Empty documents are skipped, and so are unusable ones if `bad_documents` is `skip`. A line to `note`, by default
+    `announce`, says how many and which is the first. Raises BadDocument if a document is not UTF-8, or its source says
+    that it is invalid.
     """
     spans, skipped = [], []
     with progress("reading documents", None, announce) as advance:

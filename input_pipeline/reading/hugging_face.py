@@ -34,15 +34,9 @@ class Table(Column):
 def load(name: str, *, subset: str, split: str, field: str, most_bytes: int) -> Table:
     """Return a column of a dataset in a folder (`save_to_disk`, or data files), or by its name on the hub.
 
-    A dataset that was saved alone is the split "train", and also the split that it was taken from.
-
-    Args:
-        split: a split, or a part of it: of train[:1000] on the hub, only files with these rows are downloaded.
-        field: name of the column.
-        most_bytes: size limit of a cell.
-
-    Raises:
-        DataError: the extra is not installed, or the dataset, subset, split or column does not exist.
+    A dataset that was saved alone is the split "train", and also the split that it was taken from. Of a part such as
+    train[:1000] on the hub, only files with these rows are downloaded. Cells have at most `most_bytes`. Raises
+    DataError if the extra is not installed, or the dataset, subset, split or column does not exist.
     """
     try:
         import datasets

@@ -47,10 +47,8 @@ def fetch(url: str, cache: Path, announce: Callable[[str], object] = print) -> s
     """Copy the files of a URL to local disk and return the path of the copy: a file, a folder or a glob, as the URL.
 
     A local file with the store's size and mark is not copied again, and an incomplete copy resumes. Processes on one
-    host wait for one another.
-
-    Raises:
-        DataError: the store, bucket or file does not exist; permission is missing; the disk is full; the store fails.
+    host wait for one another. Raises DataError if the store, bucket or file does not exist, permission is missing, the
+    disk is full, or the store fails.
     """
     store, root = _open(url)
     folder = cache / "remote" / digest(url.rstrip("/").encode())
