@@ -8,6 +8,7 @@ Probabilities of votes are summed as fractions, without rounding. So tables of s
 checkpoints, merge to the same table in any order.
 """
 
+import dataclasses
 import gzip
 import io
 import json
@@ -54,19 +55,14 @@ class Candidate(NamedTuple):
     probability: float  # their mean probability of halting
 
 
+@dataclasses.dataclass
 class Votes:
     """The table of votes: {(task, test input): {prediction: (count, sum of probabilities)}}.
 
-    A grid in it is bytes: height, width, cells. Two tables are equal if they have the same votes.
+    A grid in it is bytes: height, width, cells.
     """
 
-    def __init__(self):
-        self.table: dict[tuple[str, bytes], dict[bytes, tuple[int, Fraction]]] = {}
-
-    def __eq__(self, other) -> bool:
-        return isinstance(other, Votes) and self.table == other.table
-
-    __hash__ = None
+    table: dict[tuple[str, bytes], dict[bytes, tuple[int, Fraction]]] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return sum(count for pair in self.table.values() for count, _ in pair.values())

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from files.json_reader import Count, JsonError, read_json
+from files.paths import LONGEST_NAME
 from input_pipeline.cache import digest, locked, write_json
 from input_pipeline.errors import DataError
 from input_pipeline.progress import progress
@@ -23,7 +24,6 @@ from input_pipeline.threads import in_threads
 
 PIECE_BYTES = 16 << 20  # of one request
 STREAMS = 8  # concurrent requests; each holds one piece in memory
-LONGEST_NAME = 255  # of a file on a disk, in bytes
 LISTING_BYTES = 1 << 30  # of listing.json, which has about a hundred for each file
 MARKS = ("generation", "ETag", "etag", "mtime", "LastModified")  # metadata of stores that changes with the content
 
