@@ -165,8 +165,17 @@ class CountdownWindows(Windows):
         raise DataError(f"train.sequence_length={length} is too short for a countdown problem; use {USUAL_LENGTH}")
 
     def _answer(self, draw: random.Random, numbers: State, target: int, path: Path) -> list[tuple[str, bool]]:
-        """Return the parts of an answer."""
-        return _answer(draw, numbers, target, path)
+        """Return the parts of an answer: lines, which are learned unless they have a mistake, and verdicts."""
+        if draw.random() < RIGHT_SHARE:
+            return [(f"{line}\n?y", True) for line, _ in path]
+        kept = path[: _below(draw, len(path))]
+        state = kept[-1][1] if kept else numbers
+        moves_made = [*kept, *_walk(draw, state, len(path) - len(kept))]
+        if draw.random() >= MISTAKEN_SHARE:
+            return [(f"{line}\n?{'y' if target in reachable(left) else 'n'}", True) for line, left in moves_made]
+        wrong = _claim(draw, state, target) if len(state) == 2 else _mistaken(draw, moves_made[len(kept)][0])
+        verdict = "y" if can_succeed(question(state, target), [wrong]) else "n"
+        return [*((f"{line}\n?y", True) for line, _ in kept), (f"{wrong}\n?", False), (verdict, True)]
 
     def _encoded(self, parts: list[tuple[str, bool]]) -> tuple[list[int], list[bool]]:
         encoded = [(self.tokenizer.encode(text), learned) for text, learned in parts]
@@ -185,20 +194,6 @@ class CountdownWindows(Windows):
     def _has(self, numbers: State, target: int) -> bool:
         """Return whether a problem belongs to this stream; two numbers belong to both."""
         return len(numbers) < 3 or is_heldout(numbers, target) == (self.stream == "heldout")
-
-
-def _answer(draw: random.Random, numbers: State, target: int, path: list[tuple[str, State]]) -> list[tuple[str, bool]]:
-    """Return the parts of an answer: lines, which are learned unless they have a mistake, and verdicts."""
-    if draw.random() < RIGHT_SHARE:
-        return [(f"{line}\n?y", True) for line, _ in path]
-    kept = path[: _below(draw, len(path))]
-    state = kept[-1][1] if kept else numbers
-    moves_made = [*kept, *_walk(draw, state, len(path) - len(kept))]
-    if draw.random() >= MISTAKEN_SHARE:
-        return [(f"{line}\n?{'y' if target in reachable(left) else 'n'}", True) for line, left in moves_made]
-    wrong = _claim(draw, state, target) if len(state) == 2 else _mistaken(draw, moves_made[len(kept)][0])
-    verdict = "y" if can_succeed(question(state, target), [wrong]) else "n"
-    return [*((f"{line}\n?y", True) for line, _ in kept), (f"{wrong}\n?", False), (verdict, True)]
 
 
 def _claim(draw: random.Random, state: State, target: int) -> str:
