@@ -21,6 +21,7 @@ command_line.flags.DEFINE_integer("limit", 0, "score only the first items of eac
 if __name__ == "__main__":
     COMMAND = command_line.parse(__doc__, use=lambda flags: command_line.READ)
 
+import functools
 import importlib.util
 import json
 import sys
@@ -89,34 +90,25 @@ def check(command: command_line.Command) -> list[Callable[..., Scores]]:
     if flags.questions:
         items = questions.read_files(flags.questions, "--questions", flags.limit)
         tasks.check_lengths(items, tokenizer, config.model.max_length, "--questions")
-        found.append(of_questions(items))
+        found.append(scored_by("--questions", items, tasks.score, tasks.figures_of))
     if flags.core:
-        found.append(of_core(core_metric.read_folder(expanded(flags.core), flags.limit)))
+        of_core = core_metric.read_folder(expanded(flags.core), flags.limit)
+        figures_of = functools.partial(core_metric.figures_of, of_core)
+        found.append(scored_by("--core", of_core, core_metric.score, figures_of))
     if flags.tasks:
         found.append(of_harness(flags.tasks, flags.include_path, flags.limit))
     return found
 
 
-def of_questions(items: list[questions.Item]) -> Callable[..., Scores]:
-    """Return what scores a model on the user's questions."""
+def scored_by(flag: str, items: list, score: Callable, figures_of: Callable) -> Callable[..., Scores]:
+    """Return what scores a model on the items of a flag."""
 
-    def score(model) -> Scores:
-        check_same_on_hosts(items, "the items of --questions")
-        results = tasks.score(model, items)
-        return results, tasks.figures_of(results)
+    def scored(model) -> Scores:
+        check_same_on_hosts(items, f"the items of {flag}")
+        results = score(model, items)
+        return results, figures_of(results)
 
-    return score
-
-
-def of_core(of_tasks: list[core_metric.CoreTask]) -> Callable[..., Scores]:
-    """Return what scores a model on the tasks of CORE."""
-
-    def score(model) -> Scores:
-        check_same_on_hosts(of_tasks, "the items of --core")
-        results = core_metric.score(model, of_tasks)
-        return results, core_metric.figures_of(of_tasks, results)
-
-    return score
+    return scored
 
 
 def of_harness(names: list[str], include_path: str, limit: int) -> Callable[..., Scores]:
