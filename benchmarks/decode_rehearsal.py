@@ -7,9 +7,8 @@ an error if a decoded token takes more than 1.5 times the time in which memory r
 
 import support
 
-from input_pipeline.cache import cache_folder
+import rehearsed
 from rehearsal import decoding
-from rehearsal.compiler import Compiler
 from rehearsal.report import Display
 from settings import loading
 from settings.decoding import for_decoding
@@ -19,12 +18,12 @@ MOST_TIMES_THE_BOUND = 1.5
 RECIPE, ROWS, LENGTH = ("small", 8, 128) if support.QUICK else ("llama2_7b", 64, 2048)
 
 
-def rehearsed(slice_: str) -> dict:
+def figures_of(slice_: str) -> dict:
     """Print the report of a slice; return its figures."""
     loaded = loading.load(f"configs/{RECIPE}.py", slice_, {})
     config = for_decoding(loaded.config, loaded.topology.chips)
     config.train.global_batch, config.train.gradient_accumulation = ROWS, 1
-    display = Display(Compiler(cache_folder("") / "rehearsals"))
+    display = Display(rehearsed.compiler())
     report = decoding.rehearse(loaded, config, loaded.topology, ROWS, LENGTH, display)
     display.sections(decoding.sections(report))
     decode, prefill = report["decode"], report["prefill"]
@@ -41,7 +40,7 @@ def rehearsed(slice_: str) -> dict:
 
 def main() -> None:
     """Rehearse all slices, and check them against the bound."""
-    found = {name: figure for one in SLICES for name, figure in rehearsed(one).items()}
+    found = {name: figure for one in SLICES for name, figure in figures_of(one).items()}
     slow = [one for one in SLICES if found[f"{one}_times_the_bound"] > MOST_TIMES_THE_BOUND]
     missed = slow and f"decoding takes more than {MOST_TIMES_THE_BOUND} times the bound on {' and '.join(slow)}"
     support.judge("decode_rehearsal", found, missed)

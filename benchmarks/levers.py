@@ -19,11 +19,9 @@ from collections.abc import Sequence
 
 import support
 
-from settings.resolving import Loaded
-from input_pipeline.cache import cache_folder
+import rehearsed
 from layers.block import REMAT
-from rehearsal import record
-from rehearsal.compiler import Compiled, Compiler, CompileError
+from rehearsal.compiler import Compiled, CompileError
 from rehearsal.estimate import estimate
 
 CASE = "tiny_v4-8" if support.QUICK else "llama2_7b_2048_v4-32"
@@ -78,16 +76,11 @@ LEVERS = {  # keys of the configuration, or a program
 }  # fmt: skip
 
 
-def load(case: str, keys: dict) -> Loaded:
-    """Return the configuration of a recorded step with some keys changed."""
-    recorded = next(one for one in record.cases() if one.name == case)
-    return dataclasses.replace(recorded, changes=recorded.changes | keys).load()
-
-
 def compiled_with(case: str, change: dict | str) -> tuple[Compiled, float]:
     """Return the step with one change, and the seconds of its compilation: 0 if it was cached."""
     keys, program = ({}, change) if isinstance(change, str) else (change, "")
-    loaded, compiler = load(case, keys), Compiler(cache_folder("") / "rehearsals", program=program)
+    (recorded,), compiler = rehearsed.recorded([case]), rehearsed.compiler(program)
+    loaded = dataclasses.replace(recorded, changes=recorded.changes | keys).load()
     return compiler.compile(loaded.config, loaded.topology), sum(compiler.spent)
 
 

@@ -7,15 +7,10 @@ alone. All variants are compiled by the TPU compiler, and its schedule is replay
 variant the batch is doubled from one sequence per chip to the largest that fits.
 """
 
-import sys
-
 import support
 
-from settings import loading, validation
-from settings.resolving import Loaded
-from input_pipeline.cache import cache_folder
-from rehearsal.compiler import Compiler
-from rehearsal.estimate import estimate
+import rehearsed
+from rehearsal import record
 
 RECIPE, TOPOLOGY, LENGTH = "llama_1b", "v4-8", 2048
 MOST_ROWS = 64  # a chip; more than fits
@@ -31,20 +26,17 @@ WAYS = {
 }
 
 
-def load(way: dict, rows: int) -> Loaded:
-    """Return a validated configuration with this number of sequences per chip."""
-    keys = {"train.sequence_length": LENGTH, "train.global_batch": 4 * rows, "train.gradient_accumulation": 1} | way
-    loaded = loading.load(f"configs/{RECIPE}.py", TOPOLOGY, {key: str(value) for key, value in keys.items()})
-    validation.validate(loaded.config, loaded.topology.chips, loaded)
-    return loaded
+def estimated(name: str, rows: int) -> dict:
+    """Return the estimate of a variant with this number of sequences per chip."""
+    keys = {"train.sequence_length": LENGTH, "train.global_batch": 4 * rows, "train.gradient_accumulation": 1}
+    return rehearsed.estimated(record.Case(name, RECIPE, TOPOLOGY, keys | WAYS[name]))
 
 
-def largest(compiler: Compiler, way: dict) -> tuple[int, dict]:
+def largest(name: str) -> tuple[int, dict]:
     """Return (sequences per chip, estimate) of the largest batch that fits, else of one sequence."""
     rows, best = 1, None
     while rows <= MOST_ROWS:
-        loaded = load(way, rows)
-        found = estimate(compiler.compile(loaded.config, loaded.topology))
+        found = estimated(name, rows)
         if best is None or found["fits"]:
             best = rows, found
         if not found["fits"]:
@@ -55,10 +47,9 @@ def largest(compiler: Compiler, way: dict) -> tuple[int, dict]:
 
 def main() -> None:
     """Compile all variants and compare."""
-    compiler = Compiler(cache_folder("") / "rehearsals")
     figures, found = {}, {}
-    for name, way in WAYS.items():
-        rows, found[name] = largest(compiler, way)
+    for name in WAYS:
+        rows, found[name] = largest(name)
         one = found[name]
         figures |= {f"{name}_fits": one["fits"], f"{name}_rows_a_chip": rows,
                     f"{name}_gib_a_chip": round(one["hbm_gib"]["total"], 1)}  # fmt: skip
@@ -71,8 +62,7 @@ def main() -> None:
         print(f"{name}: {rows} sequences a chip, {figures}", flush=True)
     for name in list(WAYS)[1:]:
         one, rows = found[name], figures[f"{name}_rows_a_chip"]
-        same = load({}, rows)
-        memory = estimate(compiler.compile(same.config, same.topology))["hbm_gib"]["total"]
+        memory = estimated("optimised", rows)["hbm_gib"]["total"]
         figures[f"times_less_memory_than_{name}"] = round(one["hbm_gib"]["total"] / memory, 2)
         if one["fits"]:
             times = found["optimised"]["tokens_per_second"] / one["tokens_per_second"]
@@ -81,4 +71,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -11,9 +11,9 @@ import sys
 
 import support
 
-from input_pipeline.cache import cache_folder
+import rehearsed
 from rehearsal import record
-from rehearsal.compiler import Compiler, versions
+from rehearsal.compiler import versions
 from rehearsal.estimate import estimate
 
 
@@ -24,21 +24,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the fastest one alone")
     parser.add_argument("names", nargs="*", metavar="NAME")
     given = parser.parse_args()
-    names = ["tiny_v4-8"] if given.quick else given.names
-    cases = [case for case in record.cases() if not names or case.name in names]
-    if unknown := set(names) - {case.name for case in cases}:
-        support.usage_error(
-            f"{unknown.pop()} is not recorded; there are {', '.join(case.name for case in record.cases())}"
-        )
-    loaded = [case.load() for case in cases]
-    compiler = Compiler(cache_folder("") / "rehearsals")
+    cases = rehearsed.recorded(["tiny_v4-8"] if given.quick else given.names)
     table, changed = {}, 0
-    for index, compiled in compiler.compile_all([(one.config, one.topology) for one in loaded]):
-        if isinstance(compiled, Exception):
-            sys.exit(f"{cases[index].name}: {compiled}")
+    for case, compiled in rehearsed.compiled(cases):
         found = estimate(compiled)
-        path, now = cases[index].path, record.figures(found)
-        name = cases[index].name.replace("-", "_")
+        path, now = case.path, record.figures(found)
+        name = case.name.replace("-", "_")
         table |= {f"{name}_step_seconds": round(found["step_seconds"], 4), f"{name}_mfu": round(found["mfu"], 3),
                   f"{name}_gib": round(found["hbm_gib"]["total"], 2),
                   f"{name}_exposed_seconds": round(found["exposed_communication_seconds"], 3)}  # fmt: skip

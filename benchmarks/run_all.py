@@ -17,8 +17,8 @@ RESULTS, HEADING = (
     "# Results\n\nWritten by `make bench`; a script per section, and nothing by hand.\n\n",
 )
 NOT_BENCHMARKS = (
-    "pages", "run_all", "same_programs", "search_grid", "slow_recipe", "support", "tiny_studies", "trm_reference_torch",
-    "updates",
+    "pages", "rehearsed", "run_all", "same_programs", "search_grid", "slow_recipe", "support", "tiny_studies",
+    "trm_reference_torch", "updates",
 )  # fmt: skip
 
 

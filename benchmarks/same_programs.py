@@ -25,9 +25,7 @@ import support
 from jax._src.lib import tpu
 from jaxlib.mlir import ir
 
-from input_pipeline.cache import cache_folder
-from rehearsal import record
-from rehearsal.compiler import Compiler
+import rehearsed
 from rehearsal.estimate import estimate
 
 NAME = re.compile(r"%[\w.\-]+")
@@ -122,25 +120,16 @@ def main() -> None:
     if (given.keep is None) == (given.against is None):
         support.usage_error("give one of --keep=FOLDER and --against=FOLDER")
     folder = given.keep or given.against
-    known = [case.name for case in record.cases()]
-    if unknown := [name for name in given.names if name not in known]:
-        support.usage_error(f"{unknown[0]} is not recorded; there are {', '.join(known)}")
-    cases = [case for case in record.cases() if not given.names or case.name in given.names]
+    cases = rehearsed.recorded(given.names)
     if given.against:
         cases = [case for case in cases if (folder / f"{case.name}.json").exists()]
         if not cases:
             support.usage_error(f"{folder} has no program to compare with; keep some there with --keep")
     folder.mkdir(parents=True, exist_ok=True)
-    loaded = [case.load() for case in cases]
     same = reordered = different = 0
-    for index, compiled in Compiler(cache_folder("") / "rehearsals").compile_all(
-        [(one.config, one.topology) for one in loaded]
-    ):
-        if isinstance(compiled, Exception):
-            sys.exit(f"{cases[index].name}: {compiled}")
-        found = estimate(compiled)
-        figures = {"bytes": compiled.total_bytes, "step_seconds": found["step_seconds"]}
-        text, name = normalized(compiled.program()), cases[index].name
+    for case, compiled in rehearsed.compiled(cases):
+        figures = {"bytes": compiled.total_bytes, "step_seconds": estimate(compiled)["step_seconds"]}
+        text, name = normalized(compiled.program()), case.name
         if given.keep:
             (folder / f"{name}.txt.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
             (folder / f"{name}.json").write_text(json.dumps(figures))

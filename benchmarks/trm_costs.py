@@ -6,16 +6,11 @@ held-out boards of Sudoku-Extreme at a breadth and depth is estimated from its F
 the training step has. `--quick` compiles one recipe for one slice.
 """
 
-import sys
-
 import support
 
-from input_pipeline.cache import cache_folder
+import rehearsed
 from models import trm
-from rehearsal import assumptions
-from rehearsal.compiler import Compiler
-from rehearsal.estimate import estimate
-from settings import loading, validation
+from rehearsal import assumptions, record
 from settings.resolving import Loaded
 
 RECIPES = ("sudoku_fast",) if support.QUICK else ("sudoku_fast", "sudoku_equilibrium", "maze_unique", "arc_urm")
@@ -25,13 +20,6 @@ STEPS = {  # of the published schedules
 }  # fmt: skip
 BOARDS = 422_786
 EVALUATIONS = {"breadth_16_depth_16": (16, 16), "breadth_128_depth_64": (128, 64)}
-
-
-def load(recipe: str, topology: str) -> Loaded:
-    """Return the validated configuration of a recipe."""
-    loaded = loading.load(f"configs/trm/{recipe}.py", topology, {})
-    validation.validate(loaded.config, loaded.topology.chips, loaded)
-    return loaded
 
 
 def evaluation_hours(loaded: Loaded, mfu: float, breadth: int, depth: int) -> float:
@@ -45,17 +33,17 @@ def evaluation_hours(loaded: Loaded, mfu: float, breadth: int, depth: int) -> fl
 
 def main() -> None:
     """Compile and report."""
-    compiler, figures = Compiler(cache_folder("") / "rehearsals"), {}
+    figures = {}
     for recipe in RECIPES:
         for topology in TOPOLOGIES:
-            loaded = load(recipe, topology)
-            found = estimate(compiler.compile(loaded.config, loaded.topology))
+            name = f"{recipe}_{topology}"
+            case = record.Case(name, f"trm/{recipe}", topology)
+            loaded, found = case.load(), rehearsed.estimated(case)
             if not found["fits"]:
                 print(f"{recipe} does not fit {topology}: {found['hbm_gib']['total']:.1f} GiB a chip", flush=True)
-                figures[f"{recipe}_{topology}_gib"] = round(found["hbm_gib"]["total"], 1)
+                figures[f"{name}_gib"] = round(found["hbm_gib"]["total"], 1)
                 continue
             chips, hours = loaded.topology.chips, STEPS[recipe] * found["step_seconds"] / 3600
-            name = f"{recipe}_{topology}"
             figures |= {
                 f"{name}_step_ms": round(1000 * found["step_seconds"], 1), f"{name}_hours": round(hours, 2),
                 f"{name}_chip_hours": round(chips * hours, 1), f"{name}_mfu": round(found["mfu"], 3),
@@ -67,8 +55,6 @@ def main() -> None:
                     figures[f"{name}_{what}_chip_hours"] = round(chips * cost, 1)
             print({key: value for key, value in figures.items() if key.startswith(name)}, flush=True)
     support.finish("trm_costs", figures)
-    if not figures:
-        sys.exit("nothing was compiled")
 
 
 if __name__ == "__main__":

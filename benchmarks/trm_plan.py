@@ -13,46 +13,40 @@ import sys
 
 import support
 
-from rehearsal.compiler import ON_CPU, Compiler
+from rehearsal.compiler import ON_CPU
 
 os.environ |= ON_CPU  # before jax is imported
 
 import jax
 import jax.numpy as jnp
+import rehearsed
 from levers import OTHER_PRICES, option
 
-from settings import loading, validation
-from settings.resolving import Loaded
-from input_pipeline.cache import cache_folder
 from models import trm
-from rehearsal import assumptions, hlo, schedule
+from rehearsal import assumptions, hlo, record, schedule
 from rehearsal.compilation import devices
 from rehearsal.estimate import estimate
-from rehearsal.record import ATTENDS
 
 RECIPE, TOPOLOGY = "trm/sudoku", "v4-8" if support.QUICK else "v4-64"
 BATCH, WIDTH, HEAD_DIM, MOST_DOUBLINGS = 6144, 512, 64, 1 if support.QUICK else 4
 STEPS, CHIPS_A_HOST = 8138, 4
 
 
-def load(batch: int, width: int) -> Loaded:
-    """Return a validated configuration of the attention model."""
+def case(batch: int, width: int) -> record.Case:
+    """Return the step of the attention model."""
     heads = width // HEAD_DIM
-    keys = ATTENDS | {
+    keys = record.ATTENDS | {
         "train.global_batch": batch, "model.embed_dim": width, "model.puzzle_dim": width, "model.mlp_dim": 3 * width,
         "model.num_heads": heads, "model.num_kv_heads": heads,
     }  # fmt: skip
-    loaded = loading.load(f"configs/{RECIPE}.py", TOPOLOGY, {key: str(value) for key, value in keys.items()})
-    validation.validate(loaded.config, loaded.topology.chips, loaded)
-    return loaded
+    return record.Case("trm_plan", RECIPE, TOPOLOGY, keys)
 
 
-def largest(compiler: Compiler, name: str, sizes: list[tuple[int, int]]) -> dict[str, float]:
+def largest(name: str, sizes: list[tuple[int, int]]) -> dict[str, float]:
     """Return the figures of the largest (batch, width) that fits, from candidates in growing order."""
     best = {}
     for batch, width in sizes:
-        loaded = load(batch, width)
-        found = estimate(compiler.compile(loaded.config, loaded.topology))
+        found = rehearsed.estimated(case(batch, width))
         if not found["fits"]:
             break
         best = {
@@ -76,8 +70,7 @@ def peak_fraction(topology, rows: int, summed: int, columns: int, dtype, options
 
 def main() -> None:
     """Compile and report."""
-    compiler, loaded = Compiler(cache_folder("") / "rehearsals"), load(BATCH, WIDTH)
-    found = estimate(compiler.compile(loaded.config, loaded.topology))
+    loaded, found = case(BATCH, WIDTH).load(), rehearsed.estimated(case(BATCH, WIDTH))
     if not found["fits"]:
         sys.exit("the step does not fit")
     passes, step = found["seconds_by_pass"], found["step_seconds"]
@@ -106,12 +99,12 @@ def main() -> None:
         for suffix, options in (("", {}), ("_other_prices", {OTHER_PRICES: "true"})):
             fraction = peak_fraction(loaded.topology, rows, summed, columns, dtype, options)
             figures[f"{name}_product_of_peak{suffix}"] = round(fraction, 2)
-    repriced = Compiler(compiler.cache, program=option(OTHER_PRICES, "true"))
-    figures["mfu_other_prices"] = round(estimate(repriced.compile(loaded.config, loaded.topology))["mfu"], 3)
+    repriced = rehearsed.compiler(option(OTHER_PRICES, "true")).compile(loaded.config, loaded.topology)
+    figures["mfu_other_prices"] = round(estimate(repriced)["mfu"], 3)
     print(figures, flush=True)
     doublings = range(1, MOST_DOUBLINGS + 1)
-    figures |= largest(compiler, "batch", [(BATCH * 2**n, WIDTH) for n in doublings])
-    figures |= largest(compiler, "width", [(BATCH, WIDTH * 2**n) for n in doublings])
+    figures |= largest("batch", [(BATCH * 2**n, WIDTH) for n in doublings])
+    figures |= largest("width", [(BATCH, WIDTH * 2**n) for n in doublings])
     support.finish("trm_plan", figures)
 
 
