@@ -47,6 +47,7 @@ OPTIONS = "--quick", "--mechanism=on", "--mechanism=off"
 SEEDS, GRAPHS, CIRCUITS = (2, 20, 3) if support.QUICK else (10, 200, 12)
 MODELS = 1 if support.QUICK else 3  # trained for each of the two tasks
 EFFECT, SYMBOLS, LENGTH = 0.12, 16, 12
+EPSILON = 1e-5  # of the norms of the models here
 NO, YES, ASK, VOCABULARY = SYMBOLS, SYMBOLS + 1, SYMBOLS + 2, 32
 ASKED = 4  # position of ASK after a, b, c, d
 SITES = [(0, 1), (1, 2)]  # (layer, position) that the alignment is searched at
@@ -281,7 +282,7 @@ def forward(params: dict, tokens_T: np.ndarray, position: int, place: tuple[int,
     frequencies = references.rotary_frequencies(16, 10_000.0)[0]
     for layer in range(len(blocks["attention"]["out"])):
         weights = {name: weight[layer] for name, weight in blocks["attention"].items()}
-        h_TD = normed(x_TD, blocks["attention_norm"]["scale"][layer])
+        h_TD = references.rms_norm(x_TD, blocks["attention_norm"]["scale"][layer], EPSILON)
         q, k, v = (np.einsum("TD,DNH->TNH", h_TD, weights[name]) for name in ("query", "key", "value"))
         q, k = (references.rotary(each[None], np.arange(T)[None], frequencies)[0] for each in (q, k))
         scores_NTS = np.einsum("TNH,SNH->NTS", q, k) / 4
@@ -290,16 +291,9 @@ def forward(params: dict, tokens_T: np.ndarray, position: int, place: tuple[int,
         if place and place[0] == layer:
             scores_NTS[place[1], -1, position] = 0
         x_TD = x_TD + np.einsum("NTS,SNH,NHD->TD", scores_NTS, v, weights["out"])
-        h_TD = normed(x_TD, blocks["mlp_norm"]["scale"][layer])
-        gate, up, down = (blocks["mlp"][name][layer] for name in ("gate", "up", "down"))
-        gated = h_TD @ gate
-        x_TD = x_TD + (gated / (1 + np.exp(-gated)) * (h_TD @ up)) @ down
-    return normed(x_TD[-1:], params["norm"]["scale"])[0] @ params["head"]["kernel"]
-
-
-def normed(x_TD: np.ndarray, scale_D: np.ndarray) -> np.ndarray:
-    """Return RMSNorm (arXiv:1910.07467) with the epsilon of the models here."""
-    return x_TD / np.sqrt((x_TD**2).mean(-1, keepdims=True) + 1e-5) * scale_D
+        h_TD = references.rms_norm(x_TD, blocks["mlp_norm"]["scale"][layer], EPSILON)
+        x_TD = x_TD + references.swiglu(h_TD, {name: weight[layer] for name, weight in blocks["mlp"].items()})
+    return references.rms_norm(x_TD[-1:], params["norm"]["scale"], EPSILON)[0] @ params["head"]["kernel"]
 
 
 def main() -> None:
