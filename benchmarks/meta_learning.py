@@ -87,12 +87,15 @@ def fine_tuned(layers: Layers, x: np.ndarray, slope, rate: float) -> Layers:
     return changed[::-1]
 
 
-def adapted(layers: Layers, x: np.ndarray, slope, rate: float) -> list[Layers]:
-    """Return the layers of each task after 1 ... STEPS gradient steps."""
-    found = [[(np.broadcast_to(w, (len(x), *w.shape)), np.broadcast_to(b, (len(x), *b.shape))) for w, b in layers]]
-    for _ in range(STEPS):
-        found.append(fine_tuned(found[-1], x, slope, rate))
-    return found[1:]
+def errors(layers: Layers, x: np.ndarray, slope, error) -> dict[tuple[float, int], float]:
+    """Return the error for each (rate, number of gradient steps), 1 to STEPS, of the layers of all tasks."""
+    found = {}
+    for rate in RATES:
+        tuned = [(np.broadcast_to(w, (len(x), *w.shape)), np.broadcast_to(b, (len(x), *b.shape))) for w, b in layers]
+        for steps in range(1, STEPS + 1):
+            tuned = fine_tuned(tuned, x, slope, rate)
+            found[rate, steps] = error(tuned)
+    return found
 
 
 def at_the_best(errors_of) -> float:
@@ -117,11 +120,7 @@ def sinusoid_errors(layers: Layers, seed: int, draw: int) -> dict[tuple[float, i
     def error(layers):
         return float(np.mean((forward(layers, query)[-1] - amplitude * np.sin(query - phase)) ** 2))
 
-    return {
-        (rate, steps): error(tuned)
-        for rate in RATES
-        for steps, tuned in enumerate(adapted(layers, x, slope, rate), start=1)
-    }
+    return errors(layers, x, slope, error)
 
 
 def glyph_tasks(seed: int, draw: int = REPORTED) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -146,11 +145,10 @@ def glyph_errors(layers: Layers, seed: int, draw: int) -> dict[tuple[float, int]
         odds = np.exp(outputs - outputs.max(-1, keepdims=True))
         return (odds / odds.sum(-1, keepdims=True) - np.eye(WAYS)) / WAYS
 
-    return {
-        (rate, steps): float(np.mean(forward(tuned, queries)[-1].argmax(-1) != classes))
-        for rate in RATES
-        for steps, tuned in enumerate(adapted(layers, images, slope, rate), start=1)
-    }
+    def error(layers):
+        return float(np.mean(forward(layers, queries)[-1].argmax(-1) != classes))
+
+    return errors(layers, images, slope, error)
 
 
 def figures_of(seed: int) -> dict[str, float]:
