@@ -26,11 +26,8 @@ def continue_texts(
     Raises:
       ConfigError: prompt and continuation are longer than `model.max_length`.
     """
-    if not prompts:
-        return []
     asked = [text_prompt(tokenizer, prompt, start) for prompt in prompts]
-    outputs = _continued(run, params, tokenizer, asked, max_tokens, Sampling(**sampling))
-    return [tokenizer.decode([*prompt.before, *output]) for prompt, output in zip(asked, outputs, strict=True)]
+    return _continued(run, params, tokenizer, asked, max_tokens, Sampling(**sampling))
 
 
 def check_answers(config, tokenizer, address) -> None:
@@ -49,11 +46,8 @@ def answers(run, params: dict, tokenizer, messages: list[str], *, max_tokens: in
       ConfigError: a message and its answer are longer than `model.max_length`, or the chat template refuses a message.
       DataError: the tokenizer's chat template cannot be read.
     """
-    if not messages:
-        return []
     asked = [message_prompt(tokenizer, run.config, message) for message in messages]
-    outputs = _continued(run, params, tokenizer, asked, max_tokens, Sampling(**sampling))
-    return [tokenizer.decode(output) for output in outputs]
+    return _continued(run, params, tokenizer, asked, max_tokens, Sampling(**sampling))
 
 
 def message_prompt(tokenizer, config, message: str) -> Prompt:
@@ -88,11 +82,13 @@ def stream(run, params: dict, tokenizer, prompt: Prompt, *, max_tokens: int | No
 
 def _continued(
     run, params: dict, tokenizer, asked: list[Prompt], max_tokens: int | None, sampling: Sampling
-) -> list[list[int]]:
-    """Return the tokens after each prompt, revised if the run's configuration says so.
+) -> list[str]:
+    """Return `before` and the continuation of each prompt as text, revised if the configuration says so.
 
     The first prompt is continued with the seed of `sampling`, the next one with the next seed.
     """
+    if not asked:
+        return []
     max_tokens = _fitting(run, max(prompt.num_tokens for prompt in asked), max_tokens)
     requests = [
         prompt.request(max_tokens, dataclasses.replace(sampling, seed=sampling.seed + index))
@@ -102,12 +98,12 @@ def _continued(
         run.graph, params, requests, vocab_size=tokenizer.vocab_size, cache_dtype=run.config.inference.cache_dtype
     )
     keys = run.config.error_correction
-    if not keys.use_error_correction:
-        return drafts
-    return revision.revise(
-        run.graph, params, [prompt.tokens for prompt in asked], drafts, threshold=keys.threshold,
-        vocab_size=tokenizer.vocab_size, ends=asked[0].ends,
-    )  # fmt: skip
+    if keys.use_error_correction:
+        drafts = revision.revise(
+            run.graph, params, [prompt.tokens for prompt in asked], drafts, threshold=keys.threshold,
+            vocab_size=tokenizer.vocab_size, ends=asked[0].ends,
+        )  # fmt: skip
+    return [tokenizer.decode([*prompt.before, *draft]) for prompt, draft in zip(asked, drafts, strict=True)]
 
 
 def _fitting(run, longest: int, max_tokens: int | None) -> int:
