@@ -21,6 +21,7 @@ if __name__ == "__main__":
 import jax
 import numpy as np
 
+import updates
 from core import assembly
 from configs import base, medium
 from parallelism.mesh import mesh_context
@@ -42,14 +43,6 @@ def make_run() -> assembly.Run:
     return assembly.assemble(config)
 
 
-def random_batch(vocab_size: int) -> dict[str, np.ndarray]:
-    """Return a batch of random tokens, a document in each row."""
-    rng = np.random.default_rng(0)
-    batch = {name: rng.integers(0, vocab_size, TOKENS, np.int32) for name in ("tokens", "targets")}
-    positions = np.tile(np.arange(TOKENS[1], dtype=np.int32), (TOKENS[0], 1))
-    return batch | {"segments": np.ones(TOKENS, np.int32), "positions": positions}
-
-
 def timed(work):
     """Return (the result of work(), seconds)."""
     start = time.perf_counter()
@@ -59,7 +52,7 @@ def timed(work):
 
 def saves(run: assembly.Run, checkpoints: Checkpoints) -> tuple[jax.Array, dict[str, list[float]]]:
     """Train and save after every other step; return the state of the last save, and the seconds of each part."""
-    step, batch = run.train_step, random_batch(run.config.model.vocab_size)
+    step, batch = run.train_step, updates.random_batch(run.config)
     state, _ = step(run.init(), batch)
     seconds, trouble = {"step": [], "beside": [], "save": []}, []
 

@@ -10,8 +10,6 @@ alternate, and medians are reported.
 
 import functools
 import importlib.util
-import statistics
-import time
 from collections.abc import Callable
 
 import support
@@ -38,7 +36,8 @@ def torus_step(changes: dict) -> tuple[Callable[[], float], float]:
     config = tiny.get_config()
     config.update_from_flattened_dict(changes)
     update, flops_per_token = updates.torus(config)
-    return functools.partial(rate, update, config.train.global_batch * config.train.sequence_length), flops_per_token
+    tokens = config.train.global_batch * config.train.sequence_length
+    return functools.partial(updates.rate, update, STEPS, tokens), flops_per_token
 
 
 def torch_step() -> Callable[[], float]:
@@ -46,14 +45,8 @@ def torch_step() -> Callable[[], float]:
     batch, length = SIX_LAYERS["train.global_batch"], SIX_LAYERS["train.sequence_length"]
     names = ("num_layers", "embed_dim", "num_heads", "vocab_size")
     sizes = {name: SIX_LAYERS[f"model.{name}"] for name in names}
-    return functools.partial(rate, updates.pytorch(**sizes, mlp_dim=1024, batch=batch, length=length), batch * length)
-
-
-def rate(update: Callable[[int], None], tokens: int) -> float:
-    """Return tokens/s of STEPS updates with this number of tokens each."""
-    start = time.perf_counter()
-    update(STEPS)
-    return STEPS * tokens / (time.perf_counter() - start)
+    update = updates.pytorch(**sizes, mlp_dim=1024, batch=batch, length=length)
+    return functools.partial(updates.rate, update, STEPS, batch * length)
 
 
 def main() -> None:
@@ -61,17 +54,11 @@ def main() -> None:
     runs = {f"six_layer_{name}": torus_step(SIX_LAYERS | changes) for name, changes in VARIANTS.items()}
     runs["tiny_default"] = torus_step({})
     flops = {name: per_token for name, (_, per_token) in runs.items()}
-    measures = {name: measure for name, (measure, _) in runs.items()}
+    measures = {"matmul_peak": measured_matmul_peak} | {name: measure for name, (measure, _) in runs.items()}
     if importlib.util.find_spec("torch"):
         measures["torch"] = torch_step()
-    rates, peaks = {name: [] for name in measures}, []
-    for index in range(ROUNDS):
-        peaks.append(measured_matmul_peak())
-        for name, measure in measures.items():
-            rates[name].append(measure())
-        print(f"round {index + 1}/{ROUNDS}: " + "  ".join(f"{n} {r[-1]:,.0f}" for n, r in rates.items()), flush=True)
-    rates = {name: statistics.median(values) for name, values in rates.items()}
-    peak = statistics.median(peaks)
+    rates = updates.medians(measures, ROUNDS)
+    peak = rates["matmul_peak"]
     figures = {
         "tiny_tokens_per_second": rates["tiny_default"],
         "six_layer_tokens_per_second": rates["six_layer_default"],

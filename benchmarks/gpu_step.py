@@ -10,10 +10,9 @@ because JAX reserves most of a GPU's memory. Rounds alternate, and medians are r
 nothing. --quick computes a toy on both sides, also on a CPU, and records no figure.
 """
 
+import functools
 import importlib.util
 import multiprocessing
-import statistics
-import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 
@@ -61,9 +60,7 @@ def torch_rate() -> float:
 
 def _rate(update: Callable[[int], None], config) -> float:
     update(2)
-    start = time.perf_counter()
-    update(STEPS)
-    return STEPS * config.train.global_batch * config.train.sequence_length / (time.perf_counter() - start)
+    return updates.rate(update, STEPS, config.train.global_batch * config.train.sequence_length)
 
 
 def torch_device() -> str:
@@ -95,17 +92,12 @@ def main() -> None:
     platform, name = alone(device)
     if platform != "gpu" and not support.QUICK:
         return support.finish("gpu_step", {"run": "not run: no GPU on this machine"})
-    sides = {"torus": torus_rate}
+    sides = {"torus": functools.partial(alone, torus_rate)}
     if importlib.util.find_spec("torch") and (support.QUICK or alone(torch_device) == "cuda"):
-        sides["torch"] = torch_rate
-    rates = {side: [] for side in sides}
-    for index in range(ROUNDS):
-        for side, function in sides.items():
-            rates[side].append(alone(function))
-        print(f"round {index + 1}/{ROUNDS}: " + "  ".join(f"{n} {r[-1]:,.0f}" for n, r in rates.items()), flush=True)
+        sides["torch"] = functools.partial(alone, torch_rate)
+    rates = updates.medians(sides, ROUNDS)
     if support.QUICK:
         return support.finish("gpu_step", {"run": f"a toy, on {name}"})
-    rates = {side: statistics.median(values) for side, values in rates.items()}
     config = recipe()
     flops, peak = decoder_lm.flops_per_token(config.model, config.train.sequence_length), alone(peak_flops)
     figures = {"run": name, "peak_tflops": round(peak / 1e12)}

@@ -7,9 +7,8 @@ step of benchmarks/trm_reference_torch.py is timed too, eager and compiled. Roun
 A speedup is over the faster variant of torch in the same type.
 """
 
+import functools
 import itertools
-import statistics
-import time
 from collections.abc import Callable
 
 import jax
@@ -18,9 +17,9 @@ import support
 
 from core import assembly
 import trm_reference_torch
+import updates
 from configs.trm import sudoku
 from reporting.throughput import has_native_bfloat16
-from updates import updating
 
 ROUNDS, BATCH = (1, 4) if support.QUICK else (5, 64)
 FORMS = {"attention": "rope", "mlp": "none"}  # what mixes positions, and how it knows them
@@ -37,7 +36,7 @@ def ours(mixer: str, dtype: str) -> Callable[[int], None]:
     shapes = {name: spec.shape for name, spec in run.abstract_batch.items()}
     batch = {name: rng.integers(1, config.model.vocab_size, shape, np.int32) for name, shape in shapes.items()}
     batch["puzzle_identifiers"][:] = 0
-    return updating(run, batch)
+    return updates.updating(run, batch)
 
 
 def measures() -> dict[str, Callable[[int], None]]:
@@ -54,21 +53,10 @@ def measures() -> dict[str, Callable[[int], None]]:
     return found
 
 
-def rates(found: dict[str, Callable[[int], None]]) -> dict[str, float]:
-    """Return the median steps/s of each function over alternating rounds."""
-    seconds = {name: [] for name in found}
-    for index in range(ROUNDS):
-        for name, update in found.items():
-            start = time.perf_counter()
-            update(1)
-            seconds[name].append(time.perf_counter() - start)
-        print(f"round {index + 1}/{ROUNDS}: " + "  ".join(f"{n} {s[-1]:.3g} s" for n, s in seconds.items()), flush=True)
-    return {name: 1 / statistics.median(values) for name, values in seconds.items()}
-
-
 def main() -> None:
     """Time everything and print."""
-    of_name = rates(measures())
+    steps_a_second = {name: functools.partial(updates.rate, update, 1, 1) for name, update in measures().items()}
+    of_name = updates.medians(steps_a_second, ROUNDS)
     figures = {"batch": BATCH} | {f"{name}_steps_per_second": rate for name, rate in of_name.items()}
     for name in [name for name in of_name if name.endswith("_ours")]:
         kind = name.removesuffix("_ours")

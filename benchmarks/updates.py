@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole updates (forward, backward, AdamW) of a model in Torus, and in plain PyTorch for comparison."""
 
+import statistics
+import time
 from collections.abc import Callable
 
 import jax
@@ -17,14 +19,16 @@ def torus(config) -> tuple[Callable[[int], None], float]:
     """
     config.mesh.fsdp = 1
     run = assembly.assemble(config, devices=jax.devices()[:1])
+    return updating(run, random_batch(config)), run.flops_per_token
+
+
+def random_batch(config) -> dict[str, np.ndarray]:
+    """Return a batch of random tokens, a document in each row."""
     shape = (config.train.global_batch, config.train.sequence_length)
     rng = np.random.default_rng(0)
     batch = {name: rng.integers(0, config.model.vocab_size, shape, np.int32) for name in ("tokens", "targets")}
-    batch |= {
-        "segments": np.ones(shape, np.int32),
-        "positions": np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1)),
-    }
-    return updating(run, batch), run.flops_per_token
+    positions = np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1))
+    return batch | {"segments": np.ones(shape, np.int32), "positions": positions}
 
 
 def updating(run: assembly.Run, batch: dict) -> Callable[[int], None]:
@@ -41,6 +45,24 @@ def updating(run: assembly.Run, batch: dict) -> Callable[[int], None]:
 
     update(1)
     return update
+
+
+def rate(update: Callable[[int], None], steps: int, tokens: int) -> float:
+    """Return tokens/s of some updates with this number of tokens each."""
+    start = time.perf_counter()
+    update(steps)
+    return steps * tokens / (time.perf_counter() - start)
+
+
+def medians(measures: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """Return the median of each measure; they take turns."""
+    found = {name: [] for name in measures}
+    for index in range(rounds):
+        for name, measure in measures.items():
+            found[name].append(measure())
+        last = "  ".join(f"{name} {values[-1]:,.4g}" for name, values in found.items())
+        print(f"round {index + 1}/{rounds}: {last}", flush=True)
+    return {name: statistics.median(values) for name, values in found.items()}
 
 
 def pytorch(
