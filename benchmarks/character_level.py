@@ -32,8 +32,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "text.txt"
         path.write_text(text())
-        steps = ["--config.train.steps=50"] if support.QUICK else []
-        run = support.train(["--config=configs/char.py", f"--config.data.path={path}", *steps])
+        steps = {"train.steps": 50} if support.QUICK else {}
+        run = support.train({"data.path": path} | steps, "configs/char.py")
     support.finish(
         "character_level",
         {

@@ -18,7 +18,6 @@ Gate: greedy is between 0.15 and 0.35, `tree_of_thoughts` is at least 2.5 times 
 """
 
 import copy
-import sys
 import time
 
 import support
@@ -36,7 +35,7 @@ from reasoning.solving import Solved
 from settings import loading
 from trained_run import TrainedRun
 
-FOLDER = support.ROOT / "runs" / ("benchmark-countdown-quick" if support.QUICK else "benchmark-countdown")
+FOLDER = support.folder("countdown")
 STEPS = {"train.steps": "100"} if support.QUICK else {}
 PROBLEMS = 8 if support.QUICK else 300
 METHODS = {
@@ -50,8 +49,7 @@ METHODS = {
 def trained(folder=FOLDER, recipe: str = "configs/countdown.py", **keys: str) -> TrainedRun:
     """Train what is left of a run, with `__` for a dot in the keys; return it."""
     changes = STEPS | {key.replace("__", "."): value for key, value in keys.items()}
-    typed = [f"--config.{key}={value}" for key, value in changes.items()]
-    support.train([f"--config={recipe}", *typed], folder)
+    support.train(changes, recipe, workdir=folder)
     return TrainedRun(folder, loading.load(recipe, "", changes).config)
 
 
@@ -118,10 +116,10 @@ def main() -> None:
     for name in METHODS:
         figures |= measured(of_head if name == "value_head" else run, name, problems)
     figures |= {f"cache_mib_{count}": cache_mib(run, problems[0], count) for count in (1, 4, 16)}
-    support.finish("countdown", figures)
-    greedy, tree = figures["greedy"], figures["tree_of_thoughts"]
-    if not support.QUICK and not (0.15 <= greedy <= 0.35 and tree >= 2.5 * greedy and tree > figures["best_of_n"]):
-        sys.exit(f"gate missed: greedy {greedy}, tree_of_thoughts {tree}, best_of_n {figures['best_of_n']}")
+    greedy, tree, best_of_n = (figures[name] for name in ("greedy", "tree_of_thoughts", "best_of_n"))
+    holds = 0.15 <= greedy <= 0.35 and tree >= 2.5 * greedy and tree > best_of_n
+    missed = "" if holds else f"gate missed: greedy {greedy}, tree_of_thoughts {tree}, best_of_n {best_of_n}"
+    support.judge("countdown", figures, missed)
 
 
 if __name__ == "__main__":

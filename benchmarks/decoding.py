@@ -137,15 +137,8 @@ def shared_prefix_saving(engine: Engine) -> float:
 
 def heldout_losses() -> dict[str, float]:
     """Return nats per token of held-out text by the type of the cache, through which all keys and values go."""
-    typed = {
-        "train.steps": STEPS,
-        "train.eval_every": 0,
-        "evaluation.sample_tokens": 0,
-        "logging.tensorboard": "false",
-        "logging.report": "false",
-    }
     with tempfile.TemporaryDirectory() as workdir:
-        support.train([f"--config.{key}={value}" for key, value in typed.items()], workdir)
+        support.train(support.QUIET | {"train.steps": STEPS}, workdir=workdir)
         trained = open_run(workdir)
         corpus = prepare_to_evaluate(trained.config.data, vocab_size=trained.config.model.vocab_size)
 

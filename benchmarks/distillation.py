@@ -13,21 +13,17 @@ import support
 
 SEEDS = (0,) if support.QUICK else (0, 1, 2)
 TEACHER_STEPS, STEPS = (20, 10) if support.QUICK else (400, 200)
-SMALL = {
+SMALL = support.QUIET | {
     "model.num_layers": 1, "model.embed_dim": 32, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 64,
     "model.vocab_size": 512, "model.max_length": 64, "data.source": "synthetic", "train.sequence_length": 64,
-    "train.global_batch": 16, "train.eval_every": 0, "train.save_every": 0, "optimizer.learning_rate": 0.01,
-    "optimizer.warmup_steps": 10, "evaluation.sample_tokens": 0, "logging.tensorboard": "false",
-    "logging.report": "false",
+    "train.global_batch": 16, "optimizer.learning_rate": 0.01, "optimizer.warmup_steps": 10,
 }  # fmt: skip
 LARGE = {"model.num_layers": 2, "model.embed_dim": 96, "model.mlp_dim": 256, "optimizer.learning_rate": 0.005}
 
 
 def heldout(workdir: pathlib.Path, keys: dict) -> float:
     """Train in a folder, and return the loss on all held-out documents."""
-    return support.train([f"--config.{key}={value}" for key, value in (SMALL | keys).items()], workdir).figure(
-        r"held-out loss: ([\d.]+) nats"
-    )
+    return support.train(SMALL | keys, workdir=workdir).figure(r"held-out loss: ([\d.]+) nats")
 
 
 def main() -> None:

@@ -126,7 +126,7 @@ def _keys_of_a_short_run(text: str) -> list[str]:
         keys = keys | OF_TPU_OPTIMIZED
     if re.search("faults=|--profile", text):
         keys = keys | {"train.steps": MOST_STEPS + 10}  # so that what the page announces happens
-    return [f"--config.{key}={value}" for key, value in keys.items()]
+    return support.typed(keys)
 
 
 def _with(text: str, words) -> str:

@@ -24,7 +24,6 @@ error is less than 0.05; least_gap is at least 0.5.
 
 import functools
 import statistics
-import sys
 
 import support
 
@@ -43,8 +42,8 @@ from parallelism.mesh import mesh_context
 from settings import stored_config
 from trained_run import TrainedRun, open_run
 
-BASE = support.ROOT / "runs" / ("benchmark-error-correction-base-quick" if support.QUICK else "tiny")
-FOLDER = support.ROOT / "runs" / ("benchmark-error-correction-quick" if support.QUICK else "benchmark-error-correction")
+BASE = support.folder("error-correction-base") if support.QUICK else support.ROOT / "runs" / "tiny"
+FOLDER = support.folder("error-correction")
 ROWS, BATCH, RATE, TUNED_DAMAGE = (32 if support.QUICK else 512), 16, 0.1, 0.009
 SEEDS, STEPS, EXAMPLES, HIDDEN = 4, (200 if support.QUICK else 4000), 256, 64
 SMALL = {  # keys of a quick call
@@ -59,7 +58,7 @@ def trained(folder, recipe: str, **keys) -> TrainedRun:
     changes = (SMALL if support.QUICK else {}) | {key.replace("__", "."): value for key, value in keys.items()}
     last = stored_config.trained_to(folder)
     if last is None or last < stored_config.load_to_read(folder, {}).config.train.steps:
-        support.train([f"--config=configs/{recipe}.py", *(f"--config.{k}={v}" for k, v in changes.items())], folder)
+        support.train(changes, f"configs/{recipe}.py", workdir=folder)
     return open_run(folder)
 
 
@@ -224,17 +223,13 @@ def main() -> None:
     figures = of_detection()
     print(figures, flush=True)
     figures |= of_inverse_problem(open_run(BASE).run.mesh)
-    support.finish(
-        "error_correction",
-        {name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()},
-    )
     best = max(figures["max_probability_auc"], figures["token_probability_auc"])
     holds = (
         figures["auc"] >= 0.9 and figures["auc"] > best and figures["restored"] >= 0.5 and figures["damaged"] <= 0.01
         and figures["calibration_error"] < 0.05 and figures["least_gap"] >= 0.5
     )  # fmt: skip
-    if not support.QUICK and not holds:
-        sys.exit("gate missed")
+    rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}
+    support.judge("error_correction", rounded, "" if holds else "gate missed")
 
 
 if __name__ == "__main__":

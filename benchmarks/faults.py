@@ -114,8 +114,8 @@ def started(
     """Start train.py on the texts of `place`; `changes` are keys with __ for the dot; the rest as in groups.start."""
     values = KEYS | {"data.path": f"{place}/texts/*.txt"} | (OF_FOUR if count > 1 else {})
     values |= {key.replace("__", "."): value for key, value in changes.items()}
-    keys = [f"--config.{key}={value}" for key, value in values.items()]
-    arguments = ["train.py", f"--workdir={place / workdir}", *([f"--faults={faults}"] if faults else []), *keys]
+    injected = [f"--faults={faults}"] if faults else []
+    arguments = ["train.py", f"--workdir={place / workdir}", *injected, *support.typed(values)]
     if count == 1:
         return [Watched(groups.start_alone(arguments, cache=place / "cache"))]
     how = {"count": count, "cache": place / "cache", "devices": 4, "port": port, "absent": absent}
@@ -137,19 +137,6 @@ def until_ended(processes: list[Watched]) -> None:
         raise RuntimeError(f"{len(late)} of {len(processes)} processes did not end within {ENDS_SECONDS} s")
 
 
-def write_texts(place: pathlib.Path, number: int = 20, size: int = 60) -> None:
-    """Write documents of sums."""
-    (place / "texts").mkdir()
-    for index in range(number):
-        words = " ".join(f"{factor * (index + 3)} is {factor} times {index + 3};" for factor in range(size))
-        (place / "texts" / f"{index}.txt").write_text(words)
-
-
-def trained_steps(workdir: pathlib.Path) -> list[int]:
-    """Return the steps in metrics.jsonl, in order."""
-    return [line["step"] for line in support.lines_of(workdir, "train")]
-
-
 def history(workdir: pathlib.Path) -> dict[tuple[str, int], list]:
     """Return the last losses and other scalars of each (kind, step)."""
     lines = support.lines_of(workdir, *HISTORY)
@@ -158,8 +145,7 @@ def history(workdir: pathlib.Path) -> dict[tuple[str, int], list]:
 
 def newest(workdir: pathlib.Path) -> pathlib.Path:
     """Return the folder of the newest checkpoint."""
-    folders = [path for path in (workdir / "checkpoints").iterdir() if path.name.isdigit()]
-    return max(folders, key=lambda path: int(path.name))
+    return workdir / "checkpoints" / str(support.checkpoints(workdir)[-1])
 
 
 def final_arrays(workdir: pathlib.Path) -> dict[str, list]:
@@ -192,7 +178,7 @@ class Case:
         an error; if there is none, in all output of the first process.
       status: exit status of the processes that the fault does not kill.
       count: number of processes.
-      act: strikes from outside: it gets the processes and the workdir, and returns the time.
+      act: strikes from outside: it gets the processes, and returns the time.
       between: changes the workdir before the restart.
       exact: whether the end must equal that of an undisturbed run.
       events: the expected numbers of events in metrics.jsonl.
@@ -210,11 +196,6 @@ class Case:
     exact: bool = True
     events: dict[str, int] = dataclasses.field(default_factory=dict)
     changes: dict = dataclasses.field(default_factory=dict)
-
-    @property
-    def calm(self) -> str:
-        """The workdir of the undisturbed run."""
-        return f"calm-{self.count}"
 
 
 def interrupt(processes: list[Watched]) -> float:
@@ -291,8 +272,8 @@ def strike(case: Case, place: pathlib.Path) -> dict:
     while any(process.status for process in runs[-1]) and len(runs) < STARTS:
         runs.append(started(place, case.name, count=case.count, faults=case.faults, **case.changes))
         until_ended(runs[-1])
-    steps = trained_steps(workdir)
-    found = differences(workdir, place / case.calm)
+    steps = support.steps_of(workdir)
+    found = differences(workdir, place / f"calm-{case.count}")
     # Damage is there from the moment when the second process begins, which is not what its discovery takes.
     told = None if case.between else when(runs[0], case.told) if case.told else None
     missing = _broken_promises(case, runs, workdir, found)
@@ -369,7 +350,7 @@ def kill_again_and_again(
     until_ended(last)
     if calm[0].status or last[0].status:
         raise RuntimeError(calm[0].last_line or last[0].last_line)
-    steps, found = trained_steps(place / "killed"), differences(place / "killed", place / "never-killed")
+    steps, found = support.steps_of(place / "killed"), differences(place / "killed", place / "never-killed")
     for line in found[:10]:
         print(f"killed: {line}", flush=True)
     return {
@@ -392,7 +373,7 @@ def kill_at(moment: str, place: pathlib.Path, rng: random.Random, changes: dict)
         time.sleep(POLL_SECONDS / 10)
     time.sleep(rng.uniform(0, longest))
     process.end()
-    steps = trained_steps(place / "killed")
+    steps = support.steps_of(place / "killed")
     print(f"killed in {moment}, at step {steps[-1] if steps else 0}: status {process.status}", flush=True)
     return process.status == -signal.SIGKILL
 
@@ -402,7 +383,7 @@ def main() -> None:
     cases, kills = (CASES, 25) if not support.QUICK else ([case for case in CASES if case.name in HANDFUL], 3)
     with tempfile.TemporaryDirectory() as folder:
         place = pathlib.Path(folder)
-        write_texts(place)
+        support.write_texts(place)
         try:
             train_calmly(place, cases)
             faults = {case.name: strike(case, place) for case in cases}

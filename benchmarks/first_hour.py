@@ -4,7 +4,6 @@
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,22 +26,12 @@ def name_of(number: int, command: str) -> str:
     return f"{number}. {command.replace('|', '/')}"
 
 
-def copy_tree(folder: pathlib.Path) -> None:
-    """Copy the files that git would clone, with uncommitted changes."""
-    names = subprocess.check_output(["git", "ls-files", "-coz", "--exclude-standard"], cwd=support.ROOT, text=True)
-    for name in filter(None, names.split("\0")):
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if (support.ROOT / name).is_file():
-            shutil.copy2(support.ROOT / name, target)
-
-
 def main() -> None:
     """Run the commands one after another; the first that fails ends the benchmark."""
     figures, total = {}, 0.0
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch) / "torus"
-        copy_tree(folder)
+        support.copy_tree(folder)
         environment = os.environ | {"XDG_CACHE_HOME": f"{scratch}/cache"}
         chosen = [commands()[0]] if support.QUICK else commands()
         for number, (command, _) in enumerate(chosen, start=1):

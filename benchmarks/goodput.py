@@ -18,7 +18,7 @@ import time
 
 import support
 
-SECONDS, BETWEEN_KILLS = (120, (20, 40)) if support.QUICK else (900, (60, 120))
+SECONDS, BETWEEN_KILLS = (120, (20, 40)) if support.QUICK else (900, (60, 120))  # from a start to its kill
 POLL_SECONDS = 0.2
 END_SECONDS = 120  # that the run may take to stop when asked
 SAVED = 75  # its exit status then
@@ -32,24 +32,20 @@ RUN = [
 ]
 
 
-def killed_again_and_again(folder: pathlib.Path, seconds: float, between: tuple[float, float], seed: int = 0) -> list:
-    """Train in `folder` with kills and restarts until the time is over, then stop; return the times of the starts.
-
-    Args:
-      seconds: of time.time(), as in metrics.jsonl.
-      between: fewest and most seconds from a start to its kill.
-    """
-    rng, started, end = random.Random(seed), [], time.time() + seconds
+def killed_again_and_again(folder: pathlib.Path) -> list[float]:
+    """Train in `folder` with kills and restarts for SECONDS, then stop; return the time.time() of each start."""
+    rng, started, end = random.Random(0), [], time.time() + SECONDS
     while time.time() < end:
         started.append(time.time())
         process = start(folder)
         if len(started) == 1:  # is let live until then, so that it is known how long that takes
             wait_for_step(folder, process, started[0])
-        wait(process, min(rng.uniform(*between), max(0.0, end - time.time())))
+        wait(process, min(rng.uniform(*BETWEEN_KILLS), max(0.0, end - time.time())))
         if time.time() < end:
             process.kill()
             process.wait()
-            print(f"killed after {time.time() - started[-1]:.0f} s, at step {last_step(folder)}", flush=True)
+            step = max(support.steps_of(folder / "run"), default=0)
+            print(f"killed after {time.time() - started[-1]:.0f} s, at step {step}", flush=True)
     wait_for_step(folder, process, started[-1])
     process.send_signal(signal.SIGTERM)
     if (status := process.wait(END_SECONDS)) != SAVED:
@@ -80,11 +76,6 @@ def wait_for_step(folder: pathlib.Path, process: subprocess.Popen, since: float)
         wait(process, POLL_SECONDS)
 
 
-def last_step(folder: pathlib.Path) -> int:
-    """Return the last step in metrics.jsonl."""
-    return max((line["step"] for line in support.lines_of(folder / "run", "train")), default=0)
-
-
 def account(folder: pathlib.Path) -> dict:
     """Return the run's last account of its time."""
     return [line for line in support.lines_of(folder / "run", "event") if line["event"] == "goodput"][-1]
@@ -103,8 +94,8 @@ def main() -> None:
     """Train with kills, and report the goodput."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        started = killed_again_and_again(folder, SECONDS, BETWEEN_KILLS)
-        found, seconds, steps = account(folder), start_seconds(folder, started), last_step(folder)
+        started = killed_again_and_again(folder)
+        found, seconds, steps = account(folder), start_seconds(folder, started), max(support.steps_of(folder / "run"))
         step_seconds = statistics.median(line["step_seconds"] for line in support.lines_of(folder / "run", "train"))
     parts, wall = found["seconds"], found["wall_seconds"]
     figures = {

@@ -13,7 +13,6 @@ supervised_longer, and random_reward does not gain: it is at most 2 standard err
 """
 
 import statistics
-import sys
 
 import countdown
 import support
@@ -22,7 +21,7 @@ from input_pipeline.tasks.countdown import CountdownWindows
 from trained_run import TrainedRun
 
 SEEDS, STEPS, PROBLEMS = (1, 4, 16) if support.QUICK else (3, 200, 500)
-FOLDER = support.ROOT / "runs" / ("benchmark-grpo-quick" if support.QUICK else "benchmark-grpo")
+FOLDER = support.folder("grpo")
 OF_GRPO = {"tot__use_tot": "False", "optimizer__learning_rate": "3e-4", "optimizer__warmup_steps": "10"}
 
 
@@ -66,11 +65,9 @@ def main() -> None:
         errors[name] = statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else 0.0
         figures |= {name: round(statistics.fmean(found), 4), f"{name}_error": round(errors[name], 4)}
     figures["grpo_minutes"] = round(statistics.fmean(minutes), 1)
-    support.finish("grpo", figures)
     best = max(figures["start"], figures["supervised_longer"]) + 0.1
     no_gain = figures["random_reward"] <= figures["start"] + 2 * max(errors["random_reward"], 0.02)
-    if not support.QUICK and not (figures["grpo"] >= best and no_gain):
-        sys.exit("gate missed")
+    support.judge("grpo", figures, "" if figures["grpo"] >= best and no_gain else "gate missed")
 
 
 if __name__ == "__main__":

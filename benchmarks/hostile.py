@@ -34,7 +34,7 @@ def main() -> None:
     """Train with and without attacks, and compare."""
     with tempfile.TemporaryDirectory() as folder:
         place = pathlib.Path(folder)
-        faults.write_texts(place)
+        support.write_texts(place)
         try:
             calm = trained(place, "calm", strangers=0)
             besieged = trained(place, "besieged", STRANGERS)

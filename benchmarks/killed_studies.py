@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 
 import support
 import tiny_studies
@@ -26,22 +25,15 @@ STEPS = 1200
 STUDY = ["exp08-ema", "--base=mini", "--seeds=2", *tiny_studies.flags(steps=STEPS, eval_every=100, save_every=100)]
 
 
-def start(folder: pathlib.Path, *arguments: str) -> subprocess.Popen:
-    """Start sweep.py in a folder."""
-    return subprocess.Popen([sys.executable, str(support.ROOT / "sweep.py"), *arguments], cwd=folder)
-
-
 def run(folder: pathlib.Path, *arguments: str) -> float:
     """Run sweep.py in a folder; return its seconds. A failure ends the benchmark."""
-    began = time.perf_counter()
-    if status := start(folder, *arguments).wait():
-        sys.exit(f"sweep.py {' '.join(arguments[:2])} ended with status {status}")
-    return time.perf_counter() - began
+    return support.run(support.ROOT / "sweep.py", *arguments, cwd=folder)[0]
 
 
 def kill_workers(folder: pathlib.Path, rng: random.Random, longest: float) -> int:
     """Run the study and kill its workers at a random moment; return the number of killed workers."""
-    process = start(folder, "run", *STUDY, "--workers=2")
+    command = [sys.executable, support.ROOT / "sweep.py", "run", *STUDY, "--workers=2"]
+    process = subprocess.Popen(command, cwd=folder)
     try:
         process.wait(rng.uniform(2.0, longest))
         return 0
@@ -53,15 +45,8 @@ def kill_workers(folder: pathlib.Path, rng: random.Random, longest: float) -> in
     return len(workers)
 
 
-def results(folder: pathlib.Path) -> dict[str, object]:
-    """Return the results of the study in a folder by trial."""
-    return tiny_studies.results(sorted(folder.glob("runs/*/*/*")), STEPS)
-
-
 def survival(folder: pathlib.Path) -> dict[str, float]:
     """Return how many trials ended once, and how many equal the undisturbed ones."""
-    import optuna
-
     (calm := folder / "calm").mkdir()
     (hit := folder / "hit").mkdir()
     seconds = run(calm, "run", *STUDY, "--workers=2")
@@ -69,14 +54,8 @@ def survival(folder: pathlib.Path) -> dict[str, float]:
     for _ in range(KILLS):
         killed += kill_workers(hit, rng, 0.15 * seconds)  # so that the study outlives all kills
     run(hit, "run", *STUDY, "--workers=2")
-    trials = optuna.load_study(study_name="trm-mini", storage=f"sqlite:///{hit}/studies.db").trials
-    expected, found = results(calm), results(hit)
-    return {
-        "workers_killed": killed,
-        "trials": len(trials),
-        "trials_ended_once": sum(trial.state.name == "COMPLETE" for trial in trials),
-        "trials_equal_bit_for_bit": sum(found.get(name) == expected[name] for name in expected),
-    }
+    trials = (folder.glob("runs/*/*/*") for folder in (calm, hit))
+    return {"workers_killed": killed} | tiny_studies.compared(*trials, hit / "studies.db", STEPS)
 
 
 def speed(folder: pathlib.Path) -> dict[str, float]:

@@ -79,13 +79,12 @@ def losses(mesh: dict[str, int]) -> list[float]:
 def main() -> None:
     """Prove the layouts, then train."""
     proofs = {(recipe, str(mesh)): prove(recipe, mesh) for recipe in RECIPES for mesh in preset_meshes()}
-    curves = []
+    curves, apart = [], []
     for mesh in MESHES:
         curves.append(losses(mesh))
-        apart = max(abs(a - b) for a, b in zip(curves[0], curves[-1], strict=True))
+        apart.append(max(abs(a - b) for a, b in zip(curves[0], curves[-1], strict=True)))
         first, last = curves[-1][0], curves[-1][-1]
-        print(f"{mesh}: loss {first:.4f} -> {last:.4f}, at most {apart:.1e} from one device", flush=True)
-    apart = [max(abs(a - b) for a, b in zip(curves[0], curve, strict=True)) for curve in curves]
+        print(f"{mesh}: loss {first:.4f} -> {last:.4f}, at most {apart[-1]:.1e} from one device", flush=True)
     figures = {
         "layouts_proved": len(proofs), "layouts_that_differ": sum(map(bool, proofs.values())),
         "steps": STEPS, "meshes": len(MESHES), "largest_loss_difference": max(apart),

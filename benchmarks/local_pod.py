@@ -5,7 +5,6 @@ The tiny recipe on 4 workers (a v4-32) and on 8 (a v4-64), from an empty cache: 
 """
 
 import contextlib
-import os
 import pathlib
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import tempfile
 import time
 
 import support
+
+from tests.pods.local_pods import LocalPod
 
 LIMIT_SECONDS = 600
 RUN = [
@@ -36,36 +37,34 @@ def main() -> None:
 
 def life(folder: pathlib.Path, name: str, workers: int) -> dict:
     """Return the figures of one pod."""
-    environment = os.environ | {
-        "TRANSPORT": "local", "POD_ROOT": str(folder), "NAME": "bench", "ACCEL": name,
-        "XDG_CACHE_HOME": str(folder / "cache"),
-    }  # fmt: skip
-    pod(environment, "create")
+    pod = LocalPod(folder, ACCEL=name)
+    call(pod, "create")
     with contextlib.ExitStack() as ends:  # also where a step never comes
-        ends.callback(pod, environment, "delete")
-        ends.callback(pod, environment, "stop")
-        return measured(folder, environment, workers)
+        ends.callback(call, pod, "delete")
+        ends.callback(call, pod, "stop")
+        return measured(pod, workers)
 
 
-def measured(folder: pathlib.Path, environment: dict, workers: int) -> dict:
+def measured(pod: LocalPod, workers: int) -> dict:
     """Return the figures of a pod that is created: launch, stop, restart."""
-    run = folder / "bench" / "shared" / "tiny"
+    run = pod.folder / "shared" / "tiny"
     started = time.perf_counter()
-    pod(environment, "launch", *RUN)
-    groups = [int(file.read_text()) for file in (folder / "bench").glob("worker-*/torus/run.pid")]
+    call(pod, "launch", *RUN)
+    groups = pod.groups()
     wait_for_step(run, 1)
     first_step = time.perf_counter() - started
     wait_for_step(run, 5)
     started = time.perf_counter()
-    pod(environment, "stop")
+    call(pod, "stop")
     stop = time.perf_counter() - started
-    left, last = processes_of(groups), steps(run)[-1]
-    saved = max(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdigit())
+    left, last = processes_of(groups), support.steps_of(run)[-1]
+    saved = support.checkpoints(run)[-1]
     started = time.perf_counter()
-    pod(environment, "restart")
+    call(pod, "restart")
     wait_for_step(run, last + 1)
     restart = time.perf_counter() - started
-    went_on_at = steps(run)[len(steps(run)) - steps(run)[::-1].index(last + 1) - 1]
+    steps = support.steps_of(run)
+    went_on_at = steps[len(steps) - steps[::-1].index(last + 1) - 1]
     return {
         "workers": len(groups),
         "launch_to_first_step_seconds": round(first_step, 1),
@@ -79,23 +78,16 @@ def measured(folder: pathlib.Path, environment: dict, workers: int) -> dict:
     }
 
 
-def pod(environment: dict, *words: str) -> None:
+def call(pod: LocalPod, *words: str) -> None:
     """Run pod.py; a failure ends the benchmark."""
     print("pod.py", *words, flush=True)
-    status = subprocess.run([sys.executable, "pod.py", *words], cwd=support.ROOT, env=environment).returncode
-    if status:
-        sys.exit(f"pod.py {words[0]} ended with status {status}")
-
-
-def steps(run: pathlib.Path) -> list[int]:
-    """Return the steps in metrics.jsonl, in order."""
-    return [line["step"] for line in support.lines_of(run, "train")]
+    support.run("pod.py", *words, environment=pod.environment)
 
 
 def wait_for_step(run: pathlib.Path, step: int) -> None:
     """Return when a step is in metrics.jsonl."""
     end = time.monotonic() + LIMIT_SECONDS
-    while step not in steps(run):
+    while step not in support.steps_of(run):
         if time.monotonic() > end:
             sys.exit(f"step {step} was not reached within {LIMIT_SECONDS} s")
         time.sleep(0.1)

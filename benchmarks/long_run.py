@@ -9,14 +9,13 @@ import json
 import pathlib
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
 import support
 
-from soak import KEYS, LIMIT_MB, TEXT_KEYS, Watched, write_texts
+from soak import KEYS, LIMIT_MB, TEXT_KEYS, TEXTS, Watched
 
 STEPS, EVERY = (2000, 200) if support.QUICK else (100_000, 1000)
 TENTHS = 10
@@ -28,8 +27,8 @@ MIB = 1 << 20
 
 def long_run(folder: pathlib.Path, steps: int, every: int) -> dict:
     """Train for some steps in a folder; return the figures of the run and of its readers."""
-    keys = KEYS | TEXT_KEYS | {"data.path": write_texts(folder), "logging.tensorboard": True, "logging.report": True}
-    often = {"train.eval_every": every, "train.save_every": every}
+    keys = KEYS | TEXT_KEYS | {"data.path": support.write_texts(folder, TEXTS)}
+    often = {"train.eval_every": every, "train.save_every": every, "logging.tensorboard": True, "logging.report": True}
     watched = Watched(folder, [], keys | often | {"train.steps": steps})
     watched.follow()
     run, full = folder / "run", folder / "full"
@@ -102,20 +101,14 @@ def readers(run: pathlib.Path) -> dict[str, float]:
     def of_pod() -> None:
         summarise(read_lines(run / "metrics.jsonl"), None, None, None)
 
-    programs = {"report": ["report.py", str(run), f"--html={run / 'page.html'}"], "list": ["scripts/list_runs.py", run]}
-    calls = {name: lambda command=command: program(command) for name, command in programs.items()}
-    calls |= {"study": lambda: outcome.read(str(run), ""), "pod": of_pod}
-    found = {}
+    programs = {"report": ["report.py", run, f"--html={run / 'page.html'}"], "list": ["scripts/list_runs.py", run]}
+    found = {name: support.run(*words, captured=True)[0] for name, words in programs.items()}
+    calls = {"study": lambda: outcome.read(str(run), ""), "pod": of_pod}
     for name, call in calls.items():
         began = time.perf_counter()
         call()
         found[name] = time.perf_counter() - began
     return found
-
-
-def program(command: list) -> None:
-    """Run a program of the workspace."""
-    subprocess.run([sys.executable, *command], cwd=support.ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 def failures(figures: dict) -> list[str]:

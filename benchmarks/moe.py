@@ -56,10 +56,8 @@ def violations(tokens: int) -> jax.Array:
 
 def trained(recipe: str) -> tuple[float, dict]:
     """Return (median seconds of a step, metrics of the last step, with the largest dropped fraction)."""
-    typed = {"train.steps": STEPS, "train.log_every": 1, "train.eval_every": 0, "train.save_every": 0}
-    typed |= {"evaluation.sample_tokens": 0, "logging.tensorboard": "false", "logging.report": "false"}
-    words = [f"--config.{key}={value}" for key, value in typed.items()]
-    lines = support.train([f"--config=configs/{recipe}.py", *words]).lines["train"]
+    keys = support.QUIET | {"train.steps": STEPS, "train.log_every": 1}
+    lines = support.train(keys, f"configs/{recipe}.py").lines["train"]
     dropped = max(line.get("dropped_share", 0.0) for line in lines.values())
     seconds = statistics.median(line["step_seconds"] for line in list(lines.values())[1:])
     return seconds, lines[STEPS] | {"dropped_share": dropped}

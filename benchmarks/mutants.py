@@ -14,7 +14,6 @@ import os
 import pathlib
 import random
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -123,13 +122,7 @@ def tests_near(file: pathlib.Path) -> list[str]:
 def copied(tree: pathlib.Path) -> pathlib.Path:
     """Copy the working tree, without ignored files, and make a cache for it; return the cache."""
     subprocess.run(["git", "clone", "--quiet", "--shared", str(support.ROOT), str(tree)], check=True)
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    names = subprocess.run(listed, cwd=support.ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-    for name in filter(None, names):
-        (tree / name).unlink(missing_ok=True)
-        if (support.ROOT / name).is_file():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(support.ROOT / name, tree / name)
+    support.copy_tree(tree)
     (tree / ".venv").symlink_to(support.ROOT / ".venv")
     compiled, cache = cache_path("") / "tests" / "compiled", tree.with_name("cache")
     compiled.mkdir(parents=True, exist_ok=True)

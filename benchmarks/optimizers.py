@@ -22,16 +22,9 @@ STATED = {"adamw": 4.8, "muon": 4.55, "adafactor": 4.8, "lion": 4.8, "sgd": 6.0}
 
 def heldout_loss(name: str, seed: int) -> float:
     """Return the loss on all held-out documents after the run."""
-    typed = {f"optimizer.{key}": value for key, value in SETTINGS[name].items()}
-    typed |= {"optimizer.name": name, "train.seed": seed, "train.steps": STEPS, "train.eval_every": 0}
-    typed |= {
-        "train.save_every": 0,
-        "evaluation.sample_tokens": 0,
-        "logging.tensorboard": "false",
-        "logging.report": "false",
-    }
-    run = support.train([f"--config.{key}={value}" for key, value in typed.items()])
-    return run.lines["eval"][STEPS]["eval_loss"]
+    keys = {f"optimizer.{key}": value for key, value in SETTINGS[name].items()}
+    keys |= {"optimizer.name": name, "train.seed": seed, "train.steps": STEPS}
+    return support.train(support.QUIET | keys).lines["eval"][STEPS]["eval_loss"]
 
 
 def main() -> None:

@@ -6,13 +6,12 @@ from bfloat16's than stated, the benchmark ends with an error. Steps are rehears
 faster: rounding may cost more memory traffic than the products gain.
 """
 
-import sys
+import itertools
 
 import support
 
-from settings import loading, validation
-from input_pipeline.cache import cache_folder
-from rehearsal.compiler import Compiler
+import rehearsed
+from rehearsal import record
 from rehearsal.estimate import estimate
 
 STEPS, RECIPE, SLICES = (10, "tiny", ("v5e-8",)) if support.QUICK else (100, "llama_1b", ("v5e-8", "v6e-8"))
@@ -22,30 +21,22 @@ CHANGES = {"train.global_batch": "64", "model.remat": "full"}  # so that the 1B 
 
 def trained(quantization: str) -> dict[str, dict[int, dict]]:
     """Return the lines of metrics of the tiny recipe with a quarter of its batch."""
-    typed = {"model.quantization": quantization, "model.dtype": "bfloat16", "train.steps": STEPS}
-    typed |= {"train.global_batch": 8, "train.eval_every": 0, "train.save_every": 0}
-    typed |= {"evaluation.sample_tokens": 0, "logging.tensorboard": "false", "logging.report": "false"}
-    return support.train([f"--config.{key}={value}" for key, value in typed.items()]).lines
+    keys = {"model.quantization": quantization, "model.dtype": "bfloat16"}
+    return support.train(support.QUIET | keys | {"train.steps": STEPS, "train.global_batch": 8}).lines
 
 
-def rehearsed() -> dict[str, float]:
+def figures_of_steps() -> dict[str, float]:
     """Return the estimated seconds of a step and of its products, and its memory, in bfloat16 and in int8."""
-    names, pairs, figures = [], [], {}
-    for topology in SLICES:
-        for quantization in ("none", "int8"):
-            typed = CHANGES | {"model.quantization": quantization}
-            loaded = loading.load(f"configs/{RECIPE}.py", topology, typed)
-            validation.validate(loaded.config, loaded.topology.chips, loaded)
-            names.append(f"{RECIPE}_{topology.replace('-', '_')}_{quantization}")
-            pairs.append((loaded.config, loaded.topology))
-    for index, compiled in Compiler(cache_folder("") / "rehearsals").compile_all(pairs):
-        if isinstance(compiled, Exception):
-            sys.exit(f"{names[index]}: {compiled}")
+    cases, figures = [], {}
+    for topology, quantization in itertools.product(SLICES, ("none", "int8")):
+        name = f"{RECIPE}_{topology.replace('-', '_')}_{quantization}"
+        cases.append(record.Case(name, RECIPE, topology, CHANGES | {"model.quantization": quantization}))
+    for case, compiled in rehearsed.compiled(cases):
         found = estimate(compiled)
         figures |= {
-            f"{names[index]}_step_seconds": round(found["step_seconds"], 4),
-            f"{names[index]}_matmul_seconds": round(found["seconds_by_category"]["matmul"], 4),
-            f"{names[index]}_gib": round(found["hbm_gib"]["total"], 2),
+            f"{case.name}_step_seconds": round(found["step_seconds"], 4),
+            f"{case.name}_matmul_seconds": round(found["seconds_by_category"]["matmul"], 4),
+            f"{case.name}_gib": round(found["hbm_gib"]["total"], 2),
         }
     return figures
 
@@ -62,7 +53,7 @@ def main() -> None:
     figures = {"steps": STEPS, "bfloat16_loss": round(heldout.pop("none"), 4)}
     figures |= {f"{name}_loss": round(loss, 4) for name, loss in heldout.items()}
     says = missed and f"further from bfloat16 than stated: {', '.join(missed)}"
-    support.judge("quantization", figures | rehearsed(), says)
+    support.judge("quantization", figures | figures_of_steps(), says)
 
 
 if __name__ == "__main__":

@@ -8,24 +8,20 @@ it misses its goal if it is more than SLOWER slower than the best of them.
 
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
-import time
 
 import support
 
+import rehearsed
 from configs.base import KEYS
-from settings import loading, validation
-from settings.resolving import Loaded
-from input_pipeline.cache import cache_folder
+from rehearsal import record
 from rehearsal.layouts import search, sizing
-from rehearsal.compiler import Compiler
 from rehearsal.estimate import estimate
 
 RECIPE, TOPOLOGY = "llama2_7b", "v4-32"
 RECORD = pathlib.Path(__file__).with_name("exhaustive_llama2_7b_v4-32.json")
-RECIPES_OWN = support.ROOT / "rehearsal" / "recorded" / f"{RECIPE}_{TOPOLOGY}.json"
+OWN = record.Case(f"{RECIPE}_{TOPOLOGY}", RECIPE, TOPOLOGY)
 SLOWER = 0.01  # times the best known speed
 WIDEST = 4  # mesh.model up to which every layout is compiled
 REPORTS = (("llama2_7b", "v4-32"), ("llama2_7b", "v4-64"), ("large", "v4-8"))
@@ -45,22 +41,9 @@ CONFIGURATIONS = (  # of the arithmetic of memory: recipe, topology, what is cha
 )
 
 
-def load(recipe: str, topology: str, changes: dict | None = None) -> Loaded:
-    """Return a validated configuration."""
-    typed = {key: str(value) for key, value in (changes or {}).items()}
-    loaded = loading.load(f"configs/{recipe}.py", topology, typed)
-    validation.validate(loaded.config, loaded.topology.chips)
-    return loaded
-
-
 def rehearse(cache: str, *arguments: str) -> tuple[float, str]:
     """Run rehearse.py with a cache; return (seconds, its output)."""
-    start = time.perf_counter()
-    command = [sys.executable, "rehearse.py", *arguments, f"--config.data.cache_dir={cache}"]
-    done = subprocess.run(command, cwd=support.ROOT, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} ended with status {done.returncode}: {done.stderr[-500:]}")
-    return time.perf_counter() - start, done.stdout
+    return support.run("rehearse.py", *arguments, f"--config.data.cache_dir={cache}", captured=True)
 
 
 def reports(wanted) -> dict[str, float]:
@@ -78,14 +61,13 @@ def reports(wanted) -> dict[str, float]:
     return figures
 
 
-def memory(compiler: Compiler, wanted) -> dict[str, float]:
+def memory(wanted) -> dict[str, float]:
     """Return the relative error of the prediction against the compiler's total."""
-    loaded = [load(*configuration) for configuration in wanted]
     errors = []
-    for index, compiled in compiler.compile_all([(one.config, one.topology) for one in loaded]):
-        predicted = sizing.predict(loaded[index].config)
+    for case, compiled in rehearsed.compiled([record.Case(str(one), *one) for one in wanted]):
+        predicted = sizing.predict(case.load().config)
         errors.append(predicted / compiled.total_bytes - 1)
-        print(f"{wanted[index]}: {compiled.total_bytes / 2**30:.2f} GiB, by arithmetic {errors[-1]:+.1%}", flush=True)
+        print(f"{case.name}: {compiled.total_bytes / 2**30:.2f} GiB, by arithmetic {errors[-1]:+.1%}", flush=True)
     return {
         "configurations": len(errors),
         "largest_error": round(max(map(abs, errors)), 3),
@@ -95,40 +77,40 @@ def memory(compiler: Compiler, wanted) -> dict[str, float]:
 
 def searched() -> dict:
     """Return the seconds of the search, and how its layout compares with the best recorded one."""
-    record = json.loads(RECORD.read_text())
+    recorded = json.loads(RECORD.read_text())
     with tempfile.TemporaryDirectory() as cache:
         arguments = (f"--config=configs/{RECIPE}.py", f"--topology={TOPOLOGY}", "--search", f"--json={cache}/r.json")
         seconds, text = rehearse(cache, *arguments)
         found = json.loads((pathlib.Path(cache) / "r.json").read_text())
     print(text)
-    config, own = load(RECIPE, TOPOLOGY).config.train, json.loads(RECIPES_OWN.read_text())["figures"]
+    config, own = OWN.load().config.train, json.loads(OWN.path.read_text())["figures"]
     recipe = config.global_batch * config.sequence_length / own["step_seconds"]
-    known = [row["tokens_per_second"] for row in record["layouts"] if row["fits"]]
-    is_current = record["remat"] == list(KEYS["model.remat"].choices)
+    known = [row["tokens_per_second"] for row in recorded["layouts"] if row["fits"]]
+    is_current = recorded["remat"] == list(KEYS["model.remat"].choices)
     found_best = max(row["Tokens/s"] or 0 for row in found["tried"])
     return {
         "search_minutes": round(seconds / 60, 1),
         "search_compilations": len(found["tried"]),
-        "exhaustive_compilations": len(record["layouts"]),
+        "exhaustive_compilations": len(recorded["layouts"]),
         "exhaustive_is_current": is_current,
         "slower_than_the_best": round(max([recipe, *(known if is_current else [])]) / found_best - 1, 4),
     }
 
 
-def exhaustive(compiler: Compiler) -> None:
+def exhaustive() -> None:
     """Compile every layout that may fit, the most promising first, and record the results.
 
     Layouts that shard a layer over 8 or 16 chips cannot hide that communication; of each, only the most promising one
     is compiled.
     """
-    loaded = load(RECIPE, TOPOLOGY)
+    loaded = OWN.load()
     capacity = loaded.topology.hbm_gib * 2**30 * search.MEMORY_MARGIN
     layouts = [c for c in search.layouts(loaded, loaded.topology, any_batch=False) if c.predicted_bytes <= capacity]
     layouts.sort(key=lambda candidate: candidate.predicted_seconds)
     several = [c for c in layouts if c.config.mesh.model <= WIDEST]
     layouts = several + [next(c for c in layouts if c.config.mesh.model == n) for n in (2 * WIDEST, 4 * WIDEST)]
     rows = {}
-    for index, compiled in compiler.compile_all([(candidate.config, loaded.topology) for candidate in layouts]):
+    for index, compiled in rehearsed.compiler().compile_all([(one.config, loaded.topology) for one in layouts]):
         if isinstance(compiled, Exception):
             sys.exit(f"{layouts[index].keys}: {compiled}")
         found = estimate(compiled)
@@ -136,19 +118,18 @@ def exhaustive(compiler: Compiler) -> None:
         rows[index] = {"keys": layouts[index].keys, "gib": found["hbm_gib"]["total"]} | {k: found[k] for k in kept}
         print(f"{len(rows)} of {len(layouts)}: {rows[index]}", flush=True)
     about = {"recipe": RECIPE, "topology": TOPOLOGY, "remat": list(KEYS["model.remat"].choices)}
-    record = about | {"layouts": [rows[index] for index in sorted(rows)]}
-    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    recorded = about | {"layouts": [rows[index] for index in sorted(rows)]}
+    RECORD.write_text(json.dumps(recorded, indent=1) + "\n")
 
 
 def main() -> None:
     """Measure, compare and report."""
     if "--exhaustive" in sys.argv:
-        return exhaustive(Compiler(cache_folder("") / "rehearsals"))
-    compiler = Compiler(cache_folder("") / "rehearsals")  # of sizes, which do not depend on what was cached
+        return exhaustive()
     if support.QUICK:
-        figures = reports([("tiny", "v4-8")]) | memory(compiler, CONFIGURATIONS[:1])
+        figures = reports([("tiny", "v4-8")]) | memory(CONFIGURATIONS[:1])
     else:
-        figures = reports(REPORTS) | memory(compiler, CONFIGURATIONS) | searched()
+        figures = reports(REPORTS) | memory(CONFIGURATIONS) | searched()
     missed = figures.get("slower_than_the_best", 0) > SLOWER
     return support.judge("rehearsals", figures, "the search missed a faster layout" if missed else "")
 

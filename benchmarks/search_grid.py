@@ -17,7 +17,6 @@ import json
 import multiprocessing
 import os
 import pathlib
-import shutil
 import tempfile
 import time
 
@@ -51,11 +50,9 @@ SPACE = {
     "train.global_batch": Choice((4, 16)),
     "optimizer.name": Choice(("adamw", "lion", "sgd")),
 }
-FIXED = {
+FIXED = support.QUIET | {
     "train.steps": STEPS[-1], "train.eval_every": STEPS[0], "train.sequence_length": 32, "model.max_length": 32,
-    "evaluation.batches": 1000, "train.save_every": 0, "data.tokenizer": "byte", "model.vocab_size": 256,
-    "model.layer_loop": "scan", "evaluation.sample_tokens": 0, "logging.tensorboard": "false",
-    "logging.report": "false",
+    "evaluation.batches": 1000, "data.tokenizer": "byte", "model.vocab_size": 256, "model.layer_loop": "scan",
 }  # fmt: skip
 
 
@@ -84,13 +81,9 @@ def losses(data: dict[str, str], point: dict) -> list[float]:
     typed = {key: str(value) for key, value in (FIXED | data | spaces.changes(SPACE, point)).items()}
     config = loading.load(str(support.ROOT / "configs/tiny.py"), "", typed).config
     validation.validate(config, num_devices=1)
-    folder = pathlib.Path(tempfile.mkdtemp())
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            train(config, folder)
-        lines = support.lines_of(folder, "eval")
-    finally:
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        train(config, pathlib.Path(folder))
+        lines = support.lines_of(pathlib.Path(folder), "eval")
     found = {line["step"]: line["eval_loss"] for line in lines}
     return [round(found[step], 5) for step in STEPS]
 

@@ -10,13 +10,11 @@ import contextlib
 import dataclasses
 import pathlib
 import random
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import support
 
@@ -39,11 +37,10 @@ KINDS = {"whole": 0.4, "stream": 0.3, "cancelled": 0.15, "wrong": 0.15}
 WRONG = (
     {"max_tokens": LENGTH + 1}, {"temperature": "hot"}, {"n": 0}, {"extra_body": {"temprature": 1}}, {"prompt": []}
 )  # fmt: skip
-KEYS = {
+KEYS = support.QUIET | {
     "model.num_layers": 2, "model.embed_dim": 64, "model.num_heads": 2, "model.num_kv_heads": 2, "model.mlp_dim": 96,
     "model.vocab_size": 256, "model.max_length": LENGTH, "train.sequence_length": 64, "train.global_batch": 8,
-    "train.steps": 40, "train.eval_every": 0, "evaluation.sample_tokens": 0, "data.tokenizer": "byte",
-    "optimizer.learning_rate": 0.01, "optimizer.warmup_steps": 2, "logging.tensorboard": False, "logging.report": False,
+    "train.steps": 40, "data.tokenizer": "byte", "optimizer.learning_rate": 0.01, "optimizer.warmup_steps": 2,
 }  # fmt: skip
 
 
@@ -144,37 +141,15 @@ def memory_mb(pid: int) -> float:
     return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
 
-@contextlib.contextmanager
-def server(workdir: pathlib.Path) -> Iterator[tuple[int, str]]:
-    """Serve a run; yield (process number, address). It must end with status 0."""
-    command = [sys.executable, "serve.py", f"--workdir={workdir}", "--port=0"]
-    process = subprocess.Popen(command, cwd=support.ROOT, stdout=subprocess.PIPE, text=True)
-    try:
-        line = next((line for line in process.stdout if line.startswith("ready: ")), None)
-        if line is None:
-            sys.exit(f"{' '.join(command)} ended with status {process.wait()}")
-        yield process.pid, line.split()[1]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
-    if process.returncode:
-        sys.exit(f"the server ended with status {process.returncode}")
-
-
 def main() -> None:
     """Train, serve, load, compare."""
     with tempfile.TemporaryDirectory() as folder:
-        workdir, texts = pathlib.Path(folder, "run"), pathlib.Path(folder, "texts")
-        texts.mkdir()
-        for index in range(40):
-            (texts / f"{index}.txt").write_text(" ".join(f"{n * index} is {n} times {index};" for n in range(60)))
-        support.train(
-            [f"--config.{key}={value}" for key, value in (KEYS | {"data.path": f"{texts}/*.txt"}).items()], workdir
-        )
+        workdir = pathlib.Path(folder, "run")
+        support.train(KEYS | {"data.path": support.write_texts(pathlib.Path(folder), 40)}, workdir=workdir)
         given = asks(REQUESTS, LENGTH)
         answers = expected(open_run(workdir), given, LENGTH)
         memory = {}
-        with server(workdir) as (pid, url):
+        with support.served(workdir) as (pid, url):
             start = time.perf_counter()
             found = load(url, given, answers, CLIENTS, lambda count: memory.update({count: memory_mb(pid)}))
             seconds = time.perf_counter() - start

@@ -8,7 +8,8 @@ def main() -> None:
     """Run the default recipe on 4, 16 and 32 simulated devices."""
     figures = {}
     for name in ("v4-8", "v4-32", "v4-64"):
-        run = support.train([f"--topology={name}"] + (["--config.train.steps=20"] if support.QUICK else []))
+        steps = {"train.steps": 20} if support.QUICK else {}
+        run = support.train(steps, "configs/tiny.py", f"--topology={name}")
         losses = [line["loss"] for _, line in sorted(run.lines["train"].items())]
         figures |= {f"{name}_seconds": round(run.seconds), f"{name}_first_loss": round(losses[0], 3)}
         figures |= {f"{name}_last_loss": round(losses[-1], 3)}

@@ -51,11 +51,7 @@ class Watched:
 
     def __init__(self, folder: pathlib.Path, recipe: list[str], keys: dict):
         """Start it in a folder."""
-        arguments = [
-            *recipe,
-            f"--workdir={folder / 'run'}",
-            *[f"--config.{key}={value}" for key, value in keys.items()],
-        ]
+        arguments = [*recipe, f"--workdir={folder / 'run'}", *support.typed(keys)]
         environment = os.environ | {"XDG_CACHE_HOME": str(folder / "cache"), "JAX_LOG_COMPILES": "1"}
         self.step, self.printed, self.samples = 0, [], []
         self.process = subprocess.Popen(
@@ -93,16 +89,7 @@ class Watched:
 
 def soak(folder: pathlib.Path, steps: int, settled: int) -> dict:
     """Train a language model for this number of steps in a folder; return the growth after `settled` steps."""
-    return figures_of(folder, [], KEYS | TEXT_KEYS | {"data.path": write_texts(folder)}, steps, settled)
-
-
-def write_texts(folder: pathlib.Path) -> str:
-    """Write the documents of a language model into a folder; return their pattern."""
-    (folder / "texts").mkdir()
-    for number in range(TEXTS):
-        words = " ".join(f"{factor * (number + 3)} is {factor} times {number + 3};" for factor in range(60))
-        (folder / "texts" / f"{number}.txt").write_text(words)
-    return f"{folder}/texts/*.txt"
+    return figures_of(folder, [], KEYS | TEXT_KEYS | {"data.path": support.write_texts(folder, TEXTS)}, steps, settled)
 
 
 def soak_recursive(folder: pathlib.Path, steps: int, settled: int) -> dict:

@@ -11,6 +11,7 @@ stage that fails is named, with its last lines. With --keep, stages that are don
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -22,13 +23,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
 import faults
 import local_pod
 import support
+
+from tests.pods.local_pods import LocalPod
 
 KEYS = faults.KEYS | {
     "model.dtype": "float32", "model.max_length": 128, "train.sequence_length": 128, "data.tokenizer": "sentencepiece",
@@ -100,7 +103,7 @@ class Story:
 
     def train(self, name: str, *words: str, status: int = 0, **keys) -> str:
         """Train a run; `keys` have __ for the dot."""
-        typed = [f"--config.{key.replace('__', '.')}={value}" for key, value in keys.items()]
+        typed = support.typed({key.replace("__", "."): value for key, value in keys.items()})
         return self.call("train.py", f"--workdir={self.run(name)}", *words, *typed, status=status)
 
     def pretrain(self, name: str, *, injected: str = "", mesh: dict | None = None, status: int = 0) -> str:
@@ -121,11 +124,6 @@ def losses(run: pathlib.Path) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in support.lines_of(run, "train")}
 
 
-def checkpoints(run: pathlib.Path) -> list[int]:
-    """Return the steps of the checkpoints of a run."""
-    return sorted(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdigit())
-
-
 def fell(run: pathlib.Path) -> dict:
     """Return the first and the last loss of a run that has learned something."""
     found = losses(run)
@@ -137,7 +135,7 @@ def fell(run: pathlib.Path) -> dict:
 def texts(story: Story) -> dict:
     """Write the texts, the conversations and the questions."""
     if not (story.place / "texts").exists():
-        faults.write_texts(story.place)
+        support.write_texts(story.place)
     story.call("examples/conversations.py", str(story.place / "talks"))
     (story.place / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in QUESTIONS))
     return {"texts": len(list((story.place / "texts").iterdir()))}
@@ -158,7 +156,7 @@ def killed(story: Story) -> dict:
     """Continue, be killed, and lose a bit of the newest checkpoint."""
     run = story.copy("interrupted", "killed")
     story.pretrain("killed", injected=f"kill@{KILLED_AT}", status=-signal.SIGKILL)
-    kept, steps = checkpoints(run), faults.trained_steps(run)
+    kept, steps = support.checkpoints(run), support.steps_of(run)
     check(steps == list(range(1, len(steps) + 1)), f"no step is lost or repeated by the preemption: {steps}")
     check(len(kept) > 1, f"there are older checkpoints: {kept}")
     faults.flip_a_bit_of_the_newest(run)
@@ -167,11 +165,11 @@ def killed(story: Story) -> dict:
 
 def resumed(story: Story) -> dict:
     """Continue on another mesh from the last good checkpoint, to the end; compare it with an undisturbed run."""
-    before = len(faults.trained_steps(story.copy("killed", "base")))
+    before = len(support.steps_of(story.copy("killed", "base")))
     damaged, good = (story.figure("killed", f"{which}_checkpoint") for which in ("damaged", "good"))
     said = story.pretrain("base", mesh=MESH)
     check(f"checkpoint {damaged} is damaged" in said, "the damaged checkpoint is named")
-    steps = faults.trained_steps(story.run("base"))[before:]
+    steps = support.steps_of(story.run("base"))[before:]
     check(steps == list(range(good + 1, STEPS + 1)), f"it continues after step {good}, to step {STEPS}: {steps}")
     story.pretrain("undisturbed")
     one, other = losses(story.run("base")), losses(story.run("undisturbed"))
@@ -216,27 +214,16 @@ def scored(story: Story) -> dict:
     return {"items": len(items)}
 
 
-@contextlib.contextmanager
-def served_at(story: Story, name: str) -> Iterator[str]:
-    """Serve a run until the end of the block; yield its address."""
-    command = [sys.executable, "serve.py", f"--workdir={story.run(name)}", "--port=0", "--rows=2"]
-    server = subprocess.Popen(command, cwd=support.ROOT, env=story.environment, stdout=subprocess.PIPE, text=True)
-    try:
-        address = next((line for line in server.stdout if line.startswith("ready: ")), "")
-        check(bool(address), "the server gets ready")
-        yield address.removeprefix("ready: ").strip()
-    finally:
-        server.terminate()
-        server.communicate(timeout=LIMIT_SECONDS)
-    check(server.returncode == 0, f"the server ends with status 0, not {server.returncode}")
-
-
 def asked(story: Story) -> dict:
     """Serve the student, and ask it with the client of OpenAI: the stream is the answer, and the greedy one is one."""
     import openai
 
     question = [{"role": "user", "content": "What comes after 41?"}]
-    with served_at(story, "student") as address, openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:
+    fail = functools.partial(check, False)
+    with (
+        support.served(story.run("student"), "--rows=2", environment=story.environment, fail=fail) as (_, address),
+        openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client,
+    ):
         how = {"model": "student", "messages": question, "max_tokens": 12, "temperature": 0}
         answer = client.chat.completions.create(**how)
         parts = [part.choices[0].delta.content or "" for part in client.chat.completions.create(**how, stream=True)]
@@ -280,7 +267,7 @@ def studied(story: Story) -> dict:
     said = story.call(
         "sweep.py", "search", "--config=configs/tiny.py", f"--space={story.place}/space.py", f"--trials={trials}",
         "--name=story", f"--storage=sqlite:///{story.place}/studies.db", f"--root={story.place}/study",
-        *(f"--config.{key}={value}" for key, value in keys.items()),
+        *support.typed(keys),
     )  # fmt: skip
     check(f"story: {trials} done, 0 pruned, 0 failed" in said, f"all {trials} trials end: {said[-500:]}")
     return {"trials": trials}
@@ -299,34 +286,28 @@ def reported(story: Story) -> dict:
 
 def on_a_pod(story: Story) -> dict:
     """Train with 4 processes by pod.py; stop them, damage the newest checkpoint, and restart."""
-    environment = story.environment | {
-        "TRANSPORT": "local", "POD_ROOT": str(story.place / "pods"), "NAME": "story", "ACCEL": "v4-32",
-    }  # fmt: skip
-    run = story.place / "pods" / "story" / "shared" / "tiny"
+    pod = LocalPod(story.place, ACCEL="v4-32")
+    pod.environment = story.environment | pod.variables
+    run = pod.folder / "shared" / "tiny"
     keys = KEYS | {"data.path": f"{story.place}/texts/*.txt", "train.steps": 100_000, "checkpoint.keep": 3}
-    local_pod.pod(environment, "create")
+    local_pod.call(pod, "create")
     try:
-        local_pod.pod(
-            environment,
-            "launch",
-            "--config=configs/tiny.py",
-            *(f"--config.{key}={value}" for key, value in keys.items()),
-        )
+        local_pod.call(pod, "launch", "--config=configs/tiny.py", *support.typed(keys))
         local_pod.wait_for_step(run, 12)
-        local_pod.pod(environment, "stop")
-        kept, before = checkpoints(run), local_pod.steps(run)
+        local_pod.call(pod, "stop")
+        kept, before = support.checkpoints(run), support.steps_of(run)
         check(kept[-1] == before[-1], "the pod saves its last step when it is stopped")
         faults.flip_a_bit_of_the_newest(run)
-        local_pod.pod(environment, "restart")
+        local_pod.call(pod, "restart")
         deadline = time.monotonic() + LIMIT_SECONDS
-        while len(local_pod.steps(run)) == len(before):
+        while len(support.steps_of(run)) == len(before):
             check(time.monotonic() < deadline, "the pod trains again")
             time.sleep(0.2)
-        local_pod.pod(environment, "stop")
-        went_on = local_pod.steps(run)[len(before)]
+        local_pod.call(pod, "stop")
+        went_on = support.steps_of(run)[len(before)]
         check(went_on == kept[-2] + 1, f"it continues after checkpoint {kept[-2]}, at step {went_on}")
     finally:
-        local_pod.pod(environment, "delete")
+        local_pod.call(pod, "delete")
     return {"pod_damaged_checkpoint": kept[-1], "pod_continued_at_step": went_on}
 
 

@@ -9,10 +9,12 @@ import os
 import pathlib
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -21,8 +23,13 @@ QUICK = "--quick" in sys.argv
 OPTIONS = ("--quick", "--text=", "--exhaustive", "--mechanism=")  # of all benchmarks but those that parse their own
 OF_ONE = OPTIONS[1:]  # which not every benchmark reads
 PARSES_ITS_OWN = ("docs", "interactions", "levers", "record", "same_programs", "search_grid", "story")
+SERVER_ENDS_SECONDS = 1800
 CLOSING_KEY = "benchmark"
 CLOSING = f'{{"{CLOSING_KEY}": '  # how the closing line begins
+QUIET = {  # of a run of which only steps and held-out loss are asked
+    "train.eval_every": 0, "train.save_every": 0, "evaluation.sample_tokens": 0, "logging.tensorboard": False,
+    "logging.report": False,
+}  # fmt: skip
 LIBRARIES = ("jax", "libtpu", "flax", "optax", "qwix", "numpy", "tensorflow-cpu", "sentencepiece", "torch")
 
 
@@ -79,11 +86,63 @@ class TrainRun:
         """Return the number that the pattern's group matches last in the output."""
         return float(re.findall(pattern, self.output)[-1].replace(",", ""))
 
+    @property
+    def exact(self) -> float:
+        """The percentage of held-out puzzles that are solved at the end."""
+        return self.figure(r"held-out exact: ([\d.]+)%")
 
-def train(arguments: list[str], workdir: pathlib.Path | None = None) -> TrainRun:
+    @property
+    def parameters(self) -> float:
+        """The number of parameters."""
+        return self.figure(r"Parameters: ([\d,]+)")
+
+
+def folder(name: str) -> pathlib.Path:
+    """Return the folder in which a benchmark keeps runs for its next call."""
+    return ROOT / "runs" / f"benchmark-{name}{'-quick' if QUICK else ''}"
+
+
+def typed(keys: dict) -> list[str]:
+    """Return keys of the configuration as words of a command."""
+    return [f"--config.{key}={value}" for key, value in keys.items()]
+
+
+def run(
+    *words: str | pathlib.Path, cwd: pathlib.Path | str = ROOT, environment: dict | None = None, captured: bool = False
+) -> tuple[float, str | None]:
+    """Run a program of the workspace; return its seconds and what it printed, if captured. A failure is the end."""
+    stdout, start = subprocess.PIPE if captured else None, time.perf_counter()
+    done = subprocess.run([sys.executable, *words], cwd=cwd, env=environment, stdout=stdout, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, words))} ended with status {done.returncode}")
+    return time.perf_counter() - start, done.stdout
+
+
+@contextlib.contextmanager
+def served(
+    workdir: pathlib.Path, *words: str, environment: dict | None = None, fail: Callable[[str], object] = sys.exit
+) -> Iterator[tuple[int, str]]:
+    """Serve a run until the end of the block; yield (process number, address). It must end with status 0."""
+    command = [sys.executable, "serve.py", f"--workdir={workdir}", "--port=0", *words]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        line = next((line for line in process.stdout if line.startswith("ready: ")), None)
+        if line is None:
+            fail(f"{' '.join(command)} ended with status {process.wait()}")
+        yield process.pid, line.split()[1]
+    finally:
+        process.terminate()
+        process.communicate(timeout=SERVER_ENDS_SECONDS)
+    if process.returncode:
+        fail(f"the server ended with status {process.returncode}")
+
+
+def train(
+    keys: dict, recipe: str = "configs/tiny.py", *words: str, workdir: pathlib.Path | str | None = None
+) -> TrainRun:
     """Run train.py in a workdir, by default a temporary one, and show its output; a failure ends the benchmark."""
     with tempfile.TemporaryDirectory() if workdir is None else contextlib.nullcontext(workdir) as workdir:
-        command = [sys.executable, "train.py", f"--workdir={workdir}", *arguments]
+        command = [sys.executable, "train.py", f"--config={recipe}", f"--workdir={workdir}", *words, *typed(keys)]
         start, output = time.perf_counter(), []
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         for line in process.stdout:
@@ -95,6 +154,35 @@ def train(arguments: list[str], workdir: pathlib.Path | None = None) -> TrainRun
         for line in lines_of(pathlib.Path(workdir)):
             lines.setdefault(line["kind"], {})[line["step"]] = line
     return TrainRun("".join(output), lines, time.perf_counter() - start)
+
+
+def write_texts(folder: pathlib.Path, number: int = 20) -> str:
+    """Write documents of sums into the folder `texts`; return their pattern."""
+    (folder / "texts").mkdir()
+    for index in range(number):
+        words = " ".join(f"{factor * (index + 3)} is {factor} times {index + 3};" for factor in range(60))
+        (folder / "texts" / f"{index}.txt").write_text(words)
+    return f"{folder}/texts/*.txt"
+
+
+def copy_tree(folder: pathlib.Path) -> None:
+    """Copy the files that git would clone, with uncommitted changes; a clone in the folder gets these changes."""
+    names = subprocess.check_output(["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, text=True)
+    for name in filter(None, names.split("\0")):
+        (folder / name).unlink(missing_ok=True)
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+
+
+def steps_of(run: pathlib.Path) -> list[int]:
+    """Return the steps in metrics.jsonl, in order."""
+    return [line["step"] for line in lines_of(run, "train")]
+
+
+def checkpoints(run: pathlib.Path) -> list[int]:
+    """Return the steps of the checkpoints of a run, in order."""
+    return sorted(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdigit())
 
 
 def lines_of(run: pathlib.Path, *kinds: str) -> list[dict]:

@@ -8,7 +8,6 @@ others. All are compiled by the TPU compiler, and its schedule is replayed: the 
 
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 
@@ -24,9 +23,9 @@ NARROW = {
 
 def main() -> None:
     """Rehearse, and fail if ENABLE_TPU_OPT alone is slower than `launch`, or needs more memory."""
-    narrow = [f"--config.{key}={value}" for key, value in NARROW.items()] if support.QUICK else []
+    narrow = support.typed(NARROW) if support.QUICK else []
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, SCRIPT, *FLAGS, *narrow], cwd=folder, check=True)
+        support.run(SCRIPT, *FLAGS, *narrow, cwd=folder)
         report = json.loads(pathlib.Path(folder, "optimization_deployment_report.json").read_text())
     figures, rehearsed = {}, report["rehearsed"]
     for name, one in rehearsed["ways"].items():

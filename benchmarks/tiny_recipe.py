@@ -3,12 +3,10 @@
 
 import support
 
-RECIPE = ["--config=configs/tiny.py"] + (["--config.train.steps=20"] if support.QUICK else [])
-
 
 def main() -> None:
     """Train, then report the figures of the run."""
-    run = support.train(RECIPE)
+    run = support.train({"train.steps": 20} if support.QUICK else {})
     last = run.lines["train"][max(run.lines["train"])]
     support.finish(
         "tiny_recipe",

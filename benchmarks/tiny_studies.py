@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trials of seconds, and what two studies of the same trials must have in common bit for bit."""
+"""Trials of seconds, and whether two studies of the same trials are equal bit for bit."""
 
 import json
 import pathlib
@@ -18,17 +18,30 @@ FIGURES = ("loss", "gradient_norm", "exact_accuracy", "eval_loss", "eval_exact_a
 
 def flags(**steps: int) -> list[str]:
     """Return the flags of a tiny trial; `steps` are keys of train, as steps=120."""
-    keys = TINY | {f"train.{name}": count for name, count in steps.items()}
-    return [f"--config.{key}={value}" for key, value in keys.items()]
+    return support.typed(TINY | {f"train.{name}": count for name, count in steps.items()})
 
 
-def results(trials: Iterable[pathlib.Path], steps: int) -> dict[str, object]:
-    """Return the figures of every step and the digests of the last checkpoint's arrays, by the folder's name.
+def compared(trials: Iterable[pathlib.Path], hit: Iterable[pathlib.Path], database: pathlib.Path, steps: int) -> dict:
+    """Return how many trials of a study that was struck ended once, and how many equal the undisturbed ones.
 
     Args:
-      trials: folders.
+      trials, hit: folders of the undisturbed trials, and of the others.
+      database: of the others.
       steps: of a finished trial.
     """
+    import optuna
+
+    ended = optuna.load_study(study_name="trm-mini", storage=f"sqlite:///{database}").trials
+    expected, found = _results(trials, steps), _results(hit, steps)
+    return {
+        "trials": len(ended),
+        "trials_ended_once": sum(trial.state.name == "COMPLETE" for trial in ended),
+        "trials_equal_bit_for_bit": sum(found.get(name) == expected[name] for name in expected),
+    }
+
+
+def _results(trials: Iterable[pathlib.Path], steps: int) -> dict[str, object]:
+    """Return the figures of every step and the digests of the last checkpoint's arrays, by the folder's name."""
     found = {}
     for folder in trials:
         of_steps = support.lines_of(folder, "train", "eval")

@@ -16,13 +16,11 @@ import support
 
 from configs.experiments.trm.extra_levers import LEVERS as OF_STUDY
 from configs.experiments.trm.suite import MINI_CHANGES
-from files.json_reader import JsonError
-from reporting.metrics import read_steps
 from settings import loading, validation
 from settings.resolving import Loaded
 
 STEPS, SEEDS = (12, 1) if support.QUICK else (250, 3)
-FOLDER = support.ROOT / "runs" / ("benchmark-trm_fast-quick" if support.QUICK else "benchmark-trm_fast")
+FOLDER = support.folder("trm_fast")
 BASE, METRIC = "baseline", "eval_exact_accuracy"
 EVALUATIONS = 1 if support.QUICK else 10  # of an arm
 WARMUP = 0.4  # of the steps, as the base has
@@ -72,20 +70,14 @@ def curve(arm: str, changes: dict, seed: int) -> dict[int, float]:
             "optimizer.warmup_steps": int(WARMUP * steps), "inference.puzzles": 0, "checkpoint.keep": 1,
             "data.puzzle_heldout": 20 if support.QUICK else 500,
         }  # fmt: skip
-        support.train(
-            ["--config=configs/trm/sudoku_mini.py", *(f"--config.{key}={value}" for key, value in keys.items())],
-            workdir,
-        )
+        support.train(keys, "configs/trm/sudoku_mini.py", workdir=workdir)
         found = recorded(workdir)
     return found
 
 
 def recorded(workdir) -> dict[int, float]:
     """Return the accuracies that a folder has; {} without a run."""
-    try:
-        return {line["step"]: line[METRIC] for line in read_steps(workdir / "metrics.jsonl", "eval")}
-    except (OSError, JsonError):
-        return {}
+    return {line["step"]: line[METRIC] for line in support.lines_of(workdir, "eval")}
 
 
 def measured(arm: str, changes: dict) -> list[dict[int, float]]:

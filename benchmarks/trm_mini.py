@@ -9,7 +9,6 @@ after an interruption; delete it to measure anew.
 
 import itertools
 import statistics
-import subprocess
 import sys
 
 import support
@@ -29,9 +28,7 @@ LIMIT_MINUTES = 30 if support.QUICK else 180
 
 def sweep(*words: str) -> None:
     """Run sweep.py on the study's database; a failure ends the benchmark."""
-    command = [sys.executable, "sweep.py", *words, f"--storage={STORAGE}"]
-    if status := subprocess.run(command, cwd=support.ROOT).returncode:
-        sys.exit(f"sweep.py {' '.join(words[:2])} ended with status {status}")
+    support.run("sweep.py", *words, f"--storage={STORAGE}")
 
 
 def run() -> tuple[float, int]:

@@ -11,7 +11,6 @@ import statistics
 
 import support
 
-MINI = "--config=configs/trm/sudoku_mini.py"
 PROBE_STEPS = 10 if support.QUICK else 60
 SKIPPED = 5  # first steps, that say nothing of the speed
 MASTERED = 90.0  # percent
@@ -28,12 +27,7 @@ ONE_PASS = {
 def trained(keys: dict) -> support.TrainRun:
     """Run the recipe with some keys changed."""
     quick = {"train.steps": 20, "data.puzzle_heldout": 50} if support.QUICK else {}
-    return support.train([MINI, *[f"--config.{key}={value}" for key, value in (quick | keys).items()]])
-
-
-def exact(run: support.TrainRun) -> float:
-    """Return the percentage of held-out boards that are solved at the end."""
-    return run.figure(r"held-out exact: ([\d.]+)%")
+    return support.train(quick | keys, "configs/trm/sudoku_mini.py")
 
 
 def training_seconds(run: support.TrainRun) -> float:
@@ -52,22 +46,22 @@ def main() -> None:
         probe = trained(keys | {"train.steps": PROBE_STEPS, "train.log_every": 1})
         steps = round(PROBE_STEPS * training_seconds(recursive) / training_seconds(probe))
         one_pass = trained(keys | {"train.steps": steps})
-        print(f"{name}: {exact(recursive)}% recursive, {exact(one_pass)}% in one pass", flush=True)
-        if exact(one_pass) < MASTERED:
+        print(f"{name}: {recursive.exact}% recursive, {one_pass.exact}% in one pass", flush=True)
+        if one_pass.exact < MASTERED:
             break
     support.finish(
         "trm_sudoku",
         {
-            "exact": exact(mini),
+            "exact": mini.exact,
             "minutes": round(mini.seconds / 60, 1),
             "hard": name,
-            "exact_hard": exact(recursive),
-            "one_pass_hard": exact(one_pass),
+            "exact_hard": recursive.exact,
+            "one_pass_hard": one_pass.exact,
             "one_pass_steps_hard": steps,
             "minutes_hard": round(recursive.seconds / 60, 1),
             "one_pass_minutes_hard": round(one_pass.seconds / 60, 1),
-            "parameters": recursive.figure(r"Parameters: ([\d,]+)"),
-            "one_pass_parameters": one_pass.figure(r"Parameters: ([\d,]+)"),
+            "parameters": recursive.parameters,
+            "one_pass_parameters": one_pass.parameters,
         },
     )
 

@@ -14,11 +14,8 @@ Gate: recovered is at least 0.9, nothing is changed on the healthy options, and 
 """
 
 import os
-import pathlib
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 
@@ -28,28 +25,22 @@ READ_STEPS, STEPS, ROUNDS = 1.4, (120 if support.QUICK else 400), (1 if support.
 FAULTY = {
     "data.readers": "1", "data.prefetch": "1", "model.remat": "full", "train.log_every": "1",
 }  # fmt: skip
-RECIPE = "--config=benchmarks/slow_recipe.py"
-
-
-def options(keys: dict[str, str]) -> list[str]:
-    """Return keys as options."""
-    return [f"--config.{key}={value}" for key, value in keys.items()]
+RECIPE = "benchmarks/slow_recipe.py"
 
 
 def tuned(keys: dict[str, str]) -> dict[str, str]:
     """Return the keys that --tune prints for a configuration; show its output."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "train.py", RECIPE, f"--workdir={folder}/run", "--tune", *options(keys)]
-        done = subprocess.run(command, cwd=support.ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    print(done.stdout, flush=True)
-    found = re.search(r"^add (.*): [\d.]+ times as fast$", done.stdout, re.MULTILINE)
+        words = [f"--config={RECIPE}", f"--workdir={folder}/run", "--tune", *support.typed(keys)]
+        _, said = support.run("train.py", *words, captured=True)
+    print(said, flush=True)
+    found = re.search(r"^add (.*): [\d.]+ times as fast$", said, re.MULTILINE)
     return dict(word.removeprefix("--config.").split("=") for word in found[1].split()) if found else {}
 
 
 def step_ms(keys: dict[str, str]) -> float:
     """Return the mean milliseconds of a step of a run, without its first logged steps, which compile."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = support.train([RECIPE, *options(keys | {"train.steps": str(STEPS)})], pathlib.Path(folder))
+    run = support.train(keys | {"train.steps": STEPS}, RECIPE)
     lines = [run.lines["train"][step] for step in sorted(run.lines["train"])]
     lines = [line for line in lines if line["step"] > 40]
     return 1000 * statistics.fmean(line["step_seconds"] for line in lines)
@@ -58,7 +49,7 @@ def step_ms(keys: dict[str, str]) -> float:
 def summary_seconds() -> float:
     """Profile 10 steps of the tiny recipe; return the seconds that the run spent on the trace after them."""
     keys = {"train.steps": "16", "train.eval_every": "0", "evaluation.batches": "1", "evaluation.sample_tokens": "0"}
-    run = support.train(["--config=configs/tiny.py", "--profile=6:15", *options(keys)])
+    run = support.train(keys, "configs/tiny.py", "--profile=6:15")
     return run.lines["event"][16]["seconds"]["profile"]
 
 
@@ -80,13 +71,12 @@ def main() -> None:
     nothing = not tuned({})
     figures = {f"{name}_ms": round(statistics.median(ms), 2) for name, ms in found.items()}
     figures |= {
-        "recovered": round(figures["healthy_ms"] / figures["tuned_ms"], 3), "kept": " ".join(options(kept)),
+        "recovered": round(figures["healthy_ms"] / figures["tuned_ms"], 3), "kept": " ".join(support.typed(kept)),
         "tune_seconds": round(seconds, 1), "nothing_to_try": nothing,
         "summary_seconds": round(summary_seconds(), 1),
     }  # fmt: skip
-    support.finish("tuning", figures)
-    if not support.QUICK and not (figures["recovered"] >= 0.9 and nothing and figures["summary_seconds"] <= 60):
-        sys.exit("gate missed")
+    holds = figures["recovered"] >= 0.9 and nothing and figures["summary_seconds"] <= 60
+    support.judge("tuning", figures, "" if holds else "gate missed")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def faults():
 @pytest.fixture
 def place(faults, tmp_path):
     """A folder with texts; no process outlives its test."""
-    faults.write_texts(tmp_path)
+    faults.support.write_texts(tmp_path)
     yield tmp_path
     groups.end_all()
 
