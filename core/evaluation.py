@@ -38,37 +38,28 @@ SAMPLE_LINES, SAMPLE_WIDTH = 12, 100  # limits of a sample: lines, and character
 Progress = Callable[[int, int], object]  # is called with the number of batches done, and of all
 
 
-def evaluate_heldout(
-    run: assembly.Run, params: dict, corpus: corpora.Corpus, stop: Callable[[], bool] = lambda: False,
-    num_batches: int | None = None, frozen: dict | None = None, on_lost: pipeline.OnLost | None = None,
-    progress: Progress | None = None,
-) -> tuple[dict, int] | None:  # fmt: skip
+def evaluate_heldout(context, num_batches: int | None = None) -> tuple[dict, int] | None:
     """Return (figures by name, weight of the loss in tokens or puzzles) of the held-out data; None if it was stopped.
 
     A figure is a mean, NaN if its weight is 0, or what the objective's `summary` computes of the means.
 
     Args:
-      stop: called before each batch; returns whether to stop, the same in all processes.
+      context: an EvaluationContext, see core/evaluators.py.
       num_batches: number of global batches, evenly spread; default: all documents.
-      frozen: arrays like `run.abstract_frozen`.
-      on_lost: called if a batch cannot be read; an empty batch takes its place. Default: the error is raised.
-      progress: called after each batch.
     """
-    batches = heldout_batches(run, corpus, num_batches, on_lost, progress)
-    if (sums := summed_figures(run, params, batches, stop, frozen)) is None:
+    batches = heldout_batches(context.run, context.corpus, num_batches, context.on_lost, context.progress)
+    if (sums := summed_figures(context, batches)) is None:
         return None
-    return summary_of(run, sums), int(sums["loss"][1])
+    return summary_of(context.run, sums), int(sums["loss"][1])
 
 
-def summed_figures(
-    run: assembly.Run, params: dict, batches: Iterable[dict], stop: Callable[[], bool], frozen: dict | None
-) -> dict[str, np.ndarray] | None:
+def summed_figures(context, batches: Iterable[dict]) -> dict[str, np.ndarray] | None:
     """Return {figure: its sum and its weight, float64 [2]} of batches; None if it was stopped."""
     sums = {}
     for batch in batches:
-        if stop():
+        if context.stop():
             return None
-        for name, pair in run.eval_step(params, batch, frozen).items():
+        for name, pair in context.run.eval_step(context.params, batch, context.frozen).items():
             sums[name] = sums.get(name, 0.0) + np.asarray(pair, float)
     return sums
 
@@ -86,7 +77,10 @@ def heldout_batches(
     run: assembly.Run, corpus: corpora.Corpus, num_batches: int | None = None, on_lost: pipeline.OnLost | None = None,
     progress: Progress | None = None,
 ) -> Iterator[dict]:  # fmt: skip
-    """Return the held-out data as batches of `run.eval_rows` on the devices; see `evaluate_heldout`."""
+    """Return the held-out data as batches of `run.eval_rows` on the devices.
+
+    `num_batches` as for `evaluate_heldout`; `on_lost` and `progress` as in EvaluationContext of core/evaluators.py.
+    """
     taken = num_batches and num_batches * run.num_microbatches
     batches = batches_of_rows(run, corpus, run.eval_rows, taken, on_lost)
     total = -(-corpus.heldout.num_examples(run.config.train.sequence_length) // run.eval_rows)
@@ -104,7 +98,7 @@ def batches_of_rows(
     run: assembly.Run, corpus: corpora.Corpus, rows: int, num_batches: int | None = None,
     on_lost: pipeline.OnLost | None = None,
 ) -> Iterator[dict]:  # fmt: skip
-    """Return the held-out data as batches of `rows` rows on the devices; see `evaluate_heldout`."""
+    """Return the held-out data as batches of `rows` rows on the devices; see `heldout_batches`."""
     sharding = run.batch_sharding
     batches = pipeline.evaluation_batches(
         corpus.heldout, sequence_length=run.config.train.sequence_length, global_batch=rows,
@@ -114,40 +108,31 @@ def batches_of_rows(
     return place(batches, sharding, rows)
 
 
-def vote(
-    run: assembly.Run, params: dict, corpus: corpora.Corpus, stop: Callable[[], bool] = lambda: False,
-    progress: Progress | None = None,
-) -> Votes | None:  # fmt: skip
-    """Return the votes of the answers to all held-out puzzles, the same in all processes.
-
-    `stop` is asked before each batch; once it returns true, in all processes, so does this: None.
-    """
-    mesh, windows, votes = run.mesh, corpus.heldout, Votes()
-    layouts = axis_rules.batch_sharding(mesh, 2), axis_rules.batch_sharding(mesh, 1)
+def vote(context) -> Votes | None:
+    """Return the votes of the answers to all held-out puzzles, the same in all processes; None if it was stopped."""
+    run, windows, votes = context.run, context.corpus.heldout, Votes()
+    layouts = axis_rules.batch_sharding(run.mesh, 2), axis_rules.batch_sharding(run.mesh, 1)
     predict = jax.jit(lambda params, batch: run.objective.predict(run.model(params), batch), out_shardings=layouts)
-    for batch in heldout_batches(run, corpus, progress=progress):
-        if stop():
+    for batch in heldout_batches(run, context.corpus, progress=context.progress):
+        if context.stop():
             return None
-        predictions, halt_logits = map(local_values, predict(params, batch))
+        predictions, halt_logits = map(local_values, predict(context.params, batch))
         names = [windows.identifiers[row] for row in local_values(batch["puzzle_identifiers"]).tolist()]
         votes.add_batch(names, local_values(batch["inputs"]), predictions, halt_logits)
     texts = processes.gather("votes", base64.b64encode(votes.to_bytes()).decode())
     return Votes().merge(Votes.from_bytes(base64.b64decode(text)) for text in texts)
 
 
-def vote_and_keep(
-    run: assembly.Run, params: dict, corpus: corpora.Corpus, workdir: pathlib.Path, step: int,
-    stop: Callable[[], bool] = lambda: False, progress: Progress | None = None,
-) -> dict[str, float] | None:  # fmt: skip
+def vote_and_keep(context) -> dict[str, float] | None:
     """Return `voting.results` of the answers of a step; {} if the held-out data has no votes, None if it is stopped.
 
-    Votes are saved in `workdir`/votes, one file for each step. Their outcome, without those of other steps, is saved in
-    submission.json. `at_step/N/pass@2` is that of the votes of another step alone.
+    Votes are saved in the workdir's folder `votes`, one file for each step. Their outcome, without those of other
+    steps, is saved in submission.json. `at_step/N/pass@2` is that of the votes of another step alone.
     """
-    tasks = corpus.heldout.test_puzzles
+    tasks, step = context.corpus.heldout.test_puzzles, context.step
     if not tasks:
         return {}
-    votes, file = vote(run, params, corpus, stop, progress), workdir / "votes" / f"{step}.gz"
+    votes, file = vote(context), context.workdir / "votes" / f"{step}.gz"
     if votes is None:
         return None
 
@@ -155,11 +140,11 @@ def vote_and_keep(
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             votes.save(file)
-            write_atomically(workdir / "submission.json", json.dumps(voting.submission(votes, tasks)).encode())
+            write_atomically(context.workdir / "submission.json", json.dumps(voting.submission(votes, tasks)).encode())
         except OSError as error:  # such as a full disk, which ends no run
             LOG.error(f"the votes of step {step} are not saved: {error}")
         others = earlier_votes(file.parent, step)
-        pooled = run.config.evaluation.pooled_votes
+        pooled = context.run.config.evaluation.pooled_votes
         found = voting.results(votes, tasks, [others[name] for name in sorted(others)] if pooled else [])
         return found | voting.of_steps(others, tasks, HEADLINE)
 

@@ -28,7 +28,7 @@ from input_pipeline.batches import OnLost
 from input_pipeline.corpus import Corpus
 from parallelism.mesh import mesh_context
 from reporting.display import Display
-from reporting.metrics import RESERVED, WENT_BACK, read_lines
+from reporting.metrics import RESERVED, read_lines, without_abandoned
 from reporting.step_log import StepLog
 from scoring import figures as scores
 from scoring import questions, tasks
@@ -115,10 +115,7 @@ class HeldOut(Evaluator):
 
     def evaluate(self, context):
         """Return the means of the objective's scalars, and `tokens`, the weight of the loss."""
-        result = evaluate_heldout(
-            context.run, context.params, context.corpus, context.stop,
-            None if context.is_last else self.num_batches, context.frozen, context.on_lost, context.progress,
-        )  # fmt: skip
+        result = evaluate_heldout(context, None if context.is_last else self.num_batches)
         return result and result[0] | {"tokens": result[1]}
 
     def report(self, log, step, figures):
@@ -146,9 +143,7 @@ class Votes(Evaluator):
 
     def evaluate(self, context):
         """Return the share of solved tasks by number of answers; {} if the data has no votes."""
-        return vote_and_keep(
-            context.run, context.params, context.corpus, context.workdir, context.step, context.stop, context.progress
-        )
+        return vote_and_keep(context)
 
     def lines(self, context, figures):
         """Return the results in words."""
@@ -183,17 +178,11 @@ def without_figures(
         due = [one for one in evaluators if one in due or one.ranks_checkpoints]
 
     def kinds() -> list[str]:
-        found = set()
         try:
-            lines = read_lines(path)
+            lines = without_abandoned(read_lines(path))
         except (JsonError, OSError):
             return []
-        for line in lines:
-            if line.get("event") in WENT_BACK and line.get("step", step) < step:
-                found.clear()  # the step is done again
-            elif line.get("step") == step:
-                found.add(line["kind"])
-        return sorted(found)
+        return sorted({line["kind"] for line in lines if line.get("step") == step})
 
     done = processes.shared(f"evaluated {step}", kinds) if due else []
     return [one for one in due if one.name not in done or (one.ranks_checkpoints and step not in losses)]

@@ -92,7 +92,7 @@ class LoaderLoss(Evaluator):
         """Return the figures; ConfigError if there are no rows."""
         run = context.run
         batches = place(self._local(run), run.batch_sharding, run.eval_rows)
-        sums = summed_figures(run, context.params, batches, context.stop, context.frozen)
+        sums = summed_figures(context, batches)
         if sums == {}:
             raise ConfigError("eval_loader has no batches")
         return sums and summary_of(run, sums)

@@ -278,7 +278,7 @@ def test_where_an_average_is_kept_the_loop_evaluates_it(single_device, tmp_path,
     """With a decay that keeps it at the initial parameters, to which a run that learned has another loss."""
     evaluated = []
     monkeypatch.setattr(
-        evaluators, "evaluate_heldout", lambda run, params, *rest: evaluated.append(params) or ({"loss": 1.0}, 1)
+        evaluators, "evaluate_heldout", lambda context, *_: evaluated.append(context.params) or ({"loss": 1.0}, 1)
     )
     monkeypatch.setattr(job, "sample_lines", lambda run, params, corpus: evaluated.append(params) or [])
     config = in_process(train__steps=3, optimizer__ema_decay=0.999999, data__source="text", data__path=str(tmp_path))

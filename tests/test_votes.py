@@ -87,7 +87,8 @@ def votes_on(place, config, devices) -> voting.Votes:
     run = assembly.assemble(config, devices=devices)
     with Checkpoints(place / "run") as checkpoints, mesh_context(run.mesh):
         params = checkpoints.restore_eval_params(2, run.abstract_state.params)
-        return evaluation.vote(run, params, train.prepare_corpus(config, vocab_size_typed=True))
+        corpus = train.prepare_corpus(config, vocab_size_typed=True)
+        return evaluation.vote(evaluators.EvaluationContext(run, params, {}, corpus, place, 2))
 
 
 @pytest.mark.slow
@@ -167,6 +168,7 @@ def test_a_task_is_solved_where_all_its_answers_are_among_the_first_k(tmp_path, 
     with mesh_context(run.mesh):
         state = run.init()
         params = jax.tree.map(lambda new, leaf: jax.device_put(new, leaf.sharding), copying(state.params), state.params)
-        votes = evaluation.vote(run, params, train.prepare_corpus(config, vocab_size_typed=True))
+        corpus = train.prepare_corpus(config, vocab_size_typed=True)
+        votes = evaluation.vote(evaluators.EvaluationContext(run, params, {}, corpus, tmp_path, 0))
     found = voting.results(votes, tasks_of(tmp_path))
     assert found == {f"pass@{k}": solved for k in voting.PASSES}

@@ -30,10 +30,8 @@ class StreamTasks(Evaluator):
         """Return {path of the task/metric: mean}."""
         found, corpus = {}, context.corpus
         for path, heldout in zip(corpus.names, corpus.tasks, strict=True):
-            result = evaluate_heldout(
-                context.run, context.params, dataclasses.replace(corpus, heldout=heldout), context.stop,
-                self.num_batches, context.frozen, context.on_lost, context.progress,
-            )  # fmt: skip
+            of_task = dataclasses.replace(context, corpus=dataclasses.replace(corpus, heldout=heldout))
+            result = evaluate_heldout(of_task, self.num_batches)
             if result is None:
                 return None
             found |= {f"{path}/{metric}": mean for metric, mean in result[0].items()}

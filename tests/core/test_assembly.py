@@ -116,9 +116,9 @@ def test_evaluating_is_not_counted_as_step_time(tmp_path, monkeypatch):
     config.data.source = "synthetic"
     evaluated = evaluators.evaluate_heldout
 
-    def slow(run, state, corpus, stop, num_batches, *rest):
+    def slow(context, num_batches):
         time.sleep(1.0)
-        return evaluated(run, state, corpus, stop, 2, *rest)
+        return evaluated(context, 2)
 
     monkeypatch.setattr(evaluators, "evaluate_heldout", slow)
     train.train(config, tmp_path)

@@ -9,6 +9,7 @@ import pytest
 
 from configs.base import get_config
 from core import evaluation
+from core.evaluators import EvaluationContext
 from input_pipeline.tasks.countdown import CountdownWindows
 from input_pipeline.tokenization import open_tokenizer
 from objectives import language_modeling
@@ -31,7 +32,7 @@ class Counting:
 
 def measured(monkeypatch, *batches):
     monkeypatch.setattr(evaluation, "heldout_batches", lambda *_: batches)
-    figures, weight = evaluation.evaluate_heldout(Counting(), {}, None)
+    figures, weight = evaluation.evaluate_heldout(EvaluationContext(Counting(), {}, {}, None, None, 0))
     return figures, weight, format_evaluation(Counting(), figures, weight)
 
 
