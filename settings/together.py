@@ -33,7 +33,7 @@ META = ("meta_learning", "meta_language_modeling")
 OF_VECTORS = ("mlp_regressor", "vector_decoder")
 NO_DECODERS = ("trm", "mlp_classifier", "mlp_regressor")
 MODELS = ("decoder_lm", "vector_decoder", *NO_DECODERS)
-WITHOUT_TEXT = ("classification", "meta_learning")  # objectives on numbers
+WITHOUT_TEXT = ("classification", "meta_learning", "recursive")  # objectives on numbers or puzzles
 OBJECTIVES = (*OF_ONE_MODEL, "meta_learning", "distillation", "dpo", "error_correction", *DRAWS)
 BY_GRADIENT = ("maml", "first_order_maml", "reptile")
 OURS = {"model.name": MODELS, "train.objective": OBJECTIVES, "data.source": SOURCES}  # modules may be added to them
@@ -54,14 +54,12 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("model.name", ("trm",), "train.objective", ("recursive",), ""),
     ("model.name", ("mlp_classifier",), "train.objective", ("classification",), ""),
     ("model.name", ("mlp_classifier",), "data.source", ("labeled",), ""),
-    ("model.name", ("mlp_classifier",), "mesh.context", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
-    ("model.name", ("mlp_classifier",), "mesh.model", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
     ("train.objective", ("classification",), "model.name", ("mlp_classifier",), ""),
-    ("train.objective", ("classification",), "evaluation.chunk_tokens", NONE, "that is of language models"),
-    ("train.objective", ("classification",), "evaluation.tasks", NONE, "which are texts"),
-    ("model.name", ("trm",), "mesh.context", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
+    ("train.objective", WITHOUT_TEXT, "evaluation.chunk_tokens", NONE, "that is of language models"),
+    ("train.objective", WITHOUT_TEXT, "evaluation.tasks", NONE, "which are texts"),
+    ("model.name", ("mlp_classifier", "trm"), "mesh.context", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
     ("model.name", ("trm",), "mesh.expert", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
-    ("model.name", ("trm",), "mesh.model", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
+    ("model.name", ("mlp_classifier", "trm"), "mesh.model", (1,), "use --config.mesh.data or --config.mesh.fsdp"),
     ("train.objective", ("recursive",), "model.name", ("trm",), ""),
     ("model.convolution", ANY, "model.name", ("trm",), ""),
     ("model.name", NO_DECODERS, "model.quantization", ("none",), UNREAD),
@@ -77,16 +75,10 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("distillation.teacher", ANY, "train.objective", ("distillation",), "nothing else has a teacher"),
     ("train.objective", ("dpo",), "train.init_from", ANY, "the folder of a run: it begins there, held to it"),
     ("train.objective", ("dpo",), "data.source", ("preferences",), ""),
-    ("train.objective", ("dpo",), "train.z_loss", NONE, "a part of another loss"),
-    ("train.objective", ("dpo",), "train.balance_loss", NONE, "a part of another loss"),
-    ("train.objective", ("dpo",), "train.router_z_loss", NONE, "a part of another loss"),
     ("train.objective", ("dpo",), "evaluation.chunk_tokens", NONE, "it compares whole answers"),
-    ("train.objective", (*WITHOUT_TEXT, "recursive"), "train.z_loss", NONE, "a part of another loss"),
-    ("train.objective", ("recursive",), "evaluation.chunk_tokens", NONE, "that is of language models"),
-    ("train.objective", ("recursive",), "evaluation.tasks", NONE, "which are texts"),
+    ("train.objective", (*WITHOUT_TEXT, "dpo", *DRAWS), "train.z_loss", NONE, "a part of another loss"),
     ("data.source", ("synthetic",), "evaluation.tasks", NONE, "which need a tokenizer"),
     ("evaluation.tasks_every", ANY, "evaluation.tasks", ANY, "the files of questions"),
-    ("train.objective", ("recursive",), "causality.prompt", NONE, "which is a text"),
     ("train.objective", WITHOUT_TEXT, "causality.prompt", NONE, "which is a text"),
     ("data.source", ("synthetic",), "causality.prompt", NONE, "which needs a tokenizer"),
     ("train.objective", DRAWS, "data.source", OF_PROMPTS, "where the model answers prompts"),
@@ -96,9 +88,8 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("train.objective", DRAWS, "mesh.context", (1,), "answers are drawn whole"),
     ("train.objective", DRAWS, "evaluation.chunk_tokens", NONE, "its rows have rewards beside the tokens"),
     ("train.objective", DRAWS, "model.expert_capacity", NONE, "answers are drawn without it"),
-    ("train.objective", DRAWS, "train.z_loss", NONE, "a part of another loss"),
-    ("train.objective", DRAWS, "train.balance_loss", NONE, "a part of another loss"),
-    ("train.objective", DRAWS, "train.router_z_loss", NONE, "a part of another loss"),
+    ("train.objective", ("dpo", *DRAWS), "train.balance_loss", NONE, "a part of another loss"),
+    ("train.objective", ("dpo", *DRAWS), "train.router_z_loss", NONE, "a part of another loss"),
     ("train.objective", ("value_head",), "train.init_from", ANY, "the folder of the run that draws the answers"),
     ("train.objective", ("value_head",), "lora.rank", NONE, "it trains a head alone"),
     ("train.objective", ("value_head",), "grpo.kl", NONE, "the model does not change"),
@@ -121,8 +112,6 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("train.objective", META, "model.num_experts", NONE, "a task has no tokens to balance them"),
     ("train.objective", ("meta_learning",), "model.name", OF_VECTORS, "its examples are numbers"),
     ("train.objective", ("meta_learning",), "data.source", TASKS, "which are made of tasks"),
-    ("train.objective", ("meta_learning",), "evaluation.chunk_tokens", NONE, "that is of language models"),
-    ("train.objective", ("meta_learning",), "evaluation.tasks", NONE, "which are texts"),
     ("train.objective", ("meta_language_modeling",), "model.name", ("decoder_lm",), ""),
     ("train.objective", ("meta_language_modeling",), "meta.method", BY_GRADIENT, "which adapt any model"),
     ("train.objective", ("meta_language_modeling",), "lora.rank", NONE, "all weights adapt"),
@@ -156,13 +145,7 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("checkpoint.per_host", ANY, "checkpoint.restore", ("read",), "each host reads its own part"),
     ("batch.fit", ("auto",), "train.gradient_accumulation", NONE, "both say how many microbatches"),
     ("batch.ramp", ("none",), "batch.first", NONE, "which steps and noise_scale read"),
-    (
-        "batch.ramp",
-        GROWS,
-        "evaluation.every_epochs",
-        NONE,
-        "an epoch has no fixed steps; use train.eval_every",
-    ),
+    ("batch.ramp", GROWS, "evaluation.every_epochs", NONE, "an epoch has no fixed steps; use train.eval_every"),
     ("batch.ramp", ("noise_scale",), "train.steps", ANY, "the ramp decides during the run how many tokens a step has"),
     ("layout.changes", ANY, "batch.fit", ("none",), "which is of one mesh; set --config.train.gradient_accumulation"),
 )

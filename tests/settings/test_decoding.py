@@ -54,7 +54,7 @@ def test_any_batch_of_training_fits_a_mesh_that_decodes():
 def test_a_run_of_every_recipe_decodes_on_one_device_and_on_many(recipe, num_devices):
     """Rules that an objective has for its training stop no server: groups of answers, or tasks of one device."""
     config = loading.load(f"configs/{recipe}.py", "", {}).config
-    if config.train.objective not in ("recursive", *together.WITHOUT_TEXT):
+    if config.train.objective not in together.WITHOUT_TEXT:
         config.mesh.update(dict.fromkeys(config.mesh, 1))
         validation.validate(for_decoding(config, num_devices), num_devices)
 
