@@ -116,7 +116,6 @@ class Recheck(Callback):
     """Compute every `train.recheck_every`-th step twice, and compare the bits; see training/replicas.py."""
 
     def wrap(self, train_step, job):
-        """Return the step that is computed twice when that is due."""
 
         def checked(state, batch):
             if every(job.clock.step, job.config.train.recheck_every):
@@ -130,5 +129,4 @@ class StepsInAThread(Callback):
     """Run steps that take minutes in a thread of their own, so that a stop does not wait for the present step."""
 
     def wrap(self, train_step, job):
-        """Return the step in a thread."""
         return in_thread(train_step, job.signals, lambda: job.lost.stop_error(job.checkpoints.begun or 0))

@@ -119,11 +119,9 @@ class HeldOut(Evaluator):
         return result and result[0] | {"tokens": result[1]}
 
     def report(self, log, step, figures):
-        """Write and show the metrics."""
         log.evaluation(step, *_split(figures))
 
     def lines(self, context, figures):
-        """Return the metrics in words."""
         return heldout_lines(context.run, *_split(figures), context.corpus)
 
 
@@ -138,7 +136,6 @@ class Votes(Evaluator):
     name = "votes"
 
     def __init__(self, every: int = 0):
-        """Vote every `every` steps; 0: only at the end."""
         self.every = every
 
     def evaluate(self, context):
@@ -146,7 +143,6 @@ class Votes(Evaluator):
         return vote_and_keep(context)
 
     def lines(self, context, figures):
-        """Return the results in words."""
         return vote_lines(figures, context.corpus)
 
 
@@ -215,7 +211,6 @@ class Tasks(Evaluator):
     name = "tasks"
 
     def __init__(self, every: int, items: list[questions.Item]):
-        """Score these items every `every` steps."""
         self.every, self.items = every, items
 
     def evaluate(self, context):
@@ -233,7 +228,6 @@ class Tasks(Evaluator):
             return None
 
     def lines(self, context, figures):
-        """Return a line for each metric."""
         return scores.lines(figures)
 
 

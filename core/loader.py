@@ -66,7 +66,6 @@ class Loader(Callback):
         self._rows = itertools.islice(self._rows, record["examples"] if record else 0, None)
 
     def __iter__(self):
-        """Return the iterator."""
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
@@ -98,7 +97,6 @@ class LoaderLoss(Evaluator):
         return sums and summary_of(run, sums)
 
     def lines(self, context, figures):
-        """Return a line for the summary."""
         return [f"eval_loader: loss {figures['loss']:.4f}"]
 
     def _local(self, run) -> Iterator[dict]:

@@ -186,7 +186,6 @@ class NaNGradients(StepTransform):
     name = "nan_gradients"
 
     def change_gradients(self, gradients, state):
-        """Return NaN in place of each number."""
         return jax.tree.map(lambda g: g * math.nan, gradients)
 
 

@@ -33,7 +33,6 @@ class DepthAndBreadth(Evaluator):
     name = KIND
 
     def __init__(self, config):
-        """Explore as the section `inference` says."""
         self.config, self.breadth = config, breadth.of_config(config)
 
     def evaluate(self, context):
@@ -51,7 +50,6 @@ class DepthAndBreadth(Evaluator):
         return {name: total / max(count, 1) for name, total in sums.items()} | {"puzzles": count}
 
     def lines(self, context, figures):
-        """Return the tables."""
         model = self.config.model
         title = f"{model.mixer} mixer, {model.num_layers} layers, {figures['puzzles']:,} held-out puzzles"
         return table(figures, self.breadth, self.config.inference.choice, title)

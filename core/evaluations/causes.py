@@ -56,7 +56,6 @@ class CausalAnalysis(Evaluator):
         return explanation.figures(found)
 
     def lines(self, context, figures):
-        """Return the head that restores most."""
         layer, head, effect = (figures[f"heads/{name}"] for name in ("layer", "head", "effect"))
         line = f"causality: head {head} of layer {layer} restores {effect:.3f} of the difference between the prompts"
         return [f"{line}; {context.workdir}/causes.html"]

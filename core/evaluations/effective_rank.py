@@ -34,7 +34,6 @@ class EffectiveRank(Evaluator):
     name = KIND
 
     def __init__(self, every: int):
-        """Measure every `every` steps."""
         self.every = every
         self._run = self._triangles = None  # the last run, and the program that is compiled for it
 

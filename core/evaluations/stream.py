@@ -23,7 +23,6 @@ class StreamTasks(Evaluator):
     name = KIND
 
     def __init__(self, every: int, num_batches: int):
-        """Evaluate on `num_batches` global batches of each task."""
         self.every, self.num_batches = every, num_batches
 
     def evaluate(self, context):
@@ -38,5 +37,4 @@ class StreamTasks(Evaluator):
         return found
 
     def lines(self, context, figures):
-        """Return a line for each figure."""
         return [f"task {name}: {figure:.4f}" for name, figure in figures.items()]

@@ -27,7 +27,6 @@ class TreeOfThoughts(Evaluator):
     name = KIND
 
     def __init__(self, every: int, task, problems: list[str]):
-        """Solve these problems every `every` steps."""
         self.every, self.task, self.problems = every, task, problems
 
     def evaluate(self, context):
@@ -45,7 +44,6 @@ class TreeOfThoughts(Evaluator):
         }
 
     def lines(self, context, figures):
-        """Return the share, and its cost."""
         tot = context.run.config.tot
         return [
             f"{tot.search} with {tot.max_thoughts} thoughts, {tot.thoughts_per_step} lines each: "

@@ -198,7 +198,6 @@ class L2Init(Method):
     """
 
     def init(self, params):
-        """Return a copy of the parameters."""
         return {"initial": jax.tree.map(jnp.copy, params)}
 
     def change_gradients(self, gradients, state):

@@ -28,11 +28,9 @@ class Average(StepTransform):
     sees_all_changes = True
 
     def init(self, params: dict) -> dict:
-        """Return a copy of the parameters."""
         return jax.tree.map(jnp.copy, params)
 
     def update(self, context, change, memory):
-        """Return the average with the new parameters."""
         decays = self.weights.map(lambda axes: self.decay if is_usual(axes) else 0.0, change.params)
         return change, jax.tree.map(_mix, change.params, memory, decays), {}
 

@@ -45,7 +45,6 @@ class Guard(StepTransform):
         return numbers | {"mean": jnp.zeros(2), "variance": jnp.zeros(2)}
 
     def update(self, context, change, memory):
-        """Return the change, accepted or not."""
         before, norm = memory, context.gradient_norm
         good, memory = judge(before, context.scalars["loss"], norm, self.spike_deviations)
         return change._replace(accepted=change.accepted & good), memory, {

@@ -52,7 +52,6 @@ class PlasticityMeasures(StepTransform):
         return {"activity": to_memory([jnp.zeros(shape) for shape in shapes], self.weights.units)}
 
     def update(self, context, change, memory):
-        """Return the scalars of the new parameters."""
         active = activities(self.weights.units, memory["activity"], context.measured, self.decay)
         are_dormant = [replacement.dormant(activity_U, self.dormant_below) for activity_U in active]
         total = sum(mask_U.size for mask_U in are_dormant)
