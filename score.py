@@ -32,12 +32,12 @@ import jax
 from cluster import processes
 from configs.errors import ConfigError
 from core import output_files
-from core.scored_model import check_same_on_hosts, restored_model
+from core.scored_model import check_same_on_hosts, scored_model
 from files.paths import expanded
 from parallelism.mesh import mesh_context
 from scoring import core_metric, figures, questions, tasks
 from settings import validation
-from trained_run import tokenizer_of
+from trained_run import TrainedRun, tokenizer_of
 
 RESULTS = "scores.jsonl"
 INSTALL = "make setup EXTRAS=lm-eval"
@@ -51,7 +51,8 @@ def main(command: command_line.Command) -> None:
     if command.num_devices is None:
         validation.validate(config, jax.device_count(), command.loaded)
     progress = figures.Progress(quiet=processes.index() != 0)
-    model, step = restored_model(config, command.address, tokenizer_of(command.address, config), progress)
+    trained = TrainedRun(command.address, config, jax.devices())
+    model = scored_model(trained.run, trained.params, trained.tokenizer, progress, is_trained=trained.step > 0)
     results, by_task = [], []
     with mesh_context(model.mesh):
         for suite in suites:
@@ -62,7 +63,7 @@ def main(command: command_line.Command) -> None:
         print("\n".join(figures.table(by_task)))  # before the file, which a full disk may fail
         text = "".join(json.dumps(result, ensure_ascii=False) + "\n" for result in results)
         place = output_files.write_of_run("results", text, command, RESULTS)
-        at = f" at step {step:,}" if step else ", imported weights"
+        at = f" at step {trained.step:,}" if trained.step else ", imported weights"
         print(f"{command.address}{at}; each item: {place}", file=sys.stderr)
     processes.leave()
 

@@ -30,13 +30,13 @@ import transformers
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
-from core.scored_model import restored_model
-from input_pipeline.tokenization import open_tokenizer
+from core.scored_model import scored_model
 from migration.logits import float32_run
 from parallelism.mesh import mesh_context
 from scoring.harness import Torus
 from tests.migration import hugging_face_cases as cases
 from tests.migration.record_hugging_face import CASES, V, make
+from trained_run import TrainedRun
 
 
 def text(rng: np.random.Generator, count: int) -> str:
@@ -77,7 +77,8 @@ def both(case: str, folder: pathlib.Path) -> tuple:
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder / "theirs")
     how = {"pretrained": published, "tokenizer": tokenizer, "batch_size": 8}
     config = float32_run(cases.import_run(folder / "theirs", folder / "run")).config
-    model, _ = restored_model(config, folder / "run", open_tokenizer(config.data.tokenizer), lambda *batch: None)
+    trained = TrainedRun(folder / "run", config)
+    model = scored_model(trained.run, trained.params, trained.tokenizer, lambda *batch: None, is_trained=False)
     return HFLM(**how), HFLM(**how, add_bos_token=False), Torus(model), model.mesh
 
 

@@ -156,10 +156,9 @@ def _say_and_exit(line: str, status: int) -> None:
     speaker = threading.Thread(target=_say_last, args=[line], daemon=True)
     try:
         speaker.start()
+        speaker.join(LAST_WORD_SECONDS)  # the pipe may have no reader
     except RuntimeError:  # Python ends already, and starts no threads
         _say_last(line)
-        os._exit(status)
-    speaker.join(LAST_WORD_SECONDS)  # the pipe may have no reader
     os._exit(status)  # does not wait for threads that may hang after the failure
 
 

@@ -38,19 +38,14 @@ class EffectiveRank(Evaluator):
         self._run = self._triangles = None  # the last run, and the program that is compiled for it
 
     def evaluate(self, context):
-        """Return `effective_rank`, the mean over layers, and `smallest_effective_rank`."""
+        """Return `effective_rank`, the mean over layers, and `smallest_effective_rank`; padding counts."""
         if context.stop():
             return None
         batch = next(heldout_batches(context.run, context.corpus, 1, context.on_lost))
         if context.run is not self._run:
             self._run, self._triangles = context.run, triangles_of(context.run)
-        ranks_L = of_batch(self._triangles, context.params, batch)
+        ranks_L = np.array([of_matrix(triangle) for triangle in np.asarray(self._triangles(context.params, batch))])
         return {"effective_rank": ranks_L.mean(), "smallest_effective_rank": ranks_L.min()}
-
-
-def of_batch(triangles: Callable, params: dict, batch: dict) -> np.ndarray:
-    """Return the effective rank of the hidden units of each layer, float64 [L], on one batch; padding counts."""
-    return np.array([of_matrix(triangle) for triangle in np.asarray(triangles(params, batch))])
 
 
 def triangles_of(run: Run) -> Callable:
