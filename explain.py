@@ -26,7 +26,7 @@ from configs.errors import ConfigError
 from core import output_files
 from inference.prompts import text_start
 from parallelism.mesh import mesh_context
-from settings import stored_config, validation
+from settings import stored_config
 from trained_run import TrainedRun, tokenizer_of
 
 
@@ -40,8 +40,6 @@ def main(command: command_line.Command) -> None:
         text_start(tokenizer, config, is_trained=stored_config.trained_to(path_of(command.address)) is not None),
     )  # fmt: skip
     command_line.join(command)
-    if command.num_devices is None:
-        validation.validate(config, jax.device_count(), command.loaded)
     trained = TrainedRun(command.address, config, devices=jax.devices())
     with mesh_context(trained.run.mesh):
         found = explanation.explain(trained.run.graph, trained.params, clean_T, corrupt_T, tokenizer.decode)

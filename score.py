@@ -36,7 +36,6 @@ from core.scored_model import check_same_on_hosts, scored_model
 from files.paths import expanded
 from parallelism.mesh import mesh_context
 from scoring import core_metric, figures, questions, tasks
-from settings import validation
 from trained_run import TrainedRun, tokenizer_of
 
 RESULTS = "scores.jsonl"
@@ -48,8 +47,6 @@ def main(command: command_line.Command) -> None:
     """Print a table of all metrics, and write the result of each item."""
     config, suites = command.config, check(command)
     command_line.join(command)
-    if command.num_devices is None:
-        validation.validate(config, jax.device_count(), command.loaded)
     progress = figures.Progress(quiet=processes.index() != 0)
     trained = TrainedRun(command.address, config, jax.devices())
     model = scored_model(trained.run, trained.params, trained.tokenizer, progress, is_trained=trained.step > 0)

@@ -66,7 +66,7 @@ def main(command: command_line.Command) -> None:
     check_flags(command)
     solves = config.train.objective == "recursive"
     texts = None if solves else texts_of(command.address, config)  # report errors before the slow restore
-    command_line.join(command)
+    command_line.join(command, chooses_mesh=True)
     if solves:
         validation.validate(config, 1, command.loaded)
     else:

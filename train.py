@@ -76,7 +76,7 @@ from reporting.display import Display
 from reporting.goodput import Goodput
 from reporting.metrics import MetricsWriter
 from reporting.step_log import NonFinite, every
-from settings import cycles, layouts, preference, ramp, stored_config, validation
+from settings import cycles, layouts, preference, ramp, stored_config
 from settings.keys import DATA_READ, flat
 from training import replicas
 from training.compiled_steps import CompiledSteps, Shape, shape_of
@@ -346,8 +346,6 @@ def main(command: command_line.Command) -> None:
     profile = Profile(windows.parse(flags.profile) if command_line.FLAGS["profile"].present else None)
     command_line.join(command)
     command_line.log_to(command.workdir)
-    if command.num_devices is None:
-        validation.validate(config, jax.device_count(), command.loaded)
     store = host_folders.of_config(config, command.workdir, command.bucket)
     if flags.verify_checkpoints:
         retention = Retention.of_config(config.checkpoint)

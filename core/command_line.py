@@ -196,16 +196,17 @@ def parse(
     return Command(loaded, workdir, bucket, accelerator, group, num_devices, scaled_down)
 
 
-def join(command: Command, *, shares_folder: bool = True) -> None:
-    """Join the other processes of the run, if any, and then initialize the devices.
+def join(command: Command, *, shares_folder: bool = True, chooses_mesh: bool = False) -> None:
+    """Join the other processes of the run, if any, initialize the devices, and validate the configuration for them.
 
     Args:
       shares_folder: whether a local workdir is the same folder on all hosts.
+      chooses_mesh: as of `parse`.
 
     Raises:
       RunError: not all processes joined within --join_seconds.
       ConfigError: processes differ in configuration, code, libraries or variables; the secret of the run cannot be read
-        or written; or jax does not use the attached accelerator.
+        or written; jax does not use the attached accelerator; or the configuration does not fit the devices.
     """
     if command.group is not None:
         startup.drop_native_stdout()
@@ -219,6 +220,10 @@ def join(command: Command, *, shares_folder: bool = True) -> None:
         processes.check_same({key: values[key] for key in shared}, "their configuration")
         identity.check_same()
     startup.check_platform(command.accelerator)
+    if command.num_devices is None and not chooses_mesh:
+        import jax  # the chips of all hosts can be counted only now
+
+        validation.validate(command.config, jax.device_count(), command.loaded)
 
 
 def _check_hosts_have_run(workdir: pathlib.Path) -> None:

@@ -40,7 +40,6 @@ import jax
 import jax.numpy as jnp
 
 import train
-from settings import validation
 from input_pipeline import corpus as corpora
 from input_pipeline.synthetic import MarkovWindows
 from cluster import processes
@@ -112,8 +111,6 @@ def main(command: command_line.Command) -> None:
     command_line.join(command)
     command_line.log_to(command.workdir)
     valkyrie.log_to_tmp()
-    if command.num_devices is None:  # the chips can be counted only when all hosts have joined
-        validation.validate(config, jax.device_count(), command.loaded)
     first = processes.index() == 0
     print("\n".join([*(command.banner() if first else []), *start.device_lines(config)]), flush=True)
     batches = repeated_batch(config) if flags.synthetic else None

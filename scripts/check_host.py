@@ -37,7 +37,6 @@ import socket
 import jax
 
 import train
-from settings import validation
 from input_pipeline import batches as pipeline
 from cluster import identity, processes
 from configs.errors import ConfigError
@@ -134,8 +133,6 @@ def main() -> dict:
     config, workdir = COMMAND.config, COMMAND.workdir
     command_line.join(COMMAND)
     command_line.log_to(workdir)
-    if COMMAND.num_devices is None:
-        validation.validate(config, jax.device_count(), COMMAND.loaded)
     corpus = train.prepare_corpus(config, "model.vocab_size" in COMMAND.loaded.typed)
     judged = Checklist(config.copy_and_resolve_references())
     config.train.update(tokens=0, epochs=0.0, log_every=1, save_every=0, eval_every=0)

@@ -191,8 +191,6 @@ def main() -> None:
     """Measure the step and write the report in the current folder."""
     config = COMMAND.config
     command_line.join(COMMAND, shares_folder=False)
-    if COMMAND.num_devices is None:
-        validation.validate(config, jax.device_count(), COMMAND.loaded)
     first = processes.index() == 0
     if first:
         print("\n".join([*SWITCHES.lines(), *COMMAND.banner()]), flush=True)
