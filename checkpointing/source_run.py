@@ -8,15 +8,13 @@ unchanged digest.
 """
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Callable
 
 import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
-from checkpointing import adapters, state_names
+from checkpointing import adapters, manifest, state_names
 from checkpointing.bucket import path_of
 from checkpointing.checkpoints import CheckpointError, Checkpoints
 from checkpointing.record import frozen_refs
@@ -257,4 +255,4 @@ def _digest(checkpoints: Checkpoints, step: int) -> str:
     arrays = checkpoints.store.arrays(step)
     root = f"{state_names.eval_part(arrays)}."
     files = {file: facts for name, files in arrays.items() if name.startswith(root) for file, facts in files.items()}
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+    return manifest.digest_of(files)

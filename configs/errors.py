@@ -50,3 +50,10 @@ def initials(name: str) -> str:
 def did_you_mean(names: list[str]) -> str:
     """Return the end of a message about an unknown name; "" without suggestions."""
     return f"; did you mean {' or '.join(names)}?" if names else ""
+
+
+def one_of(key: str, value: str, choices) -> None:
+    """Raise ConfigError if the value of a key is not one of the choices."""
+    if value not in choices:
+        near = did_you_mean(similar(shown(value), choices))
+        raise ConfigError(f"{key}={shown(value)} is unknown{near} (all: {', '.join(map(str, choices))})")

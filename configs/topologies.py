@@ -11,7 +11,7 @@ import dataclasses
 import re
 from importlib import metadata
 
-from configs.errors import ConfigError, did_you_mean, shown, similar
+from configs.errors import one_of
 
 SEVERAL = re.compile(r"(?P<count>[2-9]|[1-9][0-9]{1,2})x(?P<slice>v\d.*)")  # fewer than 1,000 slices
 PRICES_AS_OF = "2025-11"  # on-demand list prices in US regions, dollars per chip-hour; None: unknown
@@ -135,9 +135,7 @@ def get(name: str, flag: str = "--topology") -> Topology:
             one, name=name, slices=count, chips=count * one.chips, hosts=count * one.hosts,
             mesh={"dcn_data": count} | one.mesh,
         )  # fmt: skip
-    if name not in SLICES:
-        near = did_you_mean(similar(shown(name), SLICES))
-        raise ConfigError(f"{flag}={shown(name)} is unknown{near} (all: {', '.join(SLICES)})")
+    one_of(flag, name, SLICES)
     chip, chips, hosts, compiler_name = SLICES[name]
     return Topology(
         name=name, chip=chip, chips=chips, hosts=hosts, compiler_name=compiler_name, mesh={"fsdp": chips},

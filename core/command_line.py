@@ -242,9 +242,7 @@ def parse_configuration(
 ) -> Loaded:
     """Return the configuration of the command line; with --print_config, print it and exit.
 
-    Args:
-      description, not_read, why: see `parse_flags`.
-      use: see `parse`.
+    The arguments are as of `parse_flags` and `parse`.
     """
     overrides = parse_flags(description, not_read, why)
     used = use(FLAGS)

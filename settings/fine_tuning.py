@@ -3,8 +3,7 @@
 
 from ml_collections import ConfigDict
 
-from configs.errors import ConfigError
-from settings.keys import one_of
+from configs.errors import ConfigError, one_of
 
 OF_ATTENTION, OF_MLP = ("query", "key", "value", "out"), ("gate", "up", "down")  # weights that adapters are for
 

@@ -129,13 +129,6 @@ def similar_keys(name: str, keys) -> list[str]:
     return [key for key in alike if key.startswith(section + ".")] or alike or similar(name, keys)
 
 
-def one_of(key: str, value: str, choices) -> None:
-    """Raise ConfigError if the value of a key is not one of the choices."""
-    if value not in choices:
-        near = did_you_mean(similar(shown(value), choices))
-        raise ConfigError(f"{key}={shown(value)} is unknown{near} (all: {', '.join(map(str, choices))})")
-
-
 def _put_out_of_force(typed: dict, current: dict) -> dict:
     """Return the cleared values, 0 or '', of the alternatives to typed keys; ConfigError if two are typed."""
     emptied = {}

@@ -38,12 +38,9 @@ def load(
     Args:
       recipe_path: a Python file with `get_config()`, or the folder of a run, which provides its model, tokenizer and
         training length.
-      topology_name: a preset of configs/topologies.py, or "" for the attached devices.
-      overrides: text as typed, by dotted key.
-      environment: variables; TPU_MESH_CONFIG and TPU_AXIS_NAMES are read.
+      topology_name, overrides, environment: as of `resolve`.
 
-    Raises:
-      ConfigError: the recipe is missing or broken, a topology or key is unknown, or a value has the wrong type.
+    Raises ConfigError if the recipe is missing or broken, or as `resolve`.
     """
     recipe_path = os.fspath(recipe_path)
     config, origins = run_recipe(recipe_path)

@@ -6,8 +6,7 @@ import functools
 import re
 
 from configs.base import KEYS
-from configs.errors import ConfigError, shown
-from settings.keys import one_of
+from configs.errors import ConfigError, one_of, shown
 from settings.loading import ROOT
 from settings.stored_config import check_types
 

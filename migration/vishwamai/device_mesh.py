@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 
 from configs import topologies
 from configs.base import MESH_AXES
-from configs.errors import ConfigError
+from configs.errors import ConfigError, one_of
 from core import joining
 from migration.vishwamai import keys
 from parallelism.mesh import make_mesh
@@ -17,7 +17,6 @@ from parallelism.resharding import to_mesh
 from rehearsal import sharding
 from rehearsal.assumptions import of_topology
 from settings import validation
-from settings.keys import one_of
 
 AXES = ("data", "model", "fsdp", "context")  # of shapes with one to four numbers
 SMALL_BYTES = 2**16  # up to this size a tensor is replicated: a collective would take longer than its bytes do

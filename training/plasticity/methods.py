@@ -16,7 +16,7 @@ from layers.taps import Measure
 from layers.units import Units
 from training.optimizers import CONSTANT, Weights, is_usual, kind
 from training.plasticity import replacement
-from training.plasticity.replacement import Surgeon, from_memory, key_of_step, of_units, to_memory
+from training.plasticity.replacement import Surgeon, filled, from_memory, key_of_step, of_units, to_memory
 from training.step_transform import StepTransform
 
 LARGEST = 3e38  # the utility of a unit that may not be replaced
@@ -53,11 +53,6 @@ class Method(StepTransform):
     seed: int
     name = "plasticity"
 
-    def arrays(self, params: dict, value) -> dict:
-        """Return an array of each of the units, filled with a number, for the memory."""
-        shapes = [replacement.shape_of(units, params) for units in self.weights.units]
-        return to_memory([jnp.full(shape, value) for shape in shapes], self.weights.units)
-
 
 class ReplaceLeastUseful(Method):
     """In each step, replace the mature units with the lowest utility, at a rate.
@@ -88,7 +83,9 @@ class ReplaceLeastUseful(Method):
         """Return the memory of units that are all new."""
         shapes = [replacement.shape_of(units, params)[:-1] for units in self.weights.units]
         return {
-            "age": self.arrays(params, 0), "mean": self.arrays(params, 0.0), "utility": self.arrays(params, 0.0),
+            "age": filled(self.weights.units, params, 0),
+            "mean": filled(self.weights.units, params, 0.0),
+            "utility": filled(self.weights.units, params, 0.0),
             "due": to_memory([jnp.zeros((*shape, 1)) for shape in shapes], self.weights.units),
             "replaced": jnp.int32(0),
         }  # fmt: skip
@@ -167,7 +164,7 @@ class ReDo(Method):
 
     def init(self, params):
         """Return the memory of units that were never active."""
-        return {"activity": self.arrays(params, 0.0), "replaced": jnp.int32(0)}
+        return {"activity": filled(self.weights.units, params, 0.0), "replaced": jnp.int32(0)}
 
     def update(self, context, change, memory):
         """Return the change with replaced units, and the scalar `units_replaced` since the start of the run."""

@@ -34,6 +34,11 @@ def to_memory(arrays: Sequence[jax.Array], all_units: Sequence[Units]) -> dict:
     return unflatten_dict({path: jnp.expand_dims(x, side) for x, (path, side) in zip(arrays, places, strict=True)})
 
 
+def filled(all_units: Sequence[Units], params: dict, value: float) -> dict:
+    """Return a memory with an array of each of the units, filled with a number."""
+    return to_memory([jnp.full(shape_of(units, params), value) for units in all_units], all_units)
+
+
 def from_memory(memory: dict, units: Units) -> jax.Array:
     """Return the array of these units in a result of `to_memory`."""
     path, side = units.outgoing

@@ -48,8 +48,7 @@ class PlasticityMeasures(StepTransform):
 
     def init(self, params):
         """Return the memory of units that were never active."""
-        shapes = [replacement.shape_of(units, params) for units in self.weights.units]
-        return {"activity": to_memory([jnp.zeros(shape) for shape in shapes], self.weights.units)}
+        return {"activity": replacement.filled(self.weights.units, params, 0.0)}
 
     def update(self, context, change, memory):
         active = activities(self.weights.units, memory["activity"], context.measured, self.decay)
