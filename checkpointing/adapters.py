@@ -26,7 +26,6 @@ def scale(stored: dict) -> float:
 
 
 def adapter_path(weight: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the path of the adapter of a weight."""
     return (*weight[:-1], "adapters", weight[-1])
 
 

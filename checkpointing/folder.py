@@ -33,7 +33,6 @@ class CheckpointFolder:
         self.failures = FAILURES if self.is_local else FAILURES + failures_of_buckets()
 
     def names(self) -> set[str]:
-        """Return the names of all entries of the folder."""
         return {path.name for path in self.place.iterdir()} if self.place.exists() else set()
 
     def steps(self) -> list[int]:

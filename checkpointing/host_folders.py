@@ -61,12 +61,10 @@ class HostFolders(FolderStore):
         self.writing = orbax_arrays.begin(self._landing(step) / STATE, arrays, all_replicas=True)
 
     def write(self, step: int, record: str) -> None:
-        """Wait until the arrays are written, and write the record."""
         orbax_arrays.finish(self.writing)
         (self._landing(step) / RECORD).write_text(record)
 
     def describe(self, step: int) -> dict:
-        """Return the name of this process, and a digest of the files of its part."""
         landing = self._landing(step)
         names = sorted(str(path.relative_to(landing)) for path in landing.rglob("*") if path.is_file())
         self.files = manifest.digests(landing, names)

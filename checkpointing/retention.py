@@ -14,7 +14,6 @@ class Retention:
 
     @classmethod
     def of_config(cls, checkpoint) -> "Retention":
-        """Return the policy of the section `checkpoint` of a configuration."""
         return cls(checkpoint.keep, checkpoint.keep_every, checkpoint.keep_best)
 
     def reasons(self, steps: list[int], losses: dict[int, float]) -> dict[int, str]:

@@ -59,7 +59,6 @@ class SharedFolder(FolderStore):
                 self._mark(step).write_text("")
 
     def describe(self, step: int) -> Files:
-        """Return the digests of this process's files."""
         own = self._own(step)
         names = sorted(str(path.relative_to(own)) for path in own.rglob("*") if path.is_file())
         layouts = [name for name in names if name.endswith(f"/{host_parts.LAYOUT}")]

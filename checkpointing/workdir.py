@@ -216,5 +216,4 @@ def show_summary(workdir: pathlib.Path) -> bool:
 
 
 def write_summary(workdir: pathlib.Path, lines: list[str]) -> None:
-    """Save the lines that the run prints at its end."""
     write_atomically(workdir / "summary.txt", "\n".join(lines).encode())

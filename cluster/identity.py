@@ -44,7 +44,6 @@ def code() -> dict[str, str]:
 
 
 def code_digest() -> str:
-    """Return one digest of all files of `code`."""
     return hashlib.sha256(repr(code()).encode()).hexdigest()[:12]
 
 

@@ -33,8 +33,6 @@ class Join(Message):
 
 
 class Value(Message):
-    """A process's value for a topic."""
-
     topic: str
     value: object
 
@@ -72,8 +70,6 @@ class Joined(Message):
 
 
 class Values(Message):
-    """The values of all processes for a topic."""
-
     topic: str
     values: list[object]
 
@@ -91,8 +87,6 @@ class Blame(Message):
 
 
 class Blamed(Message):
-    """A description of the process that blocks the run."""
-
     text: str
 
 

@@ -63,7 +63,6 @@ class Group:
 
     @property
     def coordinator(self) -> str:
-        """The coordinator's address, as jax writes it."""
         return _with_port(self.host, self.port)
 
     @property
@@ -294,7 +293,6 @@ def index() -> int:
 
 
 def count() -> int:
-    """Return the number of processes."""
     return _line.count if _line else 1
 
 
@@ -304,7 +302,6 @@ def name(number: int) -> str:
 
 
 def log_file(workdir: pathlib.Path) -> pathlib.Path:
-    """Return the path of this process's log."""
     return workdir / "logs" / f"train_worker_{index()}.out"
 
 

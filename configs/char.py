@@ -11,7 +11,6 @@ from configs import base
 
 
 def get_config():
-    """Return the recipe."""
     config = base.get_config()
     config.model.num_layers = 4
     config.model.embed_dim = 128

@@ -11,7 +11,6 @@ from configs import countdown
 
 
 def get_config():
-    """Return the recipe."""
     config = countdown.get_config()
     config.train.objective = "grpo"
     config.data.source = "countdown_rollouts"

@@ -10,7 +10,6 @@ from configs import countdown_grpo
 
 
 def get_config():
-    """Return the recipe."""
     config = countdown_grpo.get_config()
     config.train.objective = "value_head"
     config.train.init_from = "runs/countdown"

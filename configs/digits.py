@@ -15,7 +15,6 @@ from configs import base
 
 
 def get_config():
-    """Return the recipe."""
     config = base.get_config()
     config.model.name = "mlp_classifier"
     config.model.num_layers = 3

@@ -10,7 +10,6 @@ from configs import tiny
 
 
 def get_config():
-    """Return the recipe."""
     config = tiny.get_config()
     config.train.objective = "error_correction"
     config.train.init_from = "runs/tiny"

@@ -53,7 +53,6 @@ class Key:
 
     @property
     def largest(self) -> float:
-        """The largest number that it may have."""
         if self.most is not None:
             return self.most
         return LARGEST_INT if isinstance(self.default, int) else math.inf

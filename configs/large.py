@@ -12,7 +12,6 @@ from configs import medium
 
 
 def get_config():
-    """Return the recipe."""
     config = medium.get_config()
     config.model.num_layers = 24
     config.model.embed_dim = 1024

@@ -11,7 +11,6 @@ from configs import large
 
 
 def get_config():
-    """Return the recipe."""
     config = large.get_config()
     config.model.mlp_dim = 2048
     config.model.num_experts = 8

@@ -9,7 +9,6 @@ from configs import llama2_7b
 
 
 def get_config():
-    """Return the recipe."""
     config = llama2_7b.get_config()
     config.model.num_layers = 40
     config.model.embed_dim = 5120

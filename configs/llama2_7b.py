@@ -10,7 +10,6 @@ from configs import base
 
 
 def get_config():
-    """Return the recipe."""
     config = base.get_config()
     config.model.num_layers = 32
     config.model.embed_dim = 4096

@@ -9,7 +9,6 @@ from configs import llama2_7b
 
 
 def get_config():
-    """Return the recipe."""
     config = llama2_7b.get_config()
     config.model.num_kv_heads = 8
     config.model.mlp_dim = 14_336

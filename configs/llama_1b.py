@@ -9,7 +9,6 @@ from configs import base
 
 
 def get_config():
-    """Return the recipe."""
     config = base.get_config()
     config.model.num_layers = 16
     config.model.embed_dim = 2048

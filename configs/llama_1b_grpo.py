@@ -13,7 +13,6 @@ from configs import llama_1b
 
 
 def get_config():
-    """Return the recipe."""
     config = llama_1b.get_config()
     config.train.objective = "grpo"
     config.grpo.reward = "reference"

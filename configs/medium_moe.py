@@ -10,7 +10,6 @@ from configs import medium
 
 
 def get_config():
-    """Return the recipe."""
     config = medium.get_config()
     config.model.mlp_dim = 1536
     config.model.layer_loop = "auto"

@@ -10,7 +10,6 @@ from configs import meta_sinusoid
 
 
 def get_config():
-    """Return the recipe."""
     config = meta_sinusoid.get_config()
     config.model.input_dim = 196
     config.model.output_dim = 64

@@ -10,7 +10,6 @@ from configs import meta_sinusoid
 
 
 def get_config():
-    """Return the recipe."""
     config = meta_sinusoid.get_config()
     config.model.name = "vector_decoder"
     config.model.input_dim = 5

@@ -12,7 +12,6 @@ from configs import base
 
 
 def get_config():
-    """Return the recipe."""
     config = base.get_config()
     config.model.name = "mlp_regressor"
     config.model.num_layers = 2

@@ -10,7 +10,6 @@ from configs import tiny
 
 
 def get_config():
-    """Return the recipe."""
     config = tiny.get_config()
     config.train.objective = "meta_language_modeling"
     config.meta.method = "first_order_maml"

@@ -10,7 +10,6 @@ from configs import tiny
 
 
 def get_config():
-    """Return the recipe."""
     config = tiny.get_config()
     config.model.mlp_dim = 256
     config.model.num_experts = 8

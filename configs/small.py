@@ -12,7 +12,6 @@ from configs import base
 
 
 def get_config():
-    """Return the recipe."""
     config = base.get_config()
     config.model.num_heads = 4
     config.model.num_kv_heads = 2

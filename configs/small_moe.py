@@ -10,7 +10,6 @@ from configs import small
 
 
 def get_config():
-    """Return the recipe."""
     config = small.get_config()
     config.model.mlp_dim = 1024
     config.model.num_experts = 8

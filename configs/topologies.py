@@ -63,7 +63,6 @@ class Topology:
 
     @property
     def chips_per_host(self) -> int:
-        """Chips attached to one host."""
         return self.chips // self.hosts
 
 

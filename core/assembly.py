@@ -74,12 +74,10 @@ class Run:
 
     @property
     def hidden_units(self) -> tuple[Units, ...]:
-        """The hidden units of the trained model."""
         return models.model_module(self.config).hidden_units(self.config.model)
 
     @property
     def abstract_frozen(self) -> dict[str, dict]:
-        """The abstract frozen parameters by role."""
         return self.models.frozen
 
     @property
@@ -88,7 +86,6 @@ class Run:
         return self.models.merge_base(self.abstract_state.params, self.abstract_frozen)
 
     def model(self, params: dict) -> nnx.Module:
-        """Return the model with these parameters."""
         return nnx.merge(self.graph, params)
 
     def eval_params(self, state: TrainState, frozen: dict) -> dict:

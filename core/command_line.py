@@ -81,7 +81,6 @@ class Command:
 
     @property
     def config(self):
-        """The resolved configuration."""
         return self.loaded.config
 
     @property

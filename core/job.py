@@ -183,7 +183,6 @@ class Job:
             return state if self.run.mesh == before else self._moved(state, step, shape)
 
     def _moved(self, state, step: int, shape: Shape):
-        """Reshard the state to the present mesh."""
         (most, total), began = resharding.bytes_received(state, self.run.abstract_state), time.monotonic()
         state = resharding.reshard(state, self.run.abstract_state)
         seconds, mesh = time.monotonic() - began, layouts.text(shape.mesh)
@@ -265,7 +264,6 @@ class Job:
         return [one for one in self.evaluators if step < self.config.train.steps and every(step, one.every)]
 
     def missed(self, record: dict) -> list[Evaluator]:
-        """Return the evaluators whose figures a resumed run lacks."""
         due = self.due(record["step"])
         return without_figures(due, self.evaluators, self.workdir, record, self.checkpoints.losses)
 
@@ -308,7 +306,6 @@ class Job:
                 raise self.lost.stop_error(step)
 
     def eval_params(self, state) -> dict:
-        """Return the parameters to evaluate, including frozen ones."""
         return self.run.eval_params(state, self.compiled_steps.frozen)
 
     def close(self, state) -> list[str]:

@@ -50,7 +50,6 @@ class Models:
 
     @property
     def num_trained(self) -> int:
-        """The number of trained parameters."""
         return num_parameters(self.trained)
 
     @property
@@ -138,5 +137,4 @@ def with_sharding(leaf, sharding: NamedSharding, dtype=None) -> jax.ShapeDtypeSt
 
 
 def num_parameters(abstract: nnx.State) -> int:
-    """Return the number of elements of all arrays."""
     return sum(leaf.size for leaf in jax.tree.leaves(abstract))

@@ -140,7 +140,6 @@ class BatchSampler:
             return self._place(moved)
 
     def _begin(self, run: Run) -> None:
-        """Prepare to decode with the parameters of a run."""
         devices = run.mesh.devices.flatten().tolist()
         self._run, self._decoding = run, assembly.assemble(for_decoding(run.config, len(devices)), devices=devices)
         with mesh_context(self._decoding.mesh):

@@ -41,7 +41,6 @@ def of_pair(config: ConfigDict, pair: Pair | None) -> ConfigDict:
 
 
 def grows(config: ConfigDict) -> bool:
-    """Return whether cycles grow during the run."""
     return bool(config.supervision.first_high_cycles)
 
 

@@ -9,7 +9,6 @@ OF_ATTENTION, OF_MLP = ("query", "key", "value", "out"), ("gate", "up", "down") 
 
 
 def targets(text: str) -> tuple[str, ...]:
-    """Return the names in `lora.targets`."""
     return tuple(name.strip() for name in text.split(","))
 
 

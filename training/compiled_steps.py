@@ -47,7 +47,6 @@ class CompiledSteps:
         return self.by_shape[shape].result()
 
     def __call__(self, state, batch):
-        """Run the step of the batch's shape."""
         return self.get(shape_of(batch, self.cycles))(state, batch, self.frozen)
 
 

@@ -197,7 +197,6 @@ def check_storable(part: str, state: object) -> None:
 
 
 def of_config(config, weights: Weights, schedule: optax.Schedule) -> tuple[StepTransform, ...]:
-    """Return the transforms that a configuration asks for."""
     modules = (importlib.import_module(f"training.transforms.{path.stem}") for path in sorted(FOLDER.glob("*.py")))
     made = (module.make(config, weights, schedule) for module in modules)
     return tuple(transform for transform in made if transform)

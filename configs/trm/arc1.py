@@ -10,7 +10,6 @@ from configs.trm import maze
 
 
 def get_config():
-    """Return the recipe."""
     config = maze.get_config()
     config.model.vocab_size = 12
     config.model.num_puzzles = 960_961

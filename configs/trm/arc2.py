@@ -10,7 +10,6 @@ from configs.trm import arc1
 
 
 def get_config():
-    """Return the recipe."""
     config = arc1.get_config()
     config.model.num_puzzles = 1_281_281
     config.data.puzzle_set = "arc2"

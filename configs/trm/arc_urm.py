@@ -13,7 +13,6 @@ from configs.trm import arc1
 
 
 def get_config():
-    """Return the recipe."""
     config = arc1.get_config()
     config.model.num_layers = 4
     config.model.convolution = 2

@@ -10,7 +10,6 @@ from configs.trm import sudoku
 
 
 def get_config():
-    """Return the recipe."""
     config = sudoku.get_config()
     config.model.vocab_size = 6
     config.model.max_length = 900

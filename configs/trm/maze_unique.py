@@ -14,7 +14,6 @@ from configs.trm import maze
 
 
 def get_config():
-    """Return the recipe."""
     config = maze.get_config()
     config.model.num_layers = 1
     config.model.embed_dim = 128

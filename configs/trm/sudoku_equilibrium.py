@@ -13,7 +13,6 @@ from configs.trm import sudoku
 
 
 def get_config():
-    """Return the recipe."""
     config = sudoku.get_config()
     config.model.puzzle_dim = 0
     config.model.update_rate = 0.95

@@ -14,7 +14,6 @@ from configs.trm import sudoku
 
 
 def get_config():
-    """Return the recipe."""
     config = sudoku.get_config()
     config.optimizer.name = "muon"
     config.optimizer.learning_rate = 2.5e-3

@@ -9,7 +9,6 @@ from configs.trm import sudoku
 
 
 def get_config():
-    """Return the recipe."""
     config = sudoku.get_config()
     config.model.embed_dim = 128
     config.model.num_heads = 4

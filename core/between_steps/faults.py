@@ -60,7 +60,6 @@ class Fault:
 
     @property
     def is_mine(self) -> bool:
-        """Return whether the fault strikes this process."""
         return self.process is None or self.process in (processes.index(), processes.index() - processes.count())
 
 

@@ -40,7 +40,6 @@ def activities(all_units: tuple[Units, ...], memory: dict, measured: dict, decay
 
 
 def running(old: jax.Array, new: jax.Array, decay: float) -> jax.Array:
-    """Return the exponential moving average after a new value."""
     return decay * old + (1 - decay) * new
 
 
@@ -80,7 +79,6 @@ class ReplaceLeastUseful(Method):
         return measures(self.weights.units, {"mean": lambda h: h, "square": jnp.square})
 
     def init(self, params):
-        """Return the memory of units that are all new."""
         shapes = [replacement.shape_of(units, params)[:-1] for units in self.weights.units]
         return {
             "age": filled(self.weights.units, params, 0),
@@ -163,7 +161,6 @@ class ReDo(Method):
         return measures(self.weights.units, {"size": jnp.abs})
 
     def init(self, params):
-        """Return the memory of units that were never active."""
         return {"activity": filled(self.weights.units, params, 0.0), "replaced": jnp.int32(0)}
 
     def update(self, context, change, memory):

@@ -22,7 +22,6 @@ STREAM = 0x756E6974  # of random numbers, apart from those of the loss
 
 
 def shape_of(units: Units, params: dict) -> tuple[int, ...]:
-    """Return the shape of an array of these units."""
     path, side = units.outgoing
     shape = flatten_dict(params)[path].shape
     return (*shape[:side], *shape[side + 1 :])
@@ -40,7 +39,6 @@ def filled(all_units: Sequence[Units], params: dict, value: float) -> dict:
 
 
 def from_memory(memory: dict, units: Units) -> jax.Array:
-    """Return the array of these units in a result of `to_memory`."""
     path, side = units.outgoing
     return jnp.squeeze(flatten_dict(memory)[path], side)
 

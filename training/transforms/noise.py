@@ -34,7 +34,6 @@ class Noise(StepTransform):
         return {"gradient": jnp.float32(0), "noise": jnp.float32(0)}
 
     def update(self, context, change, memory):
-        """Return the running means with those of this step."""
         rows = jax.tree.leaves(context.batch)[0].shape[0]
         memory = update(memory, context.part_square, context.batch_square, rows, context.num_parts)
         return change, memory, {"noise_scale": estimate(memory)}

@@ -47,7 +47,6 @@ class PlasticityMeasures(StepTransform):
         return measures(self.weights.units, {"size": jnp.abs})
 
     def init(self, params):
-        """Return the memory of units that were never active."""
         return {"activity": replacement.filled(self.weights.units, params, 0.0)}
 
     def update(self, context, change, memory):

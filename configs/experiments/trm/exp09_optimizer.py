@@ -5,7 +5,6 @@ from configs.group import Group
 
 
 def adamw(beta2: float) -> dict:
-    """Return the keys of AdamW."""
     return {"optimizer.name": "adamw", "optimizer.beta2": beta2}
 
 
