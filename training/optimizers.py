@@ -46,10 +46,6 @@ class Weights:
         """Return the tree of function(names of the dimensions) at each parameter of a nested dictionary."""
         return jax.tree_util.tree_map_with_path(lambda path, _: function(self.axes[tuple(k.key for k in path)]), tree)
 
-    def labels(self, function: Callable) -> Callable:
-        """Return the labels function of optax.partition: parameters -> function(names of the dimensions) at each."""
-        return functools.partial(self.map, function)
-
 
 def make(
     direction: optax.GradientTransformation, config, schedule: optax.Schedule, weights: Weights
@@ -68,7 +64,8 @@ def make(
         "usual": usual, TABLE: signs_of_rows(schedule, config), BALANCE: signs(config.bias_step),
         CONSTANT: optax.set_to_zero(),
     }  # fmt: skip
-    return optax.partition(parts, weights.labels(lambda axes: "usual" if is_usual(axes) else kind(axes)))
+    labels = functools.partial(weights.map, lambda axes: "usual" if is_usual(axes) else kind(axes))
+    return optax.partition(parts, labels)
 
 
 def signs_of_rows(schedule: optax.Schedule, config) -> optax.GradientTransformationExtraArgs:
@@ -184,7 +181,7 @@ def muon(config, weights: Weights) -> optax.GradientTransformation:
         return jax.tree.map(of_one, updates, weights.map(matrix_dims, updates))
 
     parts = {"muon": optax.chain(orthogonal, optax.stateless(rescale)), "adam": _adam(config)}
-    labels = weights.labels(lambda axes: "muon" if kind(axes) == "matrix" else "adam")
+    labels = functools.partial(weights.map, lambda axes: "muon" if kind(axes) == "matrix" else "adam")
     return optax.chain(optax.partition(parts, labels), widened(weights, matrix=0.5, vocab=0.5, vector=0.0))
 
 
@@ -274,6 +271,5 @@ def _over_layers(function: Callable) -> Callable:
 def by_layer(inner: optax.GradientTransformation, weights: Weights) -> optax.GradientTransformation:
     """Apply a transformation of full weights separately to each layer of stacked weights."""
     of_stacks = optax.GradientTransformation(*map(_over_layers, inner))
-    return optax.partition(
-        {"stack": of_stacks, "one": inner}, weights.labels(lambda axes: "stack" if STACKED in axes else "one")
-    )
+    labels = functools.partial(weights.map, lambda axes: "stack" if STACKED in axes else "one")
+    return optax.partition({"stack": of_stacks, "one": inner}, labels)
