@@ -29,7 +29,10 @@ Files = dict[str, list]  # {file below a checkpoint's folder: [bytes, SHA-256]}
 
 
 class FolderStore(CheckpointFolder):
-    """The methods of a `Store` that read and rename whole checkpoints."""
+    """The methods of a `Store` that read and rename whole checkpoints.
+
+    checkpointing/store.py documents them. A docstring here and in subclasses says what is special about a store.
+    """
 
     is_shared: bool
 

@@ -23,10 +23,7 @@ from cluster import processes
 
 
 class HostFolders(FolderStore):
-    """A `Store`: the folder `checkpoints` of each process's own workdir.
-
-    checkpointing/store.py documents its methods. A docstring here says what is special about this store.
-    """
+    """A `Store`: the folder `checkpoints` of each process's own workdir."""
 
     is_shared = False
 

@@ -11,7 +11,7 @@ import math
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from checkpointing import manifest
 from checkpointing.folder import STEP, UNFINISHED
@@ -19,7 +19,7 @@ from files.json_reader import Object, read_json
 
 PART, STATE, LAYOUT = "part.json", "state", ".zarray"
 CHECKPOINTS = "checkpoints"
-OF_A_HOST = ("lock",)  # files of a run's folder that are not copied
+NOT_COPIED = (CHECKPOINTS, "lock")  # of a run's folder: checkpoints are joined, and a lock is of a host
 REMEDY = "`pod.py backup` joins the parts of all hosts into a checkpoint that can be restored anywhere"
 
 
@@ -139,16 +139,9 @@ def _join_one(parts: list[pathlib.Path], step: int, checkpoints: pathlib.Path) -
 def _move_other_files(folders: list[pathlib.Path], target: pathlib.Path) -> None:
     moved = set()
     for folder in folders:
-        for path in _other_files(folder):
+        for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder)
-            if name not in moved:
+            if path.is_file() and name.parts[0] not in NOT_COPIED and name not in moved:
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(path, target / name)
                 moved.add(name)
-
-
-def _other_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    for path in sorted(folder.rglob("*")):
-        top = path.relative_to(folder).parts[0]
-        if path.is_file() and top != CHECKPOINTS and top not in OF_A_HOST:
-            yield path

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The usual checkpoint store: a folder `checkpoints` that all processes share, local or in a bucket.
 
-A checkpoint is a folder with its step as the name: the arrays in Orbax's format (`state`), the record, and a manifest
-with the digest of every file. Each process writes its shards to a folder of its own. Then each moves its files to the
-common folder, and process 0 adds the manifest and names the folder last.
+Each process writes its shards to a folder of its own. Then each moves its files to the common folder, and process 0
+adds the manifest and names the folder last.
 """
 
 import concurrent.futures
@@ -24,19 +23,12 @@ from files.paths import expanded
 
 
 class SharedFolder(FolderStore):
-    """A `Store`: the folder `checkpoints` of a workdir.
-
-    checkpointing/store.py documents its methods. A docstring here says what is special about this store.
-    """
+    """A `Store`: the folder `checkpoints` of a workdir."""
 
     is_shared = True
 
     def __init__(self, workdir, staging: pathlib.Path | None = None):
-        """Open the folder of a workdir, which is a path or the address of a bucket folder.
-
-        Args:
-          staging: local folder to which checkpoints are saved before they are copied; a bucket needs one.
-        """
+        """Open the folder of a workdir, a path or the address of a bucket folder; `staging` is as of `Checkpoints`."""
         super().__init__(workdir)
         # The staging folder has a folder for each process of each run.
         own = f"{copy_name(str(self.place.parent))}/process_{processes.index()}"
@@ -74,7 +66,9 @@ class SharedFolder(FolderStore):
             if manifest.digests(landing, list(files)) != files:
                 raise OSError(f"a copy below {landing} differs from its source")
         else:
-            _move(own, landing, list(files))
+            for name in files:
+                (landing / name).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(own / name, landing / name)
         if self.is_local:
             for name in files:
                 sync(landing / name)
@@ -161,12 +155,6 @@ class FilledFolder(SharedFolder):
     def write(self, step: int, record: str) -> None:
         super().write(step, record)
         self.fill(self._own(step) / STATE)
-
-
-def _move(source: pathlib.Path, target: pathlib.Path, names: list[str]) -> None:
-    for name in names:
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        os.replace(source / name, target / name)
 
 
 def _copy(source: pathlib.Path, target: pathlib.Path, names: list[str]) -> None:

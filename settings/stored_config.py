@@ -66,11 +66,8 @@ def trained_to(folder) -> int | None:
 def _newest_record(folder) -> tuple[int | None, _Record]:
     """Return (step, record) of the newest checkpoint; (None, {}) without one."""
     checkpoints = folder / "checkpoints"
-    steps = (
-        [int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal() and path.name.isascii()]
-        if checkpoints.is_dir()
-        else []
-    )
+    names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
+    steps = [int(name) for name in names if name.isdecimal() and name.isascii()]
     if not steps:
         return None, {}
     try:

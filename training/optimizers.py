@@ -123,11 +123,8 @@ def path_of_weight(path: tuple, weights: Container[Path]) -> Path | None:
 def reset_moments(state: tuple, masks: Mapping[Path, jax.Array]) -> tuple:
     """Return the state of any optimizer, with zeros for the moments of entries where the masks of weights are true.
 
-    A moment is an array with the path and the shape of the weight. Second moments by row and column (Adafactor) belong
-    to many entries and stay, as do counts of steps.
-
-    Args:
-      masks: bool, of the shape of the weight.
+    A mask is bool, and has the shape of its weight, as a moment has. Second moments by row and column (Adafactor)
+    belong to many entries and stay, as do counts of steps.
     """
 
     def of_leaf(path, leaf):

@@ -58,8 +58,7 @@ def mean_sizes(params: dict, units: Units) -> tuple[jax.Array, jax.Array]:
 def lowest(scores_U: jax.Array, number: jax.Array, most: int) -> jax.Array:
     """Return bool [..., K, F]: which unit is the k-th of the `number` units of each group with the lowest scores.
 
-    Args:
-      number: int [..., 1], at most `most`, which is K.
+    `number` is int [..., 1], and at most `most`, which is K.
     """
     _, chosen = jax.lax.top_k(-scores_U, most)
     is_kth = chosen[..., None] == jnp.arange(scores_U.shape[-1])
