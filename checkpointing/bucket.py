@@ -60,8 +60,9 @@ class Bucket:
                 if not there.exists():
                     continue
                 is_newer = here.exists() and (
-                    _continues(here, there) if name in GROWING else keep_newer and _is_newer(here, there)
-                )
+                    _continues(here, there) if name in GROWING
+                    else keep_newer and here.stat().st_mtime > there.stat().mtime
+                )  # fmt: skip
                 if not is_newer:
                     here.parent.mkdir(exist_ok=True)
                     written = there.stat().mtime
@@ -109,11 +110,6 @@ class Bucket:
                 if not there.exists() or there.stat().length != path.stat().st_size:
                     found.append(path)
         return found
-
-
-def _is_newer(here: pathlib.Path, there) -> bool:
-    """Return whether a file was written after its copy in the bucket."""
-    return here.stat().st_mtime > there.stat().mtime
 
 
 def _continues(here: pathlib.Path, there) -> bool:

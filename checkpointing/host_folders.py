@@ -139,12 +139,8 @@ def _missing(folder: pathlib.Path, files: Files, arrays: dict) -> list[str]:
         if layout not in files:
             missing.append(layout)
             continue
-        indices = set(map(_hashable, leaf.sharding.addressable_devices_indices_map(leaf.shape).values()))
-        for index in indices:
-            part = [slice(*bounds) for bounds in index]
+        indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
+        for bounds in {tuple((part.start, part.stop) for part in index) for index in indices}:
+            part = [slice(*ends) for ends in bounds]
             missing += [name for name in host_parts.chunk_files(folder, layout, part) if name not in files]
     return sorted(missing)
-
-
-def _hashable(index: tuple[slice, ...]) -> tuple:
-    return tuple((part.start, part.stop) for part in index)

@@ -44,8 +44,3 @@ def listen(address: str | None, port: int) -> socket.socket:
     except OSError as error:
         why = error.strerror.partition(" (while")[0]  # Python adds this part, which repeats the port
         raise RunError(f"port {port} on this machine: {why}; use another coordinator port") from None
-
-
-def check_free(address: str | None, port: int) -> None:
-    """Raise RunError if another program listens on a port of this machine."""
-    listen(address, port).close()

@@ -227,40 +227,33 @@ def join(
     The other arguments and errors are those of `start`. Returns the address that process 0 listens on; None in other
     processes, and for all addresses.
     """
+    global _line, _hub
     run_secret = secret.RunSecret(os.environ, workdir, first=group.index == 0)
     address = _listening_address(group, port) if group.index == 0 else None
-    try:
-        _join(group, port, join_seconds, on_end, run_secret, address)
-    finally:
-        run_secret.withdraw()
-    return address
-
-
-def _join(
-    group: Group, port: int, join_seconds: float, on_end: Callable, run_secret: secret.RunSecret, address: str | None
-) -> None:
-    """Start the hub at `address` in process 0, and connect to it; return when all processes have joined."""
-    global _line, _hub
 
     def withdraw_and_end(line: str, status: int) -> None:
         run_secret.withdraw()
         on_end(line, status)
 
-    if group.index == 0:
-        addresses.check_free(address, group.port)
-        listener = addresses.listen(address, port)
-        found = run_secret.find()
-        if found.source == secret.NOWHERE:
-            _warn(
-                f"no secret protects this run: anyone who can reach port {port} of {group.host} can end it; "
-                f"set {secret.VARIABLE} to the same secret in all processes"
-            )
-        _hub = Hub(listener, group.count, join_seconds, found)
-    _line = Line(
-        group.host, port, index=group.index, count=group.count, join_seconds=join_seconds,
-        on_end=withdraw_and_end, find_secret=run_secret.find,
-    )  # fmt: skip
-    _line.join()
+    try:
+        if group.index == 0:
+            addresses.listen(address, group.port).close()  # an error if another program listens there
+            listener = addresses.listen(address, port)
+            found = run_secret.find()
+            if found.source == secret.NOWHERE:
+                _warn(
+                    f"no secret protects this run: anyone who can reach port {port} of {group.host} can end it; "
+                    f"set {secret.VARIABLE} to the same secret in all processes"
+                )
+            _hub = Hub(listener, group.count, join_seconds, found)
+        _line = Line(
+            group.host, port, index=group.index, count=group.count, join_seconds=join_seconds,
+            on_end=withdraw_and_end, find_secret=run_secret.find,
+        )  # fmt: skip
+        _line.join()
+    finally:
+        run_secret.withdraw()
+    return address
 
 
 def _listening_address(group: Group, port: int) -> str | None:

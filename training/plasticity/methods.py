@@ -6,6 +6,7 @@ continual learning", Nature 632, 2024). U is short for [..., F], an array of hid
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import jax
@@ -97,10 +98,9 @@ class ReplaceLeastUseful(Method):
             kept = {name: from_memory(memory[name], units) for name in new}
             kept, scores_U = self._judged(kept, units, change.params, context.measured)
             is_mature = kept["age"] > self.keys.maturity
-            num_units = scores_U.shape[-1]
             due = kept["due"] + self.keys.rate * is_mature.sum(axis=-1, keepdims=True)
             number = jnp.minimum(jnp.floor(due), is_mature.sum(axis=-1, keepdims=True)).astype(jnp.int32)
-            most = replacement.most_of(self.keys.rate, num_units)
+            most = max(1, math.ceil(self.keys.rate * scores_U.shape[-1]))  # of a group that are replaced in a step
             is_kth = replacement.lowest(jnp.where(is_mature, scores_U, LARGEST), number, most)
             mask_U = is_kth.any(axis=-2)
             surgeon.replace(

@@ -6,7 +6,6 @@ units of a group that one step replaces. The memory of a transform has an array 
 weight, with size 1 in the dimension that is not the units, so that it is sharded as the weight is.
 """
 
-import math
 import zlib
 from collections.abc import Mapping, Sequence
 
@@ -141,8 +140,3 @@ class Surgeon:
 def key_of_step(seed: int, step: jax.Array) -> jax.Array:
     """Return the random key of a step, so that a resumed run draws the same."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), STREAM), step)
-
-
-def most_of(rate: float, num_units: int) -> int:
-    """Return the most units of a group that are replaced in a step, K."""
-    return max(1, math.ceil(rate * num_units))
