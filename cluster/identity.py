@@ -57,7 +57,6 @@ def files_digest(files: Iterable[pathlib.Path]) -> str:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the installed libraries."""
     return {"python": platform.python_version()} | installed(LIBRARIES)
 
 

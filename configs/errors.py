@@ -43,7 +43,6 @@ def similar(name: str, candidates) -> list[str]:
 
 
 def initials(name: str) -> str:
-    """Return the first letters of the words of a name."""
     return "".join(word[:1] for word in name.split("_"))
 
 

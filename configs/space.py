@@ -38,7 +38,6 @@ class Range:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all values are integers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 

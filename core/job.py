@@ -194,7 +194,6 @@ class Job:
         return state
 
     def examples_before(self, step: int) -> int:
-        """Return the number of examples consumed before a step."""
         stage = next((stage for stage in reversed(self.begun) if stage.step < step), self.begun[0])
         return stage.examples + max(0, step - stage.step - 1) * stage.rows
 

@@ -54,7 +54,6 @@ class Models:
 
     @property
     def num_parameters(self) -> int:
-        """The number of parameters of the trained model."""
         return num_parameters(self.trained) + num_parameters(self.base)
 
     def num_active(self, model) -> int:

@@ -29,7 +29,6 @@ def announce(line: str) -> None:
 
 
 def device_lines(config) -> list[str]:
-    """Return lines about the devices, the processes and the mesh."""
     axes = [axis for axis in config.layout.axis_order.split(",") if axis != "dcn_data" or config.mesh[axis] > 1]
     return [
         f"Local devices: {jax.local_device_count()} ({jax.local_devices()[0].device_kind})",

@@ -38,7 +38,6 @@ class _Record(Object, total=False):
 
 
 def is_run(folder) -> bool:
-    """Return whether a folder is that of a run."""
     return (folder / CONFIG).is_file()
 
 

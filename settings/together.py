@@ -245,7 +245,6 @@ def accepts(config: ConfigDict, key: str, value) -> bool:
 
 
 def _violated(values: dict[str, object]) -> Iterator[tuple]:
-    """Yield the rules of NEEDS that are violated."""
     for rule in NEEDS:
         key, with_values, other, wanted, _ = rule
         if _is(values[key], with_values) and not _accepts(other, values[other], wanted):

@@ -135,7 +135,6 @@ def reset_moments(state: tuple, masks: Mapping[Path, jax.Array]) -> tuple:
 
 
 def is_decayed(params: dict) -> dict:
-    """Return for each parameter whether weight decay applies to it."""
     return jax.tree_util.tree_map_with_path(lambda path, _: not path[-1].key.endswith(NOT_DECAYED), params)
 
 

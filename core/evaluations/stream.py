@@ -11,7 +11,6 @@ KIND = "stream"
 
 
 def make(config, corpus: Corpus | None) -> Evaluator | None:
-    """Return the evaluator of a run with `data.stream`."""
     if corpus is None or not corpus.tasks:
         return None
     return StreamTasks(config.train.eval_every, config.evaluation.batches)

@@ -12,7 +12,6 @@ KIND = "tot"
 
 
 def make(config, corpus: Corpus | None) -> Evaluator | None:
-    """Return the evaluator of a run with `tot.use_tot`."""
     if not config.tot.use_tot:
         return None
     if corpus is None:

@@ -211,7 +211,6 @@ class ShrinkPerturb(Method):
     """
 
     def update(self, context, change, memory):
-        """Return the change with weights that are shrunk and perturbed, if it is time."""
         key = key_of_step(self.seed, context.state.step)
 
         def perturbed(params):

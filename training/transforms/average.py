@@ -11,7 +11,6 @@ from training.step_transform import StepTransform
 
 
 def make(config, weights: Weights, schedule) -> "Average | None":
-    """Return the average of a configuration with `optimizer.ema_decay`."""
     return Average(weights, config.optimizer.ema_decay) if config.optimizer.ema_decay else None
 
 

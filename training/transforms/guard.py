@@ -15,7 +15,6 @@ LEARNING_STEPS = 100  # such steps before any value can be a spike
 
 
 def make(config, weights, schedule) -> "Guard":
-    """Return the guard, which every run has."""
     return Guard(schedule, config.train.spike_deviations)
 
 

@@ -43,7 +43,6 @@ class PlasticityMeasures(StepTransform):
 
     @property
     def measures(self):
-        """The mean absolute activation of each unit."""
         return measures(self.weights.units, {"size": jnp.abs})
 
     def init(self, params):
