@@ -350,14 +350,12 @@ def main(command: command_line.Command) -> None:
     if flags.verify_checkpoints:
         retention = Retention.of_config(config.checkpoint)
         lines, all_good = inspection.checkpoints_table(command.address, command.workdir, retention, store)
-        if processes.index() == 0:
-            print("\n".join(lines))
+        announce("\n".join(lines))
         if not all_good:
             raise Damaged(f"{command.address} has damaged checkpoints")
     elif flags.explain_step is not None:
         lines = inspection.explain_step(config, command.workdir, command.address, flags.explain_step, store)
-        if processes.index() == 0:
-            print("\n".join(lines))
+        announce("\n".join(lines))
     elif flags.evaluate_only:
         preference.to_evaluate(config)
         if any(command.loaded.typed.get(key) for key in DATA_READ):

@@ -71,11 +71,7 @@ class TrainedRun:
     """
 
     def __init__(self, address, config, devices: Sequence[jax.Device] | None = None):
-        """Restore the newest valid checkpoint of a run with this validated configuration.
-
-        Args:
-          devices: of its mesh; default: the first.
-        """
+        """Restore the newest valid checkpoint of a run with this validated configuration; by default on one device."""
         self.address, self.config = address, config
         self.run = assembly.assemble(dropless(config), devices=devices or jax.devices()[:1])
         with mesh_context(self.run.mesh), Checkpoints(address) as checkpoints:

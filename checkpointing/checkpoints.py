@@ -319,11 +319,9 @@ class Checkpoints:
         return True
 
     def _finish(self, step: int, write: Work, blocked: float) -> None:
-        """Take a save from its second phase (see checkpointing/store.py) to its end, and clean up; in the background.
+        """Take a save from its second phase, `write` (see checkpointing/store.py), to its end, and clean up.
 
-        Args:
-          write: the second phase.
-          blocked: seconds for which the first phase stopped the training loop.
+        The first phase has `blocked` the training loop for some seconds; this is in the background.
         """
         started = time.perf_counter()
         try:

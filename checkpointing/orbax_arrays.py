@@ -27,8 +27,7 @@ for noisy in ("absl", "asyncio"):  # Orbax warns at every save; `Checkpoints` re
 def begin(folder: pathlib.Path, arrays: dict, *, all_replicas: bool = False) -> ocp.AsyncCheckpointer:
     """Copy this process's shards, and start to write them; return the Orbax writer, for `finish`.
 
-    Args:
-      all_replicas: whether to write every shard that this process has; else each shard is written by one process.
+    With `all_replicas` every shard that this process has is written; else each shard is written by one process.
     """
     alone = _alone()
     which = (

@@ -146,8 +146,7 @@ def initial(config: ConfigDict) -> SourceRun:
 def newest_checkpoint(checkpoints: Checkpoints, config: ConfigDict) -> int:
     """Return the step of the newest valid checkpoint of a run with this configuration.
 
-    Raises:
-      CheckpointError: there is none, or it is of another model, even if its arrays have the same shapes.
+    Raises CheckpointError if there is none, or if it is of another model, even if its arrays have the same shapes.
     """
     step = checkpoints.newest_or_error()
     check_model(checkpoints, step, config)
@@ -228,8 +227,7 @@ def reader(checkpoints: Checkpoints, step: int) -> Callable[[str], Callable]:
 def _base(checkpoints: Checkpoints, step: int) -> SourceRun:
     """Return the base run of a checkpoint; its own checkpoint exists and is unchanged.
 
-    Raises:
-      CheckpointError: the checkpoint is missing or has changed, or the record does not describe the adapters.
+    Raises CheckpointError if that is missing or has changed, or if the record does not describe the adapters.
     """
     record = checkpoints.record(step)
     stored = record.get("config", {})

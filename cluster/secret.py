@@ -46,9 +46,7 @@ class RunSecret:
     def __init__(self, environment: Mapping[str, str], workdir: pathlib.Path | None, *, first: bool):
         """Look for a secret from the user or the pod; ConfigError if the value cannot be used as a secret.
 
-        Args:
-          workdir: a folder that all processes share; None if there is none.
-          first: whether this is process 0, which writes a secret into `workdir` if none is given.
+        If none is given, the `first` process, 0, writes one into `workdir`, if all share such a folder.
         """
         self.given = _given(environment)
         self.folder = workdir if self.given is None else None

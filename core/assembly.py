@@ -267,11 +267,8 @@ def _gradient(
 ) -> tuple[Callable, int]:  # fmt: skip
     """Return (the gradient function, the number of parts of a batch that are measured; 0: none).
 
-    Args:
-      make: `make_gradient` of training/step.py without the arguments that depend on the mesh.
-      shardings: of the parameters.
-      slow: whether microbatches report progress.
-      uses_shard_map: whether each device computes its own part in a shard_map.
+    `make` is `make_gradient` of training/step.py without the arguments that depend on the mesh; `shardings` are of the
+    parameters. With `uses_shard_map` each device computes its own part; if `slow`, microbatches report progress.
     """
     measures_parts = any(transform.measures_parts for transform in update.transforms)
     once = _reduce_once_axes(config, built)

@@ -113,10 +113,7 @@ class Command:
 def parse_flags(description: str, not_read: tuple[str, ...] = (), why: str = "") -> dict[str, str]:
     """Parse sys.argv with absl; return the `--config.key=value` overrides as text. Install the exit hooks.
 
-    Args:
-      description: for --help.
-      not_read: common flags that the command refuses; with "config" also all keys.
-      why: the reason.
+    The command refuses the common flags in `not_read`, with "config" also all keys, and says `why`.
     """
     ending.install()
     overrides, rest = split_overrides(sys.argv)

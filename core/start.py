@@ -83,8 +83,7 @@ def other_models(objective: Objective) -> list[FrozenModel]:
 def check_sources(objective: Objective, config, *, is_new: bool) -> None:
     """Raise ConfigError if a run whose weights are needed is missing or has no checkpoint, before documents are read.
 
-    Args:
-      is_new: whether the run surely has no checkpoint, so that `train.init_from` initializes it.
+    A run that surely `is_new` has no checkpoint, so that `train.init_from` initializes it.
     """
     for model in other_models(objective):
         frozen_models.source_of(model, config).check_has_checkpoint()

@@ -24,12 +24,7 @@ def for_decoding(config: ConfigDict, num_devices: int, *, keep_mesh: bool = Fals
     dimensions and the run's objective allow, along heads. The rows of a batch are sharded over the other devices.
     Layers are not scanned: a scan would copy the cache of each layer for each token. Experts drop no token.
 
-    Args:
-      config: a resolved configuration.
-      keep_mesh: whether the mesh of `config` is kept.
-
-    Raises:
-      ConfigError: the mesh shards the length.
+    The configuration is resolved; with `keep_mesh` its mesh stays. Raises ConfigError if the mesh shards the length.
     """
     config, model = dropless(config), config.model
     if not keep_mesh:

@@ -73,8 +73,7 @@ def meshes(config: ConfigDict) -> tuple[tuple[int, tuple[int, ...]], ...]:
 def changes(said: str) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Return (step, sizes of MESH_AXES after it) of each change in `layout.changes`.
 
-    Raises:
-      ConfigError: the text is not in the format of EXAMPLE; the message names the part and a remedy.
+    Raises ConfigError if the text is not in the format of EXAMPLE; the message names the part and a remedy.
     """
     found = tuple(_change(part.strip()) for part in said.split(";") if part.strip())
     for (before, _), (step, _) in itertools.pairwise(found):

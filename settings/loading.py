@@ -99,13 +99,9 @@ def run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
 
 
 def run_file(file: pathlib.Path, typed: str, result: Callable[[types.ModuleType], Any]) -> Any:
-    """Execute a Python file that a user named; return `result` of its module.
+    """Execute a Python file that a user named by `typed`, a flag; return `result` of its module.
 
-    Args:
-      typed: the flag that named the file, for the error message.
-
-    Raises:
-      ConfigError: the file or `result` fails; the message has the line of the file.
+    Raises ConfigError if the file or `result` fails; the message has the flag and the line of the file.
     """
     file = file.absolute()  # as Python names it in tracebacks
     spec = importlib.util.spec_from_file_location(f"recipe_{file.stem}", file)

@@ -109,10 +109,8 @@ def _with_experts(topology: topologies.Topology, values: dict[str, object]) -> d
 def environment_mesh(environment: Mapping[str, str]) -> dict[str, int]:
     """Return {axis: devices} from TPU_MESH_CONFIG="4,4,2" and TPU_AXIS_NAMES="data,model,fsdp", in this order.
 
-    Returns {} if TPU_MESH_CONFIG is not set. Three numbers without names are the sizes of EARLIER_AXES.
-
-    Raises:
-      ConfigError: a size is not an integer greater than 0, or the names are not one mesh axis for each size.
+    Returns {} if TPU_MESH_CONFIG is not set. Three numbers without names are the sizes of EARLIER_AXES. Raises
+    ConfigError if a size is not an integer greater than 0, or if the names are not one mesh axis for each size.
     """
     sizes, names = (environment.get(name, "").strip() for name in ("TPU_MESH_CONFIG", "TPU_AXIS_NAMES"))
     if not sizes and names:

@@ -55,8 +55,7 @@ OF_PUZZLES = {  # additional keys of a recursive model; the number of cells of a
 def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]:
     """Scale `config` down in place; return {key: (old, new)} of the changed keys.
 
-    Raises:
-      ConfigError: the mesh does not divide a size of the recipe, or a typed one.
+    Raises ConfigError if the mesh does not divide a size of the recipe, or a typed one.
     """
     before = flat(config)
     units = _units(config)
