@@ -29,15 +29,11 @@ class Stages(Callback):
 
     def __init__(self, config, record: dict | None):
         self.config = config
-        self.restore(record)
-
-    def restore(self, record: dict | None) -> None:
-        """Take the number of increases of a checkpoint's record, 0 without one; `begin` does the rest."""
         _, _, self.increases = position_of(record)
 
     def on_start(self, job, record):
-        """Return to the batch size of the restored checkpoint."""
-        self.restore(record)
+        """Return to the batch size of the restored checkpoint; `begin` does the rest."""
+        _, _, self.increases = position_of(record)
 
     @property
     def rows(self) -> int:
