@@ -59,16 +59,12 @@ class Bucket:
                 there, here = store / name, self.folder / name
                 if not there.exists():
                     continue
-                is_newer = here.exists() and (
-                    _continues(here, there) if name in GROWING
-                    else keep_newer and here.stat().st_mtime > there.stat().mtime
-                )  # fmt: skip
+                if name in GROWING:
+                    is_newer = here.exists() and _continues(here, there)
+                else:
+                    is_newer = keep_newer and here.exists() and here.stat().st_mtime > there.stat().mtime
                 if not is_newer:
-                    here.parent.mkdir(exist_ok=True)
-                    written = there.stat().mtime
-                    with there.open("rb") as sent, replacing(here) as file:
-                        shutil.copyfileobj(sent, file, PIECE_BYTES)
-                    os.utime(here, (written, written))  # only what is written here has a time of this host's clock
+                    _fetch_file(there, here)
         except (OSError, *failures_of_buckets()) as error:
             raise kind_of(error)(f"--workdir={self.url}: {error}") from None
 
@@ -110,6 +106,14 @@ class Bucket:
                 if not there.exists() or there.stat().length != path.stat().st_size:
                     found.append(path)
         return found
+
+
+def _fetch_file(there, here: pathlib.Path) -> None:
+    here.parent.mkdir(exist_ok=True)
+    written = there.stat().mtime
+    with there.open("rb") as sent, replacing(here) as file:
+        shutil.copyfileobj(sent, file, PIECE_BYTES)
+    os.utime(here, (written, written))  # only what is written here has a time of this host's clock
 
 
 def _continues(here: pathlib.Path, there) -> bool:
