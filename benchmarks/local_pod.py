@@ -57,14 +57,14 @@ def measured(pod: LocalPod, workers: int) -> dict:
     started = time.perf_counter()
     call(pod, "stop")
     stop = time.perf_counter() - started
-    left, last = processes_of(groups), support.steps_of(run)[-1]
+    left, before = processes_of(groups), support.steps_of(run)
+    last = before[-1]
     saved = support.checkpoints(run)[-1]
     started = time.perf_counter()
     call(pod, "restart")
     wait_for_step(run, last + 1)
     restart = time.perf_counter() - started
-    steps = support.steps_of(run)
-    went_on_at = steps[len(steps) - steps[::-1].index(last + 1) - 1]
+    went_on_at = support.steps_of(run)[len(before)]
     return {
         "workers": len(groups),
         "launch_to_first_step_seconds": round(first_step, 1),

@@ -38,7 +38,7 @@ from training import optimizers, step_transform
 from training.state import TrainState
 from training.step import make_gradient, make_train_step
 
-MECHANISM = next((word.removeprefix("--mechanism=") for word in sys.argv if word.startswith("--mechanism=")), "on")
+IS_ON = "--mechanism=off" not in sys.argv
 TASKS = 20 if support.QUICK else 200
 RATES = (3e-4, 1e-3, 2e-3, 3e-3, 1e-2)
 TUNING_SEEDS, SEEDS = (100, 101), (0, 1, 2)
@@ -65,7 +65,7 @@ class Learner(NamedTuple):
     @classmethod
     def of(cls, config, keys: dict) -> "Learner":
         """Return the learner with these keys of the section `plasticity`, assembled as train.py does."""
-        config.plasticity.update(keys if MECHANISM == "on" else {})
+        config.plasticity.update(keys if IS_ON else {})
         config.mesh.fsdp = 1
         validate(config, 1)
         run = assembly.assemble(config, devices=jax.devices()[:1])
@@ -177,7 +177,7 @@ def judge(figures: dict[str, float]) -> None:
     for name in ("continual_backprop", "l2_init"):
         if figures[f"{name}_last"] < figures["adam_last"] + LEAD:
             problems.append(f"{name} does not end {LEAD:.0%} above plain Adam")
-    if problems and (MECHANISM == "off" or not support.QUICK):
+    if problems and (not IS_ON or not support.QUICK):
         sys.exit("; ".join(problems))
 
 

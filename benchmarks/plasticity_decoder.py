@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import support
 from flax import nnx
-from plasticity import MECHANISM, Learner
+from plasticity import IS_ON, Learner
 
 from configs import base
 from parallelism.mesh import mesh_context
@@ -123,7 +123,7 @@ def judge(figures: dict[str, float]) -> None:
     problems = [f"{', '.join(idle)}: the same loss as plain training"] if idle else []
     if plain > ENTROPY + NEAR:
         problems.append("plain training does not learn the last language")
-    if problems and (MECHANISM == "off" or not support.QUICK):
+    if problems and (not IS_ON or not support.QUICK):
         sys.exit("; ".join(problems))
 
 

@@ -20,7 +20,8 @@ from typing import NoReturn
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 QUICK = "--quick" in sys.argv
-OPTIONS = ("--quick", "--text=", "--exhaustive", "--mechanism=")  # of all benchmarks but those that parse their own
+# of all benchmarks but those that parse their own
+OPTIONS = ("--quick", "--text=", "--exhaustive", "--mechanism=on", "--mechanism=off")
 OF_ONE = OPTIONS[1:]  # which not every benchmark reads
 PARSES_ITS_OWN = ("docs", "interactions", "levers", "record", "same_programs", "search_grid", "story")
 SERVER_ENDS_SECONDS = 1800
