@@ -60,7 +60,6 @@ class Run(NamedTuple):
 
 def main(arguments: list[str]) -> None:
     """Print the list; a usage error ends with status 2."""
-    ending.install()
     if {"-h", "--help"} & set(arguments):
         print(__doc__.strip())
         return
@@ -156,4 +155,5 @@ def number(value: float | None) -> str:
 
 
 if __name__ == "__main__":
+    ending.install()
     main(sys.argv[1:])

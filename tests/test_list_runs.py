@@ -100,5 +100,14 @@ def test_output_that_nobody_reads_any_more_ends_a_list_in_one_line(runs, command
     process.stderr.close()
 
 
+def test_a_notebook_that_lists_runs_outlives_a_thread_that_fails(tmp_path):
+    program = (
+        f"import threading\nfrom scripts import list_runs\nlist_runs.main([{str(tmp_path)!r}])\n"
+        "thread = threading.Thread(target=lambda: 1 / 0)\nthread.start()\nthread.join()\nprint('alive')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.endswith("alive\n"), done.stderr
+
+
 def test_help_says_what_it_does():
     assert "List the runs below a folder" in listed("--help").stdout
