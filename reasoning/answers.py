@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers that a model draws in reinforcement learning: where they end, and how they are rewarded."""
 
+import inspect
+import pathlib
 from collections.abc import Callable, Sequence
 
 from configs.errors import ConfigError
@@ -19,8 +21,17 @@ def reward(function: Reward) -> Reward:
     """Register a function (prompt, answer) -> number as the reward `grpo.reward=NAME`, with the function's name."""
     if function.__name__ in REWARD_NAMES:
         raise ConfigError(f"@reward: {function.__name__} is the name of a reward of Torus; rename the function")
+    before = REWARDS.get(function.__name__, function)
+    files = sorted({str(file.resolve()) for file in map(_file, (before, function)) if file.is_file()})
+    if len(files) > 1:
+        raise ConfigError(f"@reward: {function.__name__} is a function of {' and of '.join(files)}; rename one of them")
     REWARDS[function.__name__] = function
     return function
+
+
+def _file(function: Reward) -> pathlib.Path:
+    """Return the file of a function; there is no such file if it is of a notebook's cell."""
+    return pathlib.Path(inspect.unwrap(function).__code__.co_filename)
 
 
 class Lines:

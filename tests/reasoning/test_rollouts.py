@@ -193,6 +193,19 @@ def get_config():
 """
 
 
+def test_two_recipes_do_not_share_the_name_of_a_reward(tmp_path, monkeypatch):
+    """The first configuration would learn from the reward of the second; a file that is read again replaces its own."""
+    monkeypatch.setattr(answers, "REWARDS", {})
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.py").write_text(RECIPE)
+    for _ in range(2):
+        loading.load(tmp_path / "a.py", "", {})
+    with pytest.raises(ConfigError, match=r"share_of_e is a function of .*/a\.py and of .*/b\.py; rename one of them"):
+        loading.load(tmp_path / "b.py", "", {})
+    for cell in ("<cell 1>", "<cell 2>"):
+        exec(compile(RECIPE.replace("share_of_e", "of_cell"), cell, "exec"), {})
+
+
 @pytest.fixture(scope="module")
 def chatting(tmp_path_factory):
     """A folder with conversations, a recipe with a reward, and a model that was trained on them."""
