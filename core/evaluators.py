@@ -186,6 +186,8 @@ def without_figures(
 
 def as_numbers(evaluator: Evaluator, figures: dict) -> dict[str, float]:
     """Return figures that metrics.jsonl can hold; TypeError or ValueError for others, with their evaluator."""
+    if not isinstance(figures, Mapping) or not all(isinstance(name, str) for name in figures):
+        raise TypeError(f"evaluator {evaluator.name}: evaluate() returned {figures!r:.60}; return {{name: number}}")
     if evaluator.ranks_checkpoints and "loss" not in figures:
         raise ValueError(f'evaluator {evaluator.name}: ranks_checkpoints needs a figure "loss"')
     numbers = {}
@@ -195,7 +197,7 @@ def as_numbers(evaluator: Evaluator, figures: dict) -> dict[str, float]:
             raise ValueError(
                 f"evaluator {evaluator.name}: a line of metrics.jsonl has its own {name!r}; rename the figure"
             )
-        if array.size != 1 or array.dtype.kind in "OSUMm":
+        if array.size != 1 or array.dtype.kind in "OSUMmc":
             raise TypeError(f"evaluator {evaluator.name}: figure {name!r} is {value!r}; it must be one number")
         numbers[name] = array.item() if array.dtype.kind in "iub" else float(array.item())
     return numbers

@@ -44,6 +44,9 @@ def test_arrays_of_one_element_are_numbers():
     [
         ({"x": np.ones(2)}, False, "figure 'x' is array.*must be one number"),
         ({"x": "high"}, False, "figure 'x' is 'high'; it must be one number"),
+        (3.0, True, r"evaluate\(\) returned 3.0; return {name: number}"),
+        ({3: 3.0}, False, r"evaluate\(\) returned {3: 3.0}; return {name: number}"),
+        ({"x": 1j}, False, "figure 'x' is 1j; it must be one number"),
         ({"x": None}, False, "figure 'x' is None; it must be one number"),
         ({"step": 1.0}, False, "a line of metrics.jsonl has its own 'step'"),
         ({"event": 1.0}, False, "a line of metrics.jsonl has its own 'event'"),
