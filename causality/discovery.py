@@ -25,14 +25,17 @@ def pc(data: np.ndarray, alpha: float = 0.01) -> np.ndarray:
       alpha: two variables are called dependent if the Fisher z test has a p-value below this.
 
     Raises:
-      ValueError: there are too few rows for the test of two variables given all others, or a column is constant.
+      ValueError: there are too few rows for the test of two variables given all others, a column is constant, or a
+        value is not finite.
     """
     n, D = data.shape
     if n <= D + 1:
         raise ValueError(f"pc: {n} rows are too few for {D} variables; give more than {D + 1}")
+    if not np.isfinite(data).all():
+        raise ValueError("pc: the data have values that are not finite; leave out their rows")
     if (constant := np.flatnonzero((data == data[0]).all(axis=0))).size:
         raise ValueError(f"pc: column {constant[0]} is constant, so it correlates with nothing; leave it out")
-    adjacent_DD, separators = skeleton(np.corrcoef(data, rowvar=False), len(data), alpha)
+    adjacent_DD, separators = skeleton(np.atleast_2d(np.corrcoef(data, rowvar=False)), n, alpha)
     return oriented(adjacent_DD, separators)
 
 

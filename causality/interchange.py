@@ -35,7 +35,7 @@ def labels_after(
     Raises:
       ValueError: the model has no such layer, or the prompts no such position.
     """
-    _check_place(nnx.merge(graph, params), np.shape(base_PT)[1], layer, position)
+    _check_place(nnx.merge(graph, params), min(np.shape(base_PT)[1], np.shape(source_PT)[1]), layer, position)
     logits_PV = _interchanged_jit(graph, params, base_PT, source_PT, layer, position, rotation_DR)
     return np.asarray(labels)[np.asarray(logits_PV)[:, np.asarray(labels)].argmax(-1)]
 
@@ -63,7 +63,7 @@ def align(
       ValueError: as in `labels_after`.
     """
     model = nnx.merge(graph, params)
-    _check_place(model, np.shape(base_PT)[1], layer, position)
+    _check_place(model, min(np.shape(base_PT)[1], np.shape(source_PT)[1]), layer, position)
     begin, order = jax.random.split(key)
     free_DR = jax.random.normal(begin, (model.embed_dim, size))
     rows = jax.random.randint(order, (steps, batch), 0, len(base_PT))

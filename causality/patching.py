@@ -68,11 +68,15 @@ def contrast(
       tokens: (answer, other); None: those that the model finds likeliest.
 
     Raises:
-      ValueError: the prompts have different lengths.
+      ValueError: the prompts have different lengths, or are no tokens of the model.
     """
     if len(clean_T) != len(corrupt_T):
         raise ValueError(f"the prompts have {len(clean_T)} and {len(corrupt_T)} tokens; give prompts of equal length")
-    clean_V, corrupt_V = np.asarray(_logits(graph, params, np.stack([clean_T, corrupt_T]).astype(np.int32)))
+    prompts_PT, size = np.stack([clean_T, corrupt_T]), nnx.merge(graph, params).embed.embedding.shape[0]
+    are_tokens = np.issubdtype(prompts_PT.dtype, np.integer) and ((prompts_PT >= 0) & (prompts_PT < size)).all()
+    if not prompts_PT.size or not are_tokens:
+        raise ValueError(f"give prompts of at least one token, each a whole number from 0 to {size - 1}")
+    clean_V, corrupt_V = np.asarray(_logits(graph, params, prompts_PT.astype(np.int32)))
     if tokens is None:
         answer = int(clean_V.argmax())
         others_V = corrupt_V.copy()

@@ -41,7 +41,13 @@ def trace(
       tokens_T: int32 [T].
       is_noised_T: bool [T].
       answer: the token whose probability after the prompt is measured.
+
+    Raises:
+      ValueError: `is_noised_T` is not a bool for each token.
     """
+    is_noised_T = np.asarray(is_noised_T)
+    if is_noised_T.dtype != bool or is_noised_T.shape != np.shape(tokens_T):
+        raise ValueError(f"is_noised_T is {is_noised_T.dtype} {list(is_noised_T.shape)}; give a bool for each token")
     tokens_PT = np.tile(np.asarray(tokens_T, np.int32), (DRAWS, 1))
     sources, of_prompts_PK = sources_of(graph, params, tokens_PT), np.full((DRAWS, 1), answer, np.int32)
     noise_PTD = _noise(graph, params, key, jnp.asarray(is_noised_T))

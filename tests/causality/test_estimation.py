@@ -187,6 +187,15 @@ def test_pc_finds_the_skeletons_of_random_graphs():
     assert 2 * hits / (found + there) > 0.93
 
 
+def test_pc_of_one_variable_has_no_edge_and_what_is_not_finite_is_refused():
+    """A correlation that is NaN would never be found independent."""
+    data = np.random.default_rng(0).standard_normal((50, 3))
+    assert not discovery.pc(data[:, :1]).any()
+    data[3, 1] = np.nan
+    with pytest.raises(ValueError, match="values that are not finite"):
+        discovery.pc(data)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_pc_agrees_with_causal_learn():
     search = pytest.importorskip("causallearn.search.ConstraintBased.PC")

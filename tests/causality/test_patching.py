@@ -152,6 +152,24 @@ def test_a_place_that_does_not_exist_is_not_interchanged(layer, position, said):
         interchange.labels_after(*model(), CLEAN[None], CORRUPT[None], layer, position, (1, 2))
 
 
+def test_a_place_that_only_the_base_has_is_not_interchanged():
+    with pytest.raises(ValueError, match="position=6 is not one of the 6"):
+        interchange.labels_after(*model(), CLEAN[None], CORRUPT[None, 1:], 0, 6, (1, 2))
+
+
+@pytest.mark.parametrize("prompt", [[V], [-1], [1.7], []])
+def test_what_is_no_token_is_not_compared(prompt):
+    with pytest.raises(ValueError, match=f"at least one token, each a whole number from 0 to {V - 1}"):
+        patching.contrast(*model(), prompt, prompt)
+
+
+@pytest.mark.parametrize("noised", [[True], [1, 2, 3, 4, 5, 6, 0]])
+def test_noise_is_for_each_token_or_not(noised):
+    """One value would count for all tokens, and other numbers would scale the noise."""
+    with pytest.raises(ValueError, match=r"is_noised_T is .*; give a bool for each token"):
+        tracing.trace(*model(), CLEAN, noised, 1, key=jax.random.key(0))
+
+
 def test_a_rotation_is_found_that_interchanges_only_the_name():
     """Its subspace has 8 of 32 dimensions, and gives the source's name for pairs that it was not found on."""
     layer, _, graph, params, found, position = planted()
