@@ -28,6 +28,8 @@ def check(values: dict[str, object]) -> None:
         raise ConfigError(FLOAT16)
     for name, value in values.items():
         key = KEYS[name]
+        if key.defined_in and value not in _names(key.defined_in):
+            _names.cache_clear()  # the module may have been added since
         if key.choices or key.defined_in:
             one_of(name, value, key.choices or _names(key.defined_in))
         if isinstance(value, int | float) and not isinstance(value, bool):

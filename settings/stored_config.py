@@ -22,6 +22,7 @@ from settings.resolving import Loaded, resolve
 CONFIG, ORIGIN = "config.json", "run.json"
 RUNS = "train.init_from", "distillation.teacher"  # keys that name another run; a recipe there may only be typed
 PLACES = {"data.cache_dir", "checkpoint.staging"}  # folders of the machine, which a run's folder may not choose
+PUBLISHED = {"architectures", "model_type"}  # keys of the config.json of published models, and of no run's
 OF_TRAINING = "batch."  # the section that does not apply when a run is only read
 
 
@@ -83,6 +84,11 @@ def read_config(folder) -> dict[str, Scalar]:
             f"--workdir={folder} holds no run: there is no {path.absolute()}; train first, or name another"
         )
     try:
+        if PUBLISHED & read_json(path, Object).keys():
+            raise ConfigError(
+                f"{folder} holds a published model and no run; import it by convert.py import --hf={folder} "
+                "--workdir=FOLDER, and name that folder"
+            )
         values = read_json(path, dict[str, Scalar])
     except JsonError as error:
         raise ConfigError(f"{error}; each checkpoint's record.json has a copy, as `config`") from None

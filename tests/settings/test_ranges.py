@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A number beyond what its key may have is refused in one short line, before anything is built from it."""
 
+import functools
 import json
 import time
 
@@ -9,7 +10,7 @@ import pytest
 from configs import base
 from configs.base import KEYS
 from configs.errors import ConfigError
-from settings import loading, stored_config, validation
+from settings import loading, ranges, stored_config, validation
 from settings.keys import flat
 
 DEFAULTS = flat(base.get_config())
@@ -96,6 +97,23 @@ def test_a_stored_configuration_that_is_none_is_named_by_file_and_key(tmp_path, 
     with pytest.raises(ConfigError) as error:
         stored_config.load_to_read(tmp_path, {})
     assert f"{tmp_path}/config.json" in str(error.value) and message in str(error.value)
+
+
+def test_a_published_model_is_no_damaged_run(tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    with pytest.raises(ConfigError, match=f"a published model and no run; import it by .* --hf={tmp_path} "):
+        stored_config.load_to_read(tmp_path, {})
+
+
+def test_a_module_that_was_added_in_this_session_is_known(tmp_path, monkeypatch):
+    monkeypatch.setattr(ranges, "ROOT", tmp_path)
+    monkeypatch.setattr(ranges, "_names", functools.cache(ranges._names.__wrapped__))  # of this test alone
+    (tmp_path / "models").mkdir()
+    values = {"model.name": "mine", "model.dtype": "float32", "train.steps": 1, "train.global_batch": 1}
+    with pytest.raises(ConfigError, match="name=mine is unknown"):
+        ranges.check(values)
+    (tmp_path / "models" / "mine.py").write_text("def make(config):\n    pass\n")
+    ranges.check(values)
 
 
 def test_a_key_that_an_older_version_did_not_store_has_its_default(tmp_path):
