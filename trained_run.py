@@ -8,7 +8,9 @@ print(run.step, run.generate(["def "])[0])
 
 import functools
 import numbers
+import os
 import pathlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import jax
@@ -19,6 +21,7 @@ from flax import nnx
 from checkpointing.bucket import path_of
 from checkpointing.checkpoints import Checkpoints
 from checkpointing.source_run import newest_checkpoint, restore_eval_params
+from configs.base import BUILT_IN_TOKENIZERS
 from configs.errors import ConfigError
 from core import assembly, solving
 from core.evaluators import engine_of
@@ -28,13 +31,14 @@ from inference.prompts import text_prompt, text_start
 from input_pipeline import tokenization
 from parallelism.mesh import mesh_context
 from reasoning.solving import Solved
-from reporting.metrics import read_lines, read_steps
+from reporting.metrics import read_lines, steps_of
 from settings import stored_config, validation
 from settings.decoding import dropless
 from settings.together import TASKS
 
 KINDS = ("train", "eval", "event")  # of lines of metrics.jsonl that any run may have
 NOT_OF_TEXT = ("recursive", "classification")  # objectives of other models than language models
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def open_run(workdir: str | pathlib.Path) -> "TrainedRun":
@@ -49,6 +53,9 @@ def open_run(workdir: str | pathlib.Path) -> "TrainedRun":
     folder = expanded(workdir)
     loaded = stored_config.load_to_read(folder, {})
     validation.validate(loaded.config, 1, loaded)
+    data = loaded.config.data
+    if data.tokenizer not in (*BUILT_IN_TOKENIZERS, ""):
+        data.tokenizer = os.path.abspath(data.tokenizer)  # it is read when it is needed, maybe after os.chdir
     return TrainedRun(folder, loaded.config)
 
 
@@ -73,6 +80,7 @@ class TrainedRun:
     def __init__(self, address, config, devices: Sequence[jax.Device] | None = None):
         """Restore the newest valid checkpoint of a run with this validated configuration; by default on one device."""
         self.address, self.config = address, config
+        self._folder = str(address) if "://" in str(address) else os.path.abspath(address)
         self.run = assembly.assemble(dropless(config), devices=devices or jax.devices()[:1])
         with mesh_context(self.run.mesh), Checkpoints(address) as checkpoints:
             self.step = newest_checkpoint(checkpoints, config)
@@ -106,6 +114,8 @@ class TrainedRun:
         if self.config.train.objective in NOT_OF_TEXT:
             raise ConfigError(f"{self.address} is no language model, so it has no logits of tokens")
         tokens_BT, most = np.asarray(tokens_BT), self.config.model.vocab_size
+        if not tokens_BT.size:
+            tokens_BT = tokens_BT.astype(np.int32)  # numpy takes an empty list for float64
         if tokens_BT.ndim != 2 or not np.issubdtype(tokens_BT.dtype, np.integer):
             raise ValueError(f"tokens are {tokens_BT.dtype} {list(tokens_BT.shape)}; give whole numbers [rows, length]")
         if tokens_BT.size and not 0 <= tokens_BT.min() <= tokens_BT.max() < most:
@@ -128,7 +138,7 @@ class TrainedRun:
         Raises:
           ValueError: `prompts` is a single text, or a value is out of its range, as the flags of generate.py say.
         """
-        prompts = _checked(prompts, max_tokens=max_tokens, temperature=temperature, **how)
+        prompts = checked(prompts, max_tokens=max_tokens, temperature=temperature, **how)
         with mesh_context(self.run.mesh):
             return sampling.continue_texts(
                 self.run, self.params, self.tokenizer, prompts, max_tokens=max_tokens, temperature=temperature,
@@ -143,7 +153,7 @@ class TrainedRun:
         Raises:
           ValueError: as `generate`.
         """
-        messages = _checked(messages, max_tokens=max_tokens, temperature=temperature, **how)
+        messages = checked(messages, max_tokens=max_tokens, temperature=temperature, **how)
         sampling.check_answers(self.config, self.tokenizer, self.address)
         with mesh_context(self.run.mesh):
             return sampling.answers(
@@ -151,7 +161,12 @@ class TrainedRun:
             )
 
     def solve(self, problems: list[str], seed: int = 0) -> list[Solved]:
-        """Search for the answer to each problem, as the keys of `config.tot` say; ConfigError for a wrong problem."""
+        """Search for the answer to each problem, as the keys of `config.tot` say; ConfigError for a wrong problem.
+
+        Raises:
+          ValueError: as `generate`.
+        """
+        problems = checked(problems)
         solving.check(self.config, problems, "")
         with mesh_context(self.run.mesh):
             return solving.solve(engine_of(self.run, self.params), self.config, problems, seed)[0]
@@ -161,7 +176,7 @@ class TrainedRun:
         **how,
     ) -> Iterator[str]:  # fmt: skip
         """Yield the text of `generate` for a prompt, or of `answer` for a message, in parts while it is decoded."""
-        _checked([prompt if message is None else message], max_tokens=max_tokens, temperature=temperature, **how)
+        checked([prompt if message is None else message], max_tokens=max_tokens, temperature=temperature, **how)
         if message is None:
             asked = text_prompt(self.tokenizer, prompt, self.text_start)
         else:
@@ -182,12 +197,13 @@ class TrainedRun:
 
         Raises ValueError for a kind that this run has no lines of, unless any run may have them.
         """
-        path = path_of(str(self.address)) / "metrics.jsonl"
-        lines = read_steps(path, kind)
-        if not lines and kind not in KINDS:
-            kinds = sorted({line["kind"] for line in read_lines(path)})
-            raise ValueError(f"{path} has no lines of the kind {kind!r}; it has {', '.join(kinds)}")
-        return lines
+        path = path_of(self._folder) / "metrics.jsonl"
+        lines = read_lines(path) if path.is_file() else []  # an import has none
+        found = steps_of(lines, kind)
+        if not found and kind not in KINDS:
+            kinds = ", ".join(sorted({line["kind"] for line in lines})) or "none"
+            raise ValueError(f"{self.address}/metrics.jsonl has no lines of the kind {kind!r}; it has {kinds}")
+        return found
 
 
 LIMITS = {  # of what generate.py has as flags: kind, least, most
@@ -197,13 +213,15 @@ LIMITS = {  # of what generate.py has as flags: kind, least, most
 }  # fmt: skip
 
 
-def _checked(texts: Iterable[str], **how) -> list[str]:
+def checked(texts: Iterable[str], **how) -> list[str]:
     """Return the texts as a list; ValueError for what the flags of generate.py refuse."""
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
         raise ValueError(f"{str(texts)[:40]!r} is one text; give a list of texts")
     texts = list(texts)
     if wrong := [text for text in texts if not isinstance(text, str)]:
         raise ValueError(f"{type(wrong[0]).__name__} is no text; give str")
+    if wrong := [text for text in texts if SURROGATE.search(text)]:
+        raise ValueError(f"{wrong[0]!r:.60} has an unpaired surrogate, which no tokenizer can read")
     for name, value in how.items():
         if name not in LIMITS:
             raise ValueError(f"{name} is none of the arguments, which are {', '.join(LIMITS)}")

@@ -4,6 +4,7 @@
 import json
 import statistics
 import time
+import weakref
 
 import jax
 
@@ -28,10 +29,20 @@ class LoopProfile(Profile):
     def __init__(self, config, window: Window):
         """`config`: what advice is about; `window`: the steps of a run of `train` that are traced."""
         super().__init__(window)
-        self.config, self._job, self._seconds, self._details = config, None, [], {}
+        self.config, self._clock, self._workdir = config, None, None
+        self._begin_anew()
+        listener = weakref.WeakMethod(self._on_compilation)  # jax keeps what it calls for ever
+
+        def listen(*event, **about) -> None:
+            if method := listener():
+                method(*event, **about)
+
+        jax.monitoring.register_event_duration_secs_listener(listen)
+
+    def _begin_anew(self) -> None:
+        self._seconds, self._details = [], {}
         self._began = self._ended = None
         self._waiting = self._compiling = 0.0  # seconds between steps, and of compilation in them after the first
-        jax.monitoring.register_event_duration_secs_listener(self._on_compilation)
 
     def start_step(self) -> None:
         """Begin a step; the time since the last one counts as waiting for its batch."""
@@ -55,7 +66,7 @@ class LoopProfile(Profile):
         if not self._seconds:
             return {"steps": 0}
         later, peaks = self._seconds[1:] or self._seconds, device_peak_gib()
-        phases = self._job.clock.read() if self._job else {"data": self._waiting, "step": sum(later), "wait": 0.0}
+        phases = self._clock.read() if self._clock else {"data": self._waiting, "step": sum(later), "wait": 0.0}
         return {
             "steps": len(self._seconds), "first_step_seconds": self._seconds[0],
             "step_seconds": statistics.fmean(later), "median_step_seconds": statistics.median(later),
@@ -105,8 +116,10 @@ class LoopProfile(Profile):
         return [advice.line() for advice in advise(Measured(measured, self.config, None))]
 
     def wrap(self, train_step, job):
-        """Return the step of a run, timed and traced."""
-        self._job, traced = job, super().wrap(train_step, job)
+        """Return the step of a run, timed and traced; what was timed before is no part of it."""
+        self._begin_anew()
+        self._clock, self._workdir = job.clock, job.workdir  # not the job, which has arrays
+        traced = super().wrap(train_step, job)
 
         def timed(state, batch):
             self.start_step()
@@ -120,7 +133,7 @@ class LoopProfile(Profile):
         super().on_step(job, state, step)
 
     def _profile(self) -> dict:
-        file = self._job and self._job.workdir / FILE
+        file = self._workdir and self._workdir / FILE
         return json.loads(file.read_text()) if file and file.is_file() else {}
 
     def _on_compilation(self, event: str, seconds: float, **_) -> None:

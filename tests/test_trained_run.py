@@ -77,10 +77,39 @@ def test_what_has_no_meaning_is_refused(folder):
         (lambda: run.logits([[1, -1]]), "tokens are -1 to 1; the vocabulary has 0 to "),
         (lambda: run.logits([[1.5, 2]]), r"tokens are float64 \[1, 2\]; give whole numbers \[rows, length\]"),
         (lambda: run.logits([1, 2]), r"tokens are int64 \[2\]; give whole numbers"),
+        (lambda: run.generate(["\ud800"]), r"'\\ud800' has an unpaired surrogate"),
+        (lambda: run.solve("3 4=7:"), "'3 4=7:' is one text; give a list of texts"),
         (lambda: run.metrics("trian"), "has no lines of the kind 'trian'; it has .*eval, event, .*train"),
     ):
         with pytest.raises(ValueError, match=message):
             wrong()
+
+
+def test_no_tokens_have_no_logits(folder):
+    run = trained_run.open_run(folder / "runs" / "tiny")
+    assert run.logits(np.array([[]])).shape == (1, 0, run.config.model.vocab_size)
+
+
+def test_a_run_stays_open_when_the_current_folder_changes(folder, tmp_path, monkeypatch):
+    """The run of this module has no file of a tokenizer, so its path is seen in another one."""
+    monkeypatch.chdir(folder)
+    run = trained_run.open_run("runs/tiny")
+    monkeypatch.chdir(tmp_path)
+    assert run.describe() == "runs/tiny at step 12" and len(run.metrics()) > 0
+    (tmp_path / "other").mkdir()
+    stored = {"model.name": "decoder_lm", "train.objective": "language_modeling", "data.tokenizer": "tokenizer.json"}
+    (tmp_path / "other" / "config.json").write_text(json.dumps(stored))
+    monkeypatch.setattr(trained_run, "TrainedRun", lambda address, config: (str(address), config.data.tokenizer))
+    assert trained_run.open_run("other") == ("other", f"{tmp_path}/other/tokenizer.model")
+
+
+def test_a_run_without_metrics_as_an_import_is_has_no_lines(folder, tmp_path):
+    for name in ("config.json", "checkpoints"):
+        (tmp_path / name).symlink_to(folder / "whole" / name)
+    run = trained_run.open_run(tmp_path)
+    assert [run.metrics(kind) for kind in trained_run.KINDS] == [[], [], []]
+    with pytest.raises(ValueError, match="has no lines of the kind 'votes'; it has none"):
+        run.metrics("votes")
 
 
 def test_a_run_in_a_bucket_is_not_opened():

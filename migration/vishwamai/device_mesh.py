@@ -50,6 +50,8 @@ class TPUMeshContext:
           state: tree of arrays. An array keeps its PartitionSpec; one without a PartitionSpec is replicated.
         """
         length, count = len(new_shape), len(self._devices)
+        if min(new_shape, default=1) < 1:
+            raise ConfigError(f"a mesh of {tuple(new_shape)} has a size below 1")
         if not 1 <= length <= len(AXES) or math.prod(new_shape) != count:
             legal = validation.shapes(count, min(max(1, length), len(AXES)))
             legal = sorted({tuple(sorted(shape, reverse=True)) for shape in legal})

@@ -16,7 +16,7 @@ from objectives import distillation
 from profiling.loop import LoopProfile
 from profiling.windows import Window
 from settings import stored_config, validation
-from trained_run import TrainedRun
+from trained_run import TrainedRun, checked
 
 FOLDER = "runs/vishwamai"
 HIDDEN_WEIGHT = 0.1  # in distillation, of the distance of both streams
@@ -41,6 +41,7 @@ class VishwamAIPipeline:
             answers, "" where none was found. Default: the configuration's.
           use_error_correction: revise what was drawn. Default: the configuration's.
         """
+        prompts = checked(prompts)
         loaded = stored_config.load_to_read(self.workdir, {})
         config, own = loaded.config, self.config
         revises = own.error_correction.use_error_correction if use_error_correction is None else use_error_correction
@@ -50,9 +51,9 @@ class VishwamAIPipeline:
         config.tot.update(own.tot)
         validation.validate(config, 1, loaded)
         if not (own.tot.use_tot if use_tot is None else use_tot):
-            return TrainedRun(self.workdir, config).generate(list(prompts), seed=seed, **how)
+            return TrainedRun(self.workdir, config).generate(prompts, seed=seed, **how)
         solving.check(config, prompts, "use_tot=True: ")  # before the slow restore of the weights
-        return [found.answer for found in TrainedRun(self.workdir, config).solve(list(prompts), seed)]
+        return [found.answer for found in TrainedRun(self.workdir, config).solve(prompts, seed)]
 
 
 class TPUProfiler(LoopProfile):
@@ -138,11 +139,12 @@ class DistillationTrainer:
           gradient_accumulation_steps: microbatches of an update; None: those of the configuration.
           chunk_tokens: tokens whose logits are in memory at once; 0: automatic.
         """
-        self.config.train.loss_chunk_tokens = chunk_tokens
+        config = self.config.copy_and_resolve_references()
+        config.train.loss_chunk_tokens = chunk_tokens
         if gradient_accumulation_steps is not None:
-            self.config.train.gradient_accumulation = gradient_accumulation_steps
-        loader = loader_of(train_loader, self.config, self._devices)
-        return train.train(self.config, pathlib.Path(workdir), loader)
+            config.train.gradient_accumulation = gradient_accumulation_steps
+        loader = loader_of(train_loader, config, self._devices)
+        return train.train(config, pathlib.Path(workdir), loader)
 
 
 def loader_of(batches: Iterable[Mapping] | None, config, num_devices: int) -> Loader | None:

@@ -271,6 +271,8 @@ def test_a_state_that_the_new_mesh_does_not_divide_stays_where_it_is():
     refused("state: ", lambda: context.dynamic_mesh_reshaping((4, 1, 2), state=state))
     assert context.mesh == before and not state.is_deleted()
     refused("on at most 4 axes", lambda: context.dynamic_mesh_reshaping((2, 2, 2, 1, 1)))
+    refused("has a size below 1", lambda: context.dynamic_mesh_reshaping((-2, -4)))
+    assert context.config.mesh.data == before.shape["data"]
     refused("needs 16 devices", lambda: context.dynamic_mesh_reshaping((2, 2, 2, 2)))
 
 

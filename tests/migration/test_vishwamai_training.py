@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """VishwamAI's trainer, pipeline, distillation and profiler, as its guide names them, train and measure."""
 
+import gc
 import json
 import pathlib
+import weakref
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import train
 from checkpointing.checkpoints import Checkpoints
 from core import assembly
 from core.loader import as_ours
@@ -157,6 +160,26 @@ def test_a_step_that_compiles_again_and_again_is_told_so():
     assert profiler.get_actionable_recommendations()[0].startswith("recompilation")
 
 
+def test_a_profiler_begins_anew_with_each_run_and_keeps_neither_itself_nor_the_job():
+    """What it keeps of a run has no arrays."""
+
+    class Job:
+        clock, workdir = None, pathlib.Path()
+
+    profiler, job = TPUProfiler(MESH), Job()
+    profiler.start_step()
+    profiler.end_step()
+    step = profiler.wrap(None, job)
+    assert profiler.get_metrics_summary() == {"steps": 0}
+    kept = weakref.ref(profiler), weakref.ref(job)
+    del step, job
+    gc.collect()
+    assert kept[0]() is profiler and kept[1]() is None
+    del profiler
+    gc.collect()
+    assert kept[0]() is None
+
+
 def test_details_are_those_of_the_compiled_step():
     profiler, side = TPUProfiler(MESH), 64
     compiled = jax.jit(lambda x: x @ x).lower(jnp.ones((side, side))).compile()
@@ -224,6 +247,21 @@ def test_a_student_is_trained_in_microbatches_and_is_a_model_like_any_other(teac
     stored = stored_config.load_to_read(tmp_path, {}).config
     assert stored.train.objective == "language_modeling" and stored.model.embed_dim == 8
     assert json.loads((tmp_path / "config.json").read_text())["train.gradient_accumulation"] == 2
+
+
+def test_what_one_training_was_given_is_not_that_of_the_next(teacher, tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(train, "train", lambda config, *_: given.append(config.train))
+    trainer = DistillationTrainer(teacher, STUDENT | {"training": {"initial_batch_size": 4, "max_steps": 2}})
+    trainer.improved_training_strategies(tmp_path, loader(), gradient_accumulation_steps=2, chunk_tokens=32)
+    trainer.improved_training_strategies(tmp_path, loader())
+    assert [one.loss_chunk_tokens for one in given] == [32, 0]
+    assert given[1].gradient_accumulation == trainer.config.train.gradient_accumulation != 2
+
+
+def test_a_pipeline_takes_a_list_of_prompts(tmp_path):
+    with pytest.raises(ValueError, match="'3 4=7:' is one text; give a list of texts"):
+        VishwamAIPipeline(tiny(tmp_path)).generate("3 4=7:", use_tot=True)
 
 
 def test_a_teacher_that_cannot_teach_is_one_line(teacher, tmp_path):
