@@ -20,7 +20,7 @@ def continue_texts(
 ) -> list[str]:  # fmt: skip
     """Return each prompt with its continuation; `start` as in `text_prompt`, `sampling` as in inference/choice.py.
 
-    If `max_tokens` is None, as many tokens are drawn as fit, at most USUAL_TOKENS.
+    If `max_tokens` is None, as many tokens are drawn as fit after each prompt, at most USUAL_TOKENS.
     The prompt is decoded from its tokens: a tokenizer that normalises may change its spaces and accents.
 
     Raises:
@@ -89,9 +89,11 @@ def _continued(
     """
     if not asked:
         return []
-    max_tokens = _fitting(run, max(prompt.num_tokens for prompt in asked), max_tokens)
+    _fitting(run, max(prompt.num_tokens for prompt in asked), max_tokens)  # so that its advice suits all prompts
     requests = [
-        prompt.request(max_tokens, dataclasses.replace(sampling, seed=sampling.seed + index))
+        prompt.request(
+            _fitting(run, prompt.num_tokens, max_tokens), dataclasses.replace(sampling, seed=sampling.seed + index)
+        )
         for index, prompt in enumerate(asked)
     ]
     drafts = decoding.generate(
@@ -106,11 +108,11 @@ def _continued(
     return [tokenizer.decode([*prompt.before, *draft]) for prompt, draft in zip(asked, drafts, strict=True)]
 
 
-def _fitting(run, longest: int, max_tokens: int | None) -> int:
-    """Return how many tokens may follow the longest prompt; ConfigError if `max_tokens`, or one, are too many."""
+def _fitting(run, length: int, max_tokens: int | None) -> int:
+    """Return how many tokens may follow a prompt of `length`; ConfigError if `max_tokens`, or one, are too many."""
     limit = run.config.model.max_length
-    if longest + (max_tokens or 1) > limit:
+    if length + (max_tokens or 1) > limit:
         more = f"--max_tokens={max_tokens}" if max_tokens else "one more"
-        instead = f"use --max_tokens={limit - longest}" if limit > longest else "shorten it: an answer has no room"
-        raise ConfigError(f"a prompt of {longest} tokens and {more} exceed model.max_length={limit}; {instead}")
-    return max_tokens or min(USUAL_TOKENS, limit - longest)
+        instead = f"use --max_tokens={limit - length}" if limit > length else "shorten it: an answer has no room"
+        raise ConfigError(f"a prompt of {length} tokens and {more} exceed model.max_length={limit}; {instead}")
+    return max_tokens or min(USUAL_TOKENS, limit - length)

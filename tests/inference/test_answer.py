@@ -124,6 +124,22 @@ def test_what_cannot_be_asked_is_one_line(ask, write_tokenizer):  # noqa: F811
         ask(name)
 
 
+def test_without_a_number_of_tokens_each_prompt_has_its_own_room(monkeypatch):
+    asked = []
+
+    def generate(graph, params, requests, **how):
+        asked.extend(request.max_tokens for request in requests)
+        return [[] for _ in requests]
+
+    monkeypatch.setattr(decoding, "generate", generate)
+    run = types.SimpleNamespace(config=get_config(), graph=None)
+    run.config.model.max_length = 64
+    continue_texts(run, {}, open_tokenizer("byte"), ["a", "b" * 60], max_tokens=None)
+    assert asked == [62, 3]
+    with pytest.raises(ConfigError, match=r"a prompt of 61 tokens .* use --max_tokens=3"):
+        continue_texts(run, {}, open_tokenizer("byte"), ["a", "b" * 60], max_tokens=63)
+
+
 def test_a_continuation_takes_the_room_that_there_is():
     run = types.SimpleNamespace(config=types.SimpleNamespace(model=types.SimpleNamespace(max_length=100)))
     assert [sampling._fitting(run, *of) for of in ((10, None), (90, None), (90, 3))] == [64, 10, 3]
