@@ -138,12 +138,9 @@ class TrainedRun:
         Raises:
           ValueError: `prompts` is a single text, or a value is out of its range, as the flags of generate.py say.
         """
-        prompts = checked(prompts, max_tokens=max_tokens, temperature=temperature, **how)
+        prompts, how = checked(prompts), _numbers(max_tokens=max_tokens, temperature=temperature, **how)
         with mesh_context(self.run.mesh):
-            return sampling.continue_texts(
-                self.run, self.params, self.tokenizer, prompts, max_tokens=max_tokens, temperature=temperature,
-                start=self.text_start, **how,
-            )  # fmt: skip
+            return sampling.continue_texts(self.run, self.params, self.tokenizer, prompts, start=self.text_start, **how)
 
     def answer(
         self, messages: list[str], *, max_tokens: int | None = None, temperature: float = 0.7, **how
@@ -153,12 +150,10 @@ class TrainedRun:
         Raises:
           ValueError: as `generate`.
         """
-        messages = checked(messages, max_tokens=max_tokens, temperature=temperature, **how)
+        messages, how = checked(messages), _numbers(max_tokens=max_tokens, temperature=temperature, **how)
         sampling.check_answers(self.config, self.tokenizer, self.address)
         with mesh_context(self.run.mesh):
-            return sampling.answers(
-                self.run, self.params, self.tokenizer, messages, max_tokens=max_tokens, temperature=temperature, **how
-            )
+            return sampling.answers(self.run, self.params, self.tokenizer, messages, **how)
 
     def solve(self, problems: list[str], seed: int = 0) -> list[Solved]:
         """Search for the answer to each problem, as the keys of `config.tot` say; ConfigError for a wrong problem.
@@ -176,15 +171,14 @@ class TrainedRun:
         **how,
     ) -> Iterator[str]:  # fmt: skip
         """Yield the text of `generate` for a prompt, or of `answer` for a message, in parts while it is decoded."""
-        checked([prompt if message is None else message], max_tokens=max_tokens, temperature=temperature, **how)
+        checked([prompt if message is None else message])
+        how = _numbers(max_tokens=max_tokens, temperature=temperature, **how)
         if message is None:
             asked = text_prompt(self.tokenizer, prompt, self.text_start)
         else:
             sampling.check_answers(self.config, self.tokenizer, self.address)
             asked = sampling.message_prompt(self.tokenizer, self.config, message)
-        parts = sampling.stream(
-            self.run, self.params, self.tokenizer, asked, max_tokens=max_tokens, temperature=temperature, **how
-        )
+        parts = sampling.stream(self.run, self.params, self.tokenizer, asked, **how)
         while True:
             with mesh_context(self.run.mesh):  # not while the caller uses a part
                 part = next(parts, None)
@@ -213,8 +207,8 @@ LIMITS = {  # of what generate.py has as flags: kind, least, most
 }  # fmt: skip
 
 
-def checked(texts: Iterable[str], **how) -> list[str]:
-    """Return the texts as a list; ValueError for what the flags of generate.py refuse."""
+def checked(texts: Iterable[str]) -> list[str]:
+    """Return the texts as a list; ValueError if there are others than texts that can be tokenized."""
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
         raise ValueError(f"{str(texts)[:40]!r} is one text; give a list of texts")
     texts = list(texts)
@@ -222,6 +216,12 @@ def checked(texts: Iterable[str], **how) -> list[str]:
         raise ValueError(f"{type(wrong[0]).__name__} is no text; give str")
     if wrong := [text for text in texts if SURROGATE.search(text)]:
         raise ValueError(f"{wrong[0]!r:.60} has an unpaired surrogate, which no tokenizer can read")
+    return texts
+
+
+def _numbers(**how) -> dict:
+    """Return the arguments as numbers of Python; ValueError for what the flags of generate.py refuse."""
+    how = {name: value.item() if isinstance(value, np.generic) else value for name, value in how.items()}  # no overflow
     for name, value in how.items():
         if name not in LIMITS:
             raise ValueError(f"{name} is none of the arguments, which are {', '.join(LIMITS)}")
@@ -230,7 +230,7 @@ def checked(texts: Iterable[str], **how) -> list[str]:
         if not is_right and (name, value) != ("max_tokens", None):
             what = "a whole number" if kind is numbers.Integral else "a number"
             raise ValueError(f"{name}={value!r} must be {what} from {least} to {most}")
-    return texts
+    return how
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -112,6 +112,14 @@ def test_a_run_without_metrics_as_an_import_is_has_no_lines(folder, tmp_path):
         run.metrics("votes")
 
 
+def test_numbers_of_numpy_become_those_of_python():
+    given = {"max_tokens": np.int8(20), "temperature": np.float16(0.5), "top_k": np.int64(3), "seed": np.int32(5)}
+    how = trained_run._numbers(**given)
+    assert how == {"max_tokens": 20, "temperature": 0.5, "top_k": 3, "seed": 5}
+    assert [type(value) for value in how.values()] == [int, float, int, int]
+    assert trained_run._numbers(max_tokens=None) == {"max_tokens": None}
+
+
 def test_a_run_in_a_bucket_is_not_opened():
     with pytest.raises(ConfigError, match=r"gs://bucket/run: only a local folder can be opened"):
         trained_run.open_run("gs://bucket/run")
@@ -119,7 +127,7 @@ def test_a_run_in_a_bucket_is_not_opened():
 
 def test_a_stream_is_the_text_of_generate_in_parts(folder):
     run = trained_run.open_run(folder / "runs" / "tiny")
-    [text] = run.generate(["1 is"], max_tokens=9, seed=3)
+    [text] = run.generate(["1 is"], max_tokens=np.int8(9), seed=np.int32(3))
     parts = list(run.stream("1 is", max_tokens=9, seed=3))
     assert "".join(parts) == text and len(parts) > 5
     with pytest.raises(ConfigError, match="was not trained on conversations"):
