@@ -102,7 +102,9 @@ def look(folder: pathlib.Path) -> Run:
     lines = last_lines(folder)
     trained = next((line for line in reversed(lines) if line.get("kind") == "train"), {})
     evaluated = next((line for line in reversed(lines) if line.get("kind") == "eval"), {})
-    step, origin = trained.get("step", stored_config.trained_to(folder)), read(folder / ORIGIN, Origin)
+    logged, saved = trained.get("step"), stored_config.trained_to(folder)  # a stop saves a step that is not logged
+    step = max((step for step in (logged, saved) if step is not None), default=None)
+    origin = read(folder / ORIGIN, Origin)
     return Run(
         str(folder), state(folder, step), "-" if step is None else f"{step:,}", number(trained.get("loss")),
         number(evaluated.get("eval_loss")), shlex.join(origin.get("command", [])),

@@ -75,6 +75,12 @@ def test_an_evaluation_is_found_behind_many_steps_and_one_of_abandoned_steps_is_
     assert row.split()[1:] == ["stopped", "3,500", "3.0000", "2.0000"]
 
 
+def test_a_run_that_was_stopped_between_logged_steps_is_at_its_checkpoint(runs):
+    (runs / "torn" / "checkpoints" / "27").mkdir()
+    row = next(line for line in listed(runs).stdout.splitlines() if line.startswith(f"{runs}/torn"))
+    assert row.split()[1:] == ["stopped", "27", "2.5000", "2.2500"]
+
+
 def test_a_name_or_command_is_shown_without_what_a_terminal_would_obey(tmp_path):
     folder = tmp_path / "a\033[31m"
     folder.mkdir()
