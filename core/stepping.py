@@ -8,6 +8,7 @@ import jax
 from configs.errors import ConfigError
 from core.assembly import Run
 from parallelism.mesh import mesh_context
+from parallelism.placement import check_batch, check_ids
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,13 @@ class Steps:
             return self.run.init()
 
     def __call__(self, state, batch: dict) -> tuple:
-        """Take one step on int32 [global_batch, length] arrays: tokens, targets, segments and positions."""
+        """Take one step on int32 [global_batch, length] arrays: tokens, targets, segments and positions.
+
+        Raises ValueError for another batch. Ids on a device are not read back, and so are not checked.
+        """
+        check_batch(batch, self.run.abstract_batch, "the batch given to Steps")
+        if "segments" in batch and not any(isinstance(array, jax.Array) for array in batch.values()):
+            check_ids(batch, self.run.config.model.vocab_size, "the batch given to Steps")
         batch = {name: jax.device_put(array, self.run.abstract_batch[name].sharding) for name, array in batch.items()}
         with mesh_context(self.run.mesh):
             return self.run.train_step(state, batch)

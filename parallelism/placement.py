@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Place batches on the devices of a mesh; each process handles the rows of its own devices."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -93,8 +93,14 @@ def of_rows(abstract_batch: dict, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 def check_batch(batch: dict, wanted: dict, what: str) -> None:
     """Raise ValueError if a batch has other arrays than `wanted`, or other shapes or types; `what` names the batch."""
-    found, wanted = ({name: (array.shape, array.dtype) for name, array in of.items()} for of in (batch, wanted))
+    if not isinstance(batch, Mapping):
+        raise ValueError(f"{what} is a {type(batch).__name__} and should be a dictionary of arrays")
+    found, wanted = ({name: _described(array) for name, array in of.items()} for of in (batch, wanted))
     for name in sorted(wanted.keys() | found.keys()):
-        if found.get(name) != wanted.get(name):
-            texts = [f"{of[name][1]}{list(of[name][0])}" if name in of else "missing" for of in (found, wanted)]
+        texts = [of.get(name, "missing") for of in (found, wanted)]
+        if texts[0] != texts[1]:
             raise ValueError(f"{what}: {name} is {texts[0]} and should be {texts[1]}")
+
+
+def _described(array) -> str:
+    return f"a {type(array).__name__}" if isinstance(array, list | tuple) else f"{array.dtype}{list(array.shape)}"

@@ -3,6 +3,8 @@
 
 import types
 
+import jax
+import numpy as np
 import pytest
 
 from configs.errors import ConfigError
@@ -24,6 +26,23 @@ def run(frozen=(), **train):
 def test_what_steps_cannot_do_is_refused(given, message):
     with pytest.raises(ConfigError, match=message):
         Steps(given)
+
+
+def test_a_batch_is_checked_as_train_does():
+    plain = run()
+    plain.config.model = types.SimpleNamespace(vocab_size=9)
+    names = ("tokens", "targets", "segments", "positions")
+    plain.abstract_batch = {name: jax.ShapeDtypeStruct((2, 4), np.int32) for name in names}
+    right = {name: np.ones((2, 4), np.int32) for name in names}
+    for wrong, message in (
+        ({"input_ids": right["tokens"]}, r"the batch given to Steps: input_ids is int32\[2, 4\] and should be missing"),
+        (right | {"tokens": [[1] * 4] * 2}, r"tokens is a list and should be int32\[2, 4\]"),
+        ({name: array[:1] for name, array in right.items()}, r"positions is int32\[1, 4\] and should be int32\[2, 4\]"),
+        (right | {"tokens": right["tokens"] * 9}, "tokens has 9, which is no id with model.vocab_size=9"),
+        (tuple(right), "the batch given to Steps is a tuple and should be a dictionary of arrays"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Steps(plain)(None, wrong)
 
 
 def test_a_plain_run_has_steps():
