@@ -19,6 +19,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from configs.base import BATCH_AXES, supports_shard_map
+from configs.errors import ConfigError
 from configs.topologies import COMPILER_OPTIONS
 from core import models
 from core.models import Models, with_sharding
@@ -146,8 +147,10 @@ def assemble(
       optimizer: used as it is, in place of that of `config.optimizer` with its schedule, clipping and decay. The scalar
         `learning_rate` is NaN then.
 
-    Raises ConfigError for a dimension that its mesh axis does not divide.
+    Raises ConfigError for a dimension that its mesh axis does not divide, and if jax computes in 64 bits.
     """
+    if jax.config.jax_enable_x64:
+        raise ConfigError("jax_enable_x64 would make models float64; call jax.config.update('jax_enable_x64', False)")
     rows = rows or config.train.global_batch
     rate_factor = ramp.rate_factor(config, rows)
     config = config if rows == config.train.global_batch else ramp.of_size(config, rows)

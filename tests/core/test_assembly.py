@@ -8,6 +8,7 @@ import sys
 import time
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -72,6 +73,11 @@ def test_a_second_task_comes_without_touching_the_loop(tmp_path, monkeypatch):
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     seen = {line["step"]: line["seen"] for line in lines if line["kind"] == "train"}
     assert seen == {step: 16 * step for step in range(1, 7)}  # tokens a row
+
+
+def test_64_bits_are_refused_before_a_model_becomes_float64():
+    with jax.enable_x64(True), pytest.raises(ConfigError, match=r"call jax.config.update\('jax_enable_x64', False\)"):
+        assembly.assemble(small_config())
 
 
 def mesh_of(platform: str, size: int = 1):
