@@ -13,9 +13,7 @@ flags.DEFINE_bool("evaluate_only", False, "evaluate the newest checkpoint of the
 flags.DEFINE_bool("verify_checkpoints", False, "list the workdir's checkpoints, each with a verdict; train nothing")
 flags.DEFINE_integer("explain_step", None, "print which documents a step of the workdir's run trained on", 1)
 flags.DEFINE_string("profile", "", "trace the steps START:STOP and summarise them, see docs/profiling.md")
-flags.DEFINE_bool(
-    "tune", False, "try the advice of a profile on some steps each, and print the keys that help; see docs/profiling.md"
-)
+flags.DEFINE_bool("tune", False, "try the advice of a profile, and print the keys that help; see docs/profiling.md")
 flags.DEFINE_string("faults", "", "faults to inject, see core/between_steps/faults.py: kill:1@300,nan@550,...")
 
 
@@ -212,9 +210,8 @@ def run_training(
     run_of = functools.cache(functools.partial(run_of_shape, config, on_microbatch=display.microbatch))
     run = run_of(shape._replace(rows=config.train.global_batch))
     injected = Faults(faults, workdir, clock, lambda: nan_step(config, job.compiled_steps))
-    sinks = sink.sinks_of(config, workdir, processes.index())
     with (
-        MetricsWriter(workdir, sinks=sinks, first=first) as writer,
+        MetricsWriter(workdir, sinks=sink.sinks_of(config, workdir, processes.index()), first=first) as writer,
         MetricsWriter(workdir, "rollouts.jsonl", first=first and samples(run.objective)) as rollouts,
         display,
         watchdog(clock, 0 if run.slow else config.train.hang_seconds, processes.log_file(workdir)),
@@ -244,15 +241,16 @@ def run_training(
             roll_backs=processes.shared("roll backs", lambda: ledger.roll_backs(workdir)),
         )  # fmt: skip
         reason = run_job(job, record)
-    return Result(
-        log.last_step, reason, log.last_figures, job.evaluations, f"{checkpoints.store.place}/{log.last_step}"
-    )
+    step, place = log.last_step, checkpoints.store.place
+    return Result(step, reason, log.last_figures, job.evaluations, f"{place}/{step}")
 
 
 def run_job(job: Job, record: dict | None) -> str:
     """Train to the end; return the reason of a Result."""
     reason = None
     with HeartbeatFile(job.workdir, job.log), contextlib.ExitStack() as ends:  # which calls all, even if one fails
+        ends.callback(job.log.close)
+        ends.callback(job.compiled_steps.close)
         for callback in reversed(job.callbacks):
             ends.callback(lambda callback=callback: callback.on_end(job, has_failed=reason is None))
         ends.callback(job.log.account)

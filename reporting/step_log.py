@@ -152,6 +152,10 @@ class StepLog:
         while self.pending and not self.pending[-1][1]["loss"].is_ready():  # block_until_ready would delay signals
             time.sleep(POLL_SECONDS)
 
+    def close(self) -> None:
+        """End the thread."""
+        self.thread.shutdown(wait=False)
+
     def _begin_check(self) -> futures.Future:
         """Check the pending steps in the thread, after those before them."""
         self.checking.result()

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run begins with the weights of another: of what, once, and what does not go together."""
 
+import gc
 import json
 import shutil
+import threading
+import time
 
 import jax
 import numpy as np
@@ -193,6 +196,22 @@ def test_adapters_learn_beside_weights_that_stay_and_alone_are_kept(base, whole,
         change = 3 * np.tensordot(a[0], b[0], 1) if name != "key" else 0.0
         wanted = weights["stack"]["blocks"]["attention"][name][0] + change
         np.testing.assert_allclose(merged["stack"]["blocks"]["attention"][name][0], wanted, atol=1e-6)
+
+
+def test_a_run_that_has_ended_holds_no_weights_and_no_thread(base, tmp_path):
+    """A notebook collects garbage seldom, and its next run needs the memory of the frozen weights."""
+    gc.collect()
+    threads, arrays_before = set(threading.enumerate()), len(jax.live_arrays())
+    gc.disable()
+    try:
+        trained(adapted(base), tmp_path)
+        left = len(jax.live_arrays()) - arrays_before
+        until = time.monotonic() + 10
+        while (new := set(threading.enumerate()) - threads) and time.monotonic() < until:
+            time.sleep(0.01)
+    finally:
+        gc.enable()
+    assert left == 0 and new == set()
 
 
 def test_what_is_given_out_is_the_base_and_the_adapters_of_peft(base, tuned, tmp_path):

@@ -46,6 +46,11 @@ class CompiledSteps:
         self.start(shape)
         return self.by_shape[shape].result()
 
+    def close(self) -> None:
+        """Free the frozen weights and the programs, and end the thread; a run's cycle of references would keep them."""
+        self.executor.shutdown(wait=False, cancel_futures=True)
+        self.frozen, self.by_shape = {}, {}
+
     def __call__(self, state, batch):
         return self.get(shape_of(batch, self.cycles))(state, batch, self.frozen)
 

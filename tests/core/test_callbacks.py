@@ -62,8 +62,10 @@ def test_every_callback_learns_the_end_though_the_first_fails_at_it(monkeypatch,
 
     monkeypatch.setattr(train, "train_with_roll_backs", stop)
     monkeypatch.setattr(train, "HeartbeatFile", lambda *unused: contextlib.nullcontext())
-    log = types.SimpleNamespace(account=lambda: None)
-    job = types.SimpleNamespace(workdir=None, log=log, corpus=None, callbacks=[Ends(), Ends()])
+    log = types.SimpleNamespace(account=lambda: None, close=lambda: ends.append("log"))
+    steps = types.SimpleNamespace(close=lambda: ends.append("steps"))
+    callbacks = [Ends(), Ends()]
+    job = types.SimpleNamespace(workdir=None, log=log, corpus=None, callbacks=callbacks, compiled_steps=steps)
     with pytest.raises(OSError, match="the first fails"):
         train.run_job(job, None)
-    assert ends == [not isinstance(raised, Stopped)] * 2
+    assert ends == [*[not isinstance(raised, Stopped)] * 2, "steps", "log"]
