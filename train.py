@@ -54,7 +54,7 @@ from cluster.watch import HeartbeatFile, watchdog
 from core import assembly, ending, inspection
 from core.batch_fit import fit_batch
 from core.callbacks import Callback, Recheck, Reshard, Save, StepsInAThread, Stop, Stopped
-from core.evaluators import Evaluator, check_names, check_without_corpus, evaluate_newest, of_corpus, task_items
+from core.evaluators import Evaluator, check_names, check_without_corpus, evaluate_newest, of_run, task_items
 from core.between_steps.faults import Fault, Faults, NaNGradients, parse_faults
 from core.job import Job, digest, losses_of
 from core.between_steps.run_report import RunReport
@@ -151,7 +151,7 @@ def train(
     check_tokenizers(run.objective, config, corpus)
     if corpus:
         pipeline.check_enough(corpus.train, config.train.sequence_length, config.train.global_batch)
-        of_corpus(config, corpus)  # reports mistakes before anything is compiled
+    of_run(config, corpus, evaluators)  # reports mistakes before anything is compiled
     store = store or host_folders.of_config(config, workdir, bucket)
     staging = config.checkpoint.staging or (bucket and bucket.folder / "staging")
     with (
@@ -234,8 +234,8 @@ def run_training(
         job = Job(
             config=config, workdir=workdir, run_of=run_of, compiled_steps=compiled_steps, stages=stages,
             callbacks=[injected, *in_thread, Recheck(), stages, SlowData(), *callbacks, RunReport()],
-            evaluators=[*(of_corpus(config, corpus) if corpus else []), *evaluators], checkpoints=checkpoints,
-            checkpoint_refs=checkpoint_refs, corpus=corpus, batches=batches, topology=topology, clock=clock, log=log,
+            evaluators=of_run(config, corpus, evaluators), checkpoints=checkpoints, checkpoint_refs=checkpoint_refs,
+            corpus=corpus, batches=batches, topology=topology, clock=clock, log=log,
             rollouts=rollouts, signals=signals, lost=LostData(signals), context=context,
             batch_sampler=BatchSampler(checkpoints.address),
             roll_backs=processes.shared("roll backs", lambda: ledger.roll_backs(workdir)),

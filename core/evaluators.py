@@ -259,6 +259,18 @@ def check_without_corpus(config) -> None:
         module.make(config, None)
 
 
+def of_run(config, corpus: Corpus | None, given: Sequence[Evaluator]) -> list[Evaluator]:
+    """Return the evaluators of a run's corpus, if it has one, and those of a caller.
+
+    Raises ValueError if several rank the checkpoints, since their losses do not compare; else as `of_corpus`.
+    """
+    evaluators = [*(of_corpus(config, corpus) if corpus else []), *given]
+    names = [evaluator.name for evaluator in evaluators if evaluator.ranks_checkpoints]
+    if len(names) > 1:
+        raise ValueError(f"{' and '.join(names)} rank the checkpoints; give {names[-1]} ranks_checkpoints=False")
+    return evaluators
+
+
 def of_corpus(config, corpus: Corpus) -> list[Evaluator]:
     """Return the evaluators of a run; ConfigError or JsonError if one cannot evaluate what it was given."""
     items = task_items(config)
@@ -266,8 +278,10 @@ def of_corpus(config, corpus: Corpus) -> list[Evaluator]:
         tasks.check_lengths(items, corpus.tokenizer, config.model.max_length, "evaluation.tasks")
     of_tasks = [Tasks(config.evaluation.tasks_every, items)] if items else []
     more = [made for module in _modules() if (made := module.make(config, corpus))]
+    heldout = HeldOut(config.train.eval_every, config.evaluation.batches)
+    heldout.ranks_checkpoints = corpus.heldout.num_examples(config.train.sequence_length) > 0
     return [
-        HeldOut(config.train.eval_every, config.evaluation.batches),
+        heldout,
         Votes(config.evaluation.votes_every),
         *of_tasks,
         *more,

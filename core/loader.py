@@ -81,7 +81,7 @@ class LoaderLoss(Evaluator):
     def __init__(self, every: int, loader: Iterable[Mapping], *, ranks_checkpoints: bool = True):
         """Evaluate every `every` steps, 0 for never, and at the end; ConfigError if a second pass is not possible.
 
-        In a run on a corpus, whose held-out loss ranks the checkpoints, this one must not.
+        In a run on a corpus, whose held-out loss ranks the checkpoints, this one must not; nor may two.
         """
         if every:
             check_repeats(loader, "eval_loader")
