@@ -48,12 +48,12 @@ from checkpointing.retention import Retention
 from checkpointing.source_run import initial
 from checkpointing.store import Store
 from cluster import processes
-from cluster.interruption import Interrupted, interruption
+from cluster.interruption import Interrupted, check_main_thread, interruption
 from cluster.maintenance import maintenance_notices
 from cluster.watch import HeartbeatFile, watchdog
 from core import assembly, ending, inspection
 from core.batch_fit import fit_batch
-from core.callbacks import Callback, Recheck, Reshard, Save, StepsInAThread, Stop, Stopped
+from core.callbacks import Callback, Recheck, Reshard, Save, StepsInAThread, Stop, Stopped, checked_callbacks
 from core.evaluators import Evaluator, check_names, check_without_corpus, evaluate_newest, of_run, task_items
 from core.between_steps.faults import Fault, Faults, NaNGradients, parse_faults
 from core.job import Job, digest, losses_of
@@ -109,8 +109,8 @@ def train(
     Args:
       config: validated, its mesh resolved.
       workdir: folder of metrics, checkpoints and logs; an earlier run in it is resumed.
-      batches: iterator of dictionaries of int32 [global_batch, sequence_length] arrays. The first is the batch after
-        the restored step; in a ramp, sizes follow the ramp. Default: the corpus of `config.data`.
+      batches: dictionaries of int32 [global_batch, sequence_length] arrays; one more than used may be read. The first
+        is the batch after the restored step; in a ramp, sizes follow the ramp. Default: the corpus of `config.data`.
       callbacks: act between steps, see core/callbacks.py; in addition to those of every run, and to `batches` if
         that is one, as core/loader.py.
       evaluators: in addition to those of the corpus, see core/evaluators.py.
@@ -129,11 +129,12 @@ def train(
       DataGone: data became unreadable; the last good state is saved.
       SaveFailed: the last state could not be saved.
     """
+    check_main_thread()
     config, workdir = config.copy_and_resolve_references(), workdirs.local_folder(workdir)  # keys are set below
     ending.threads_end_the_process()
     check_names(evaluators)
     sink.check(config)
-    callbacks = [*callbacks, *([batches] if isinstance(batches, Callback) else [])]
+    callbacks = checked_callbacks([*callbacks, *([batches] if isinstance(batches, Callback) else [])])
     clock = Clock(time.monotonic() if started is None else started)
     for after, on_mesh in layouts.on_each_mesh(config).items():
         with layouts.named(after):
@@ -144,6 +145,7 @@ def train(
         task_items(config)  # reports mistakes before documents are read
     else:
         check_without_corpus(config)
+        batches = iter(batches)
     workdirs.check_writable(config, workdir)
     asked = {key: flat(config)[key] for key in ("batch.fit", "train.gradient_accumulation")}
     fit_batch(config, announce)

@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 
@@ -96,6 +97,12 @@ def in_thread(train_step: Callable, interruption: Interruption, stop_error: Call
         return future.result()
 
     return run
+
+
+def check_main_thread() -> None:
+    """Raise RuntimeError in another thread, where no signal can be handled."""
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("call train() in the main thread: only that one can handle signals")
 
 
 @contextlib.contextmanager

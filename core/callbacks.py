@@ -55,6 +55,14 @@ class Stopped(Exception):
 Action = Save | Stop | Reshard | RollBack
 
 
+def checked_callbacks(callbacks: list) -> list["Callback"]:
+    """Return the callbacks of a caller; TypeError for what is none."""
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise TypeError(f"{callback!r} is no callback; give objects of a subclass of core/callbacks.py: Callback")
+    return callbacks
+
+
 def check_action(callback: "Callback", action: object, present: Shape, step: int) -> None:
     """Raise TypeError if what a callback returned is no action, ValueError for one that is not possible now.
 

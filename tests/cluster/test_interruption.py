@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A first signal asks for a stop, a second one does not ask."""
 
+import concurrent.futures
 import itertools
 import os
 import signal
@@ -8,6 +9,7 @@ import threading
 
 import pytest
 
+import train
 from cluster import interruption as module
 from cluster.interruption import InterruptedHere, Interruption, interruption
 
@@ -74,6 +76,12 @@ def test_where_nothing_is_left_to_save_the_first_signal_ends_at_once():
         signals.at_once = True
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
+
+
+def test_another_thread_is_told_so_before_anything_is_read():
+    """`train` with no configuration would fail at its second line."""
+    with concurrent.futures.ThreadPoolExecutor(1) as thread, pytest.raises(RuntimeError, match="in the main thread"):
+        thread.submit(train.train, None, None).result()
 
 
 def test_after_the_block_signals_do_what_they_did_before():

@@ -67,7 +67,7 @@ def test_a_second_task_comes_without_touching_the_loop(tmp_path, monkeypatch):
     """Its state does not depend on how a batch is divided, or on whether the run was stopped."""
     monkeypatch.setitem(sys.modules, "objectives.counting", counting_objective())
     config = small_config(objective="counting", global_batch=16)
-    train.train(config, tmp_path, batches(config, 4))
+    train.train(config, tmp_path, [*batches(config, 4)])
     config.train.update(steps=6, gradient_accumulation=2)
     train.train(config, tmp_path, batches(config, 2))
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -7,7 +7,7 @@ import types
 import pytest
 
 import train
-from core.callbacks import Callback, Reshard, RollBack, Save, Stop, Stopped
+from core.callbacks import Callback, Reshard, RollBack, Save, Stop, Stopped, checked_callbacks
 from core.job import Job
 from training.compiled_steps import Shape
 
@@ -69,3 +69,10 @@ def test_every_callback_learns_the_end_though_the_first_fails_at_it(monkeypatch,
     with pytest.raises(OSError, match="the first fails"):
         train.run_job(job, None)
     assert ends == [*[not isinstance(raised, Stopped)] * 2, "steps", "log"]
+
+
+def test_what_is_no_callback_is_named():
+    assert checked_callbacks(given := [Answers(None)]) is given
+    for wrong in (print, Callback):
+        with pytest.raises(TypeError, match="is no callback; give objects of a subclass"):
+            checked_callbacks([Answers(None), wrong])
