@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's folder in a bucket: small files are written to local disk and copied there; checkpoints go there directly."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -8,7 +9,9 @@ import logging
 import os
 import pathlib
 import shutil
+import threading
 from collections.abc import Callable
+from http import HTTPStatus
 
 from cluster import compiled_programs
 from cluster.hub import RunError
@@ -91,7 +94,8 @@ class Bucket:
         for path in [*growing, *whole]:
             there = path_of(self.url) / path.relative_to(self.folder)
             if path.exists() and path in growing:
-                _send_end(path, there)
+                end = path_of(self.url) / "unfinished" / hashlib.sha256(str(there).encode()).hexdigest()[:16]
+                _send_growing(path, there, end)
             elif path.exists():
                 there.write_bytes(path.read_bytes())
             elif path.name == SUMMARY:  # of a run that continues; another file may have been lost here
@@ -128,31 +132,45 @@ def _continues(here: pathlib.Path, there) -> bool:
         return ours.read(length - start) == theirs.read(length - start)
 
 
-def _send_end(here: pathlib.Path, there) -> None:
-    """Append to the copy of a growing file what it lacks, or replace it if it is not the beginning of the file."""
-    length = there.stat().length if there.exists() and _continues(here, there) else 0
+def _send_growing(here: pathlib.Path, there, end) -> None:
+    """Send what a growing file has more than its copy in the bucket; all of it if the copy is not its beginning."""
+    if not (there.exists() and _continues(here, there) and _append(here, there, end)):
+        with here.open("rb") as file, there.open("wb") as copy:
+            shutil.copyfileobj(file, copy, PIECE_BYTES)
+
+
+def _append(here: pathlib.Path, there, end) -> bool:
+    """Append to the copy of a file what it lacks; return whether it is the copy of the whole file now.
+
+    A bucket cannot append, but it can join two objects, the copy and `end`.
+    https://docs.cloud.google.com/storage/docs/composing-objects
+    """
+    length = there.stat().length
     with here.open("rb") as file:
         file.seek(length)
         while piece := file.read(PIECE_BYTES):
-            if length:
-                _append(there, piece)
-            else:
-                there.write_bytes(piece)
+            end.write_bytes(piece)
+            if not _join(there, end):
+                return False
             length += len(piece)
+    return there.stat().length == length  # gcsfs repeats a request without an answer, which may append twice
 
 
-def _append(there, piece: bytes) -> None:
-    """Append to an object of a bucket, of which each step may be repeated: gcsfs repeats what got no answer.
-
-    https://docs.cloud.google.com/storage/docs/composing-objects
-    """
+def _join(there, end) -> bool:
+    """Append an object of a bucket to another and remove it; return whether the bucket can join the two."""
     import fsspec
+    from gcsfs.retry import HttpError
 
     store, name = fsspec.core.url_to_fs(str(there))
-    store.pipe_file(f"{name}.end", piece)
-    store.merge(f"{name}.joined", [name, f"{name}.end"])
-    store.cp_file(f"{name}.joined", name)
-    store.rm([f"{name}.joined", f"{name}.end"])
+    try:
+        store.merge(name, [name, str(end)])
+    except HttpError as error:
+        if error.code != HTTPStatus.BAD_REQUEST:
+            raise
+        return False  # such as a copy that was moved to another storage class
+    with contextlib.suppress(FileNotFoundError):  # removed already, if the request is repeated
+        store.rm_file(str(end))
+    return True
 
 
 def syncing(bucket: Bucket | None, log: pathlib.Path, *, first: bool) -> Callable[[], None]:
@@ -161,7 +179,13 @@ def syncing(bucket: Bucket | None, log: pathlib.Path, *, first: bool) -> Callabl
         return lambda: None
     if first:
         bucket.fetch()
-    return lambda: bucket.send(log, first=first)
+    sending = threading.Lock()  # the thread of a save and the end of the run may both send
+
+    def send() -> None:
+        with sending:
+            bucket.send(log, first=first)
+
+    return send
 
 
 def open_bucket(workdir: str, cache: pathlib.Path) -> Bucket | None:

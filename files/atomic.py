@@ -31,10 +31,9 @@ def replacing(path: pathlib.Path) -> Iterator[BinaryIO]:
         with partial.open("wb") as file:
             yield file
         partial.replace(path)
-    except OSError:
+    finally:
         with contextlib.suppress(OSError):  # the first error is the cause
             partial.unlink(missing_ok=True)
-        raise
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator
 
 from cluster import identity
 from configs import topologies
@@ -159,7 +159,7 @@ class Compiler:
 
     def compile_all(
         self, wanted: list[tuple], *, waiting: Callable = lambda seconds: None, until: float | None = None
-    ) -> Iterator[tuple[int, Compiled | Exception]]:
+    ) -> Generator[tuple[int, Compiled | Exception]]:
         """Yield (index, Compiled or the error) of (configuration, topology) pairs as they are done.
 
         Args:
@@ -189,11 +189,12 @@ class Compiler:
                 process.stop()
 
 
-def in_order(results: Iterable[tuple[int, Compiled | Exception]]) -> list[Compiled]:
+def in_order(results: Generator[tuple[int, Compiled | Exception]]) -> list[Compiled]:
     """Return the results of `Compiler.compile_all` in the order in which they were wanted, or raise its first error."""
     found = {}
     for index, result in results:
         if isinstance(result, Exception):
+            results.close()  # its processes and its display end now; the error would keep the generator
             raise result
         found[index] = result
     return [found[index] for index in sorted(found)]

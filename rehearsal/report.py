@@ -2,7 +2,7 @@
 """The report of a rehearsal: the dictionary of --json, and its display on the terminal."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 
 from rich import box
 from rich.console import Console
@@ -86,7 +86,7 @@ class Display:
         """Print a line."""
         self.console.print(text, markup=False)
 
-    def compile_all(self, pairs: list[tuple], what: str, until: float | None = None) -> Iterator[tuple]:
+    def compile_all(self, pairs: list[tuple], what: str, until: float | None = None) -> Generator[tuple]:
         """Yield from `Compiler.compile_all` for (configuration, topology) pairs and show the elapsed time."""
         if all(self.compiler.is_cached(*pair) for pair in pairs):
             yield from self.compiler.compile_all(pairs)
@@ -95,8 +95,9 @@ class Display:
             yield from self.compiler.compile_all(pairs, until=until)
         else:
             with self.console.status(what) as status:
-                waiting = lambda seconds: status.update(f"{what} {seconds:.0f} s")  # noqa: E731
-                yield from self.compiler.compile_all(pairs, waiting=waiting, until=until)
+                yield from self.compiler.compile_all(
+                    pairs, waiting=lambda seconds: status.update(f"{what} {seconds:.0f} s"), until=until
+                )
 
     def compile(self, config, topology) -> Compiled:
         """Compile one configuration and show the elapsed time."""

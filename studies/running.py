@@ -48,19 +48,19 @@ def on_hosts_or_here(parsed, root: str, work: Callable[[bool], None]) -> int:
         raise ConfigError(
             f"--workers={parsed.workers}: the {group.count} hosts train one trial at a time; omit the flag"
         )
-    if group:
-        pod.join(group, parsed.join_seconds, ending.with_the_others, root)
-        if processes.index():
-            return pod.follow().tell()
-    storage = importlib.import_module("studies.storage")  # says so if a package is missing
-    if group:
-        from studies import leading
+    if not group:
+        storage = importlib.import_module("studies.storage")  # says so if a package is missing
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        with storage.reaching():
+            work(False)
+        return 0
+    pod.join(group, parsed.join_seconds, ending.with_the_others, root)
+    if processes.index():
+        return pod.follow().tell()
+    importlib.import_module("studies.storage")  # as above
+    from studies import leading
 
-        return leading.lead(lambda: work(True)).tell()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with storage.reaching():
-        work(False)
-    return 0
+    return leading.lead(lambda: work(True)).tell()
 
 
 def group_of_hosts(join_seconds: float) -> processes.Group | None:

@@ -123,6 +123,7 @@ def members(
     if seeds and SEED in (overrides or {}):
         raise ConfigError(f"--config.{SEED} and --seeds={seeds} both set the seed; omit one")
     found, recipe = [], loading.run_recipe(str(loading.ROOT / study.base.recipe))
+    # the base itself
     if refusal := member_of(study.base, recipe, "", "", {}, topology, overrides or {}).refusal:
         raise ConfigError(refusal)
     for name in names:

@@ -8,12 +8,13 @@ import threading
 import time
 import types
 
+import fsspec
 import pytest
 from gcsfs.retry import HttpError
 from google.auth.exceptions import DefaultCredentialsError, TransportError
 
 import train
-from checkpointing.bucket import Bucket, open_bucket
+from checkpointing.bucket import Bucket, open_bucket, syncing
 from checkpointing.shared_folder import SharedFolder
 from cluster.hub import RunError
 from cluster.interruption import Interrupted
@@ -145,7 +146,46 @@ def test_of_a_file_that_grows_only_the_end_is_sent_and_in_pieces(bucket, tmp_pat
         place.send(place.folder / "log", first=True)
         assert bucket.cat("runs/growing/rollouts.jsonl").decode() == held
         bucket.pipe("runs/growing/rollouts.jsonl", held.replace("first", "FIRST").encode())
-    assert bucket.ls("runs/growing") == ["runs/growing/rollouts.jsonl"]
+    rollouts.write_text("")
+    place.send(place.folder / "log", first=True)
+    assert bucket.cat("runs/growing/rollouts.jsonl") == b"", "a file that was emptied is emptied there"
+    assert bucket.find("runs/growing") == ["runs/growing/rollouts.jsonl"], "nothing else is left"
+
+
+def test_a_growing_file_is_sent_whole_where_its_end_was_not_appended_once(bucket, tmp_path, monkeypatch):
+    """As when gcsfs repeats a request without an answer, and when a bucket refuses to join objects."""
+    place = Bucket("gs://runs/repeated", tmp_path / "here")
+    place.folder.mkdir()
+    store, lines = type(fsspec.filesystem("gs")), place.folder / "metrics.jsonl"
+    merge = store.merge
+
+    def twice(store, name, parts):
+        merge(store, name, [*parts, parts[1]])
+
+    def refused(store, name, parts):
+        raise HttpError({"code": 400, "message": "another storage class"})
+
+    for way, content in ((merge, "1\n"), (twice, "1\n2\n"), (refused, "1\n2\n3\n")):
+        monkeypatch.setattr(store, "merge", way)
+        lines.write_text(content)
+        place.send(place.folder / "log", first=True)
+        assert bucket.cat("runs/repeated/metrics.jsonl").decode() == content
+
+
+def test_two_threads_that_send_at_once_send_each_line_once(bucket, tmp_path):
+    """The thread of a save, and the main thread of a run that ends at an error."""
+    place = Bucket("gs://runs/at_once", tmp_path / "here")
+    place.folder.mkdir()
+    send = syncing(place, place.folder / "log", first=True)
+    for number in range(1, 6):
+        with (place.folder / "metrics.jsonl").open("a") as file:
+            file.write(f"{number}\n")
+        threads = [threading.Thread(target=send) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert bucket.cat("runs/at_once/metrics.jsonl") == b"1\n2\n3\n4\n5\n"
 
 
 def test_a_reader_keeps_what_the_run_has_written_here_since_it_sent_it(tmp_path):
