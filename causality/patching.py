@@ -98,7 +98,7 @@ def at_all_sites(
     graph: nnx.GraphDef, params: dict, tokens_PT: np.ndarray, sources: dict[str, jax.Array], read: Read,
     of_prompts_PK: np.ndarray, noise_PTD: jax.Array | None = None, *, num_rows: int = ROWS,
 ) -> tuple[np.ndarray, Tables]:  # fmt: skip
-    """Return `at_each_site` without a replacement, and the tables of its figures; both are means of the prompts."""
+    """Return (the figure without a replacement, the tables of `at_each_site` at all sites), means over the prompts."""
     num_layers, length, num_heads = sources["block"].shape[0], tokens_PT.shape[1], sources["heads"].shape[3]
     sites = Sites(*map(np.concatenate, zip(NOWHERE, all_sites(num_layers, length, num_heads), strict=True)))
     found_SP = at_each_site(graph, params, tokens_PT, sources, sites, read, of_prompts_PK, noise_PTD, num_rows=num_rows)

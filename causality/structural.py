@@ -20,7 +20,7 @@ class Mechanism:
     parents: tuple[str, ...]  # names of the variables that it depends on directly
     function: Callable[..., np.ndarray]  # (values of the parents in this order, noise) -> values
     noise: Callable[[np.random.Generator, int], np.ndarray]  # (generator, n) -> noise of n units
-    invert: Callable[..., np.ndarray] | None = None  # (values of the parents, value) -> noise; None: unknown
+    invert: Callable[..., np.ndarray] | None = None  # (parents, value) -> noise; None: not recoverable
 
 
 def linear(weights: Mapping[str, float], deviation: float = 1.0, offset: float = 0.0) -> Mechanism:
@@ -90,7 +90,7 @@ class StructuralModel:
 
         The noise of each unit is recovered from what was observed (abduction), the mechanisms of the set variables are
         replaced (action), and all variables that depend on them are computed again (prediction). The others are the
-        observed arrays themselves. ValueError if the noise of a variable that depends on the set ones is unknown.
+        observed arrays themselves. Raises ValueError if a noise that this needs cannot be recovered.
         """
         self._check(do)
         values: Values = {}

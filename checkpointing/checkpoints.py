@@ -319,9 +319,9 @@ class Checkpoints:
         return True
 
     def _finish(self, step: int, write: Work, blocked: float) -> None:
-        """Take a save from its second phase, `write` (see checkpointing/store.py), to its end, and clean up.
+        """Take a save from its second phase (see checkpointing/store.py) to its end, in the background, and clean up.
 
-        The first phase has `blocked` the training loop for some seconds; this is in the background.
+        `write` is the second phase. The first one stopped the training loop for `blocked` seconds.
         """
         started = time.perf_counter()
         try:

@@ -33,6 +33,7 @@ class CheckpointFolder:
         self.failures = FAILURES if self.is_local else FAILURES + failures_of_buckets()
 
     def names(self) -> set[str]:
+        """Return the names of all entries of the folder, complete checkpoints or not."""
         return {path.name for path in self.place.iterdir()} if self.place.exists() else set()
 
     def steps(self) -> list[int]:

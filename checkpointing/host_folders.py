@@ -62,6 +62,7 @@ class HostFolders(FolderStore):
         (self._landing(step) / RECORD).write_text(record)
 
     def describe(self, step: int) -> dict:
+        """Return the name of this process, and a digest of the files of its part."""
         landing = self._landing(step)
         names = sorted(str(path.relative_to(landing)) for path in landing.rglob("*") if path.is_file())
         self.files = manifest.digests(landing, names)

@@ -56,7 +56,7 @@ def read(checkpoint: pathlib.Path) -> Part | None:
 def chunk_files(checkpoint: pathlib.Path, layout: str, index: Sequence[slice] | None = None) -> list[str]:
     """Return the files of an array, or of a part of it, below a checkpoint's folder.
 
-    `layout` is the file of its layout there, state/NAME/.zarray; `index` a slice for each dimension, None: all of it.
+    `layout` is the file of its layout there, state/NAME/.zarray. `index` has a slice for each dimension; None: all.
     """
     found = read_json(checkpoint / layout, Layout)
     spans = [part.indices(size)[:2] for part, size in zip(index, found["shape"], strict=True)] if index else [

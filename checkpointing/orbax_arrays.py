@@ -49,6 +49,7 @@ def begin(folder: pathlib.Path, arrays: dict, *, all_replicas: bool = False) -> 
 
 
 def finish(writer: ocp.AsyncCheckpointer) -> None:
+    """Wait until the arrays are written."""
     with contextlib.closing(writer), _short_errors():
         writer.wait_until_finished()
 

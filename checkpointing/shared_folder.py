@@ -28,7 +28,7 @@ class SharedFolder(FolderStore):
     is_shared = True
 
     def __init__(self, workdir, staging: pathlib.Path | None = None):
-        """Open the folder of a workdir, a path or the address of a bucket folder; `staging` is as of `Checkpoints`."""
+        """Open the folder of a workdir, which is a path or a bucket's address; `staging` is that of `Checkpoints`."""
         super().__init__(workdir)
         # The staging folder has a folder for each process of each run.
         own = f"{copy_name(str(self.place.parent))}/process_{processes.index()}"
@@ -51,6 +51,7 @@ class SharedFolder(FolderStore):
                 self._mark(step).write_text("")
 
     def describe(self, step: int) -> Files:
+        """Return the digests of this process's files."""
         own = self._own(step)
         names = sorted(str(path.relative_to(own)) for path in own.rglob("*") if path.is_file())
         layouts = [name for name in names if name.endswith(f"/{host_parts.LAYOUT}")]

@@ -98,6 +98,7 @@ class Blame(NamedTuple):
     idle: float = 0.0
 
     def figures(self) -> dict:
+        """Return the values for metrics.jsonl."""
         of_first = {"host": self.first.host, "phase": self.first.word, "step": self.first.step}
         return {"why": self.why, "processes": self.processes, **of_first, "seconds": self.seconds}
 

@@ -45,6 +45,7 @@ class Interruption:
         self.echo_until = 0.0  # time.monotonic()
 
     def request(self, number: int, frame) -> None:
+        """Handle a signal."""
         if number == signal.SIGTERM and time.monotonic() < self.echo_until:
             return
         if self.at_once or self.signalled:

@@ -33,6 +33,8 @@ class Join(Message):
 
 
 class Value(Message):
+    """A process's value for a topic."""
+
     topic: str
     value: object
 
@@ -70,6 +72,8 @@ class Joined(Message):
 
 
 class Values(Message):
+    """The values of all processes for a topic."""
+
     topic: str
     values: list[object]
 
@@ -87,6 +91,8 @@ class Blame(Message):
 
 
 class Blamed(Message):
+    """A description of the process that blocks the run."""
+
     text: str
 
 

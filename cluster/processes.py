@@ -63,6 +63,7 @@ class Group:
 
     @property
     def coordinator(self) -> str:
+        """The coordinator's address, as jax writes it."""
         return _with_port(self.host, self.port)
 
     @property

@@ -46,7 +46,8 @@ class RunSecret:
     def __init__(self, environment: Mapping[str, str], workdir: pathlib.Path | None, *, first: bool):
         """Look for a secret from the user or the pod; ConfigError if the value cannot be used as a secret.
 
-        If none is given, the `first` process, 0, writes one into `workdir`, if all share such a folder.
+        `workdir` is a folder that all processes share, or None. `first` says whether this is process 0, which writes a
+        secret into that folder if none is given.
         """
         self.given = _given(environment)
         self.folder = workdir if self.given is None else None

@@ -38,6 +38,7 @@ class Range:
 
     @property
     def is_whole(self) -> bool:
+        """Whether all values are integers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 

@@ -79,6 +79,7 @@ class Run:
 
     @property
     def abstract_frozen(self) -> dict[str, dict]:
+        """The abstract frozen parameters by role."""
         return self.models.frozen
 
     @property
@@ -270,8 +271,9 @@ def _gradient(
 ) -> tuple[Callable, int]:  # fmt: skip
     """Return (the gradient function, the number of parts of a batch that are measured; 0: none).
 
-    `make` is `make_gradient` of training/step.py without the arguments that depend on the mesh; `shardings` are of the
-    parameters. With `uses_shard_map` each device computes its own part; if `slow`, microbatches report progress.
+    `make` is `make_gradient` of training/step.py without the arguments that depend on the mesh. `shardings` are those
+    of the parameters. If `uses_shard_map`, each device computes its own part in a shard_map. If `slow`, microbatches
+    report progress.
     """
     measures_parts = any(transform.measures_parts for transform in update.transforms)
     once = _reduce_once_axes(config, built)

@@ -113,7 +113,8 @@ class Command:
 def parse_flags(description: str, not_read: tuple[str, ...] = (), why: str = "") -> dict[str, str]:
     """Parse sys.argv with absl; return the `--config.key=value` overrides as text. Install the exit hooks.
 
-    The command refuses the common flags in `not_read`, with "config" also all keys, and says `why`.
+    `description` is for --help. The command refuses the common flags in `not_read`, and gives `why` as the reason. With
+    "config" in `not_read` it refuses all keys too.
     """
     ending.install()
     overrides, rest = split_overrides(sys.argv)
@@ -238,7 +239,7 @@ def parse_configuration(
 ) -> Loaded:
     """Return the configuration of the command line; with --print_config, print it and exit.
 
-    The arguments are as of `parse_flags` and `parse`.
+    The arguments are those of `parse_flags` and `parse`.
     """
     overrides = parse_flags(description, not_read, why)
     used = use(FLAGS)

@@ -42,7 +42,8 @@ def evaluate_heldout(context, num_batches: int | None = None) -> tuple[dict, int
     """Return (figures by name, weight of the loss in tokens or puzzles) of the held-out data; None if it was stopped.
 
     A figure is a mean, NaN if its weight is 0, or what the objective's `summary` computes of the means. `context` is an
-    EvaluationContext, see core/evaluators.py; `num_batches` global batches are evenly spread, and None are all of them.
+    EvaluationContext, see core/evaluators.py. `num_batches` is a number of global batches, spread evenly over the data;
+    None means all documents.
     """
     batches = heldout_batches(context.run, context.corpus, num_batches, context.on_lost, context.progress)
     if (sums := summed_figures(context, batches)) is None:

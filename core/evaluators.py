@@ -136,6 +136,7 @@ class Votes(Evaluator):
     name = "votes"
 
     def __init__(self, every: int = 0):
+        """Vote every `every` steps; 0: only at the end."""
         self.every = every
 
     def evaluate(self, context):

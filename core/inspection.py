@@ -82,6 +82,7 @@ def explain_step(config, workdir: pathlib.Path, address, step: int, store: Store
 
 
 def documents_of(config, workdir: pathlib.Path, steps: range) -> list[str]:
+    """Return tables of the documents that these steps of a run were trained on."""
     corpus, lines = with_documents(config), []
     for step in steps:
         section = ledger.section_of(workdir, step, steps.stop)
@@ -95,6 +96,7 @@ def _table(examples: list[ledger.Example], losses: dict | None = None) -> list[s
 
 
 def with_documents(config) -> corpora.Corpus:
+    """Return the corpus of a run, with the names of its documents."""
     return corpora.prepare(
         config.data, vocab_size=config.model.vocab_size, vocab_size_typed=False, announce=lambda line: None,
         with_documents=True,

@@ -263,6 +263,7 @@ class Job:
         return [one for one in self.evaluators if step < self.config.train.steps and every(step, one.every)]
 
     def missed(self, record: dict) -> list[Evaluator]:
+        """Return the evaluators whose figures a resumed run lacks."""
         due = self.due(record["step"])
         return without_figures(due, self.evaluators, self.workdir, record, self.checkpoints.losses)
 
@@ -305,6 +306,7 @@ class Job:
                 raise self.lost.stop_error(step)
 
     def eval_params(self, state) -> dict:
+        """Return the parameters to evaluate, including frozen ones."""
         return self.run.eval_params(state, self.compiled_steps.frozen)
 
     def close(self, state) -> list[str]:

@@ -50,10 +50,12 @@ class Models:
 
     @property
     def num_trained(self) -> int:
+        """The number of trained parameters."""
         return num_parameters(self.trained)
 
     @property
     def num_parameters(self) -> int:
+        """The number of parameters of the trained model, frozen ones included."""
         return num_parameters(self.trained) + num_parameters(self.base)
 
     def num_active(self, model) -> int:

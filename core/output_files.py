@@ -44,6 +44,7 @@ def write(flag: str, text: str, default: pathlib.Path | None = None) -> pathlib.
 
 
 def check_of_run(flag: str, command: Command, name: str) -> None:
+    """Raise ConfigError if `write_of_run` could not write its file."""
     check(flag, None if command.bucket else command.workdir / name)
 
 

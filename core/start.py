@@ -29,6 +29,7 @@ def announce(line: str) -> None:
 
 
 def device_lines(config) -> list[str]:
+    """Return lines about the devices, the processes and the mesh."""
     axes = [axis for axis in config.layout.axis_order.split(",") if axis != "dcn_data" or config.mesh[axis] > 1]
     return [
         f"Local devices: {jax.local_device_count()} ({jax.local_devices()[0].device_kind})",
@@ -83,7 +84,7 @@ def other_models(objective: Objective) -> list[FrozenModel]:
 def check_sources(objective: Objective, config, *, is_new: bool) -> None:
     """Raise ConfigError if a run whose weights are needed is missing or has no checkpoint, before documents are read.
 
-    A run that surely `is_new` has no checkpoint, so that `train.init_from` initializes it.
+    `is_new` says whether the run surely has no checkpoint, so that `train.init_from` initializes it.
     """
     for model in other_models(objective):
         frozen_models.source_of(model, config).check_has_checkpoint()

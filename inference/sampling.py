@@ -83,7 +83,7 @@ def stream(run, params: dict, tokenizer, prompt: Prompt, *, max_tokens: int | No
 def _continued(
     run, params: dict, tokenizer, asked: list[Prompt], max_tokens: int | None, sampling: Sampling
 ) -> list[str]:
-    """Return `before` and the continuation of each prompt as text, revised if the configuration says so.
+    """Return the text of each prompt's `before` and its continuation, revised if the run's configuration says so.
 
     The first prompt is continued with the seed of `sampling`, the next one with the next seed.
     """

@@ -17,7 +17,7 @@ class Kind(NamedTuple):
 
     Attributes:
       category: as in a rehearsal: matmul, attention kernel, kernel, element-wise, collective or copy; "" for CONTROL,
-        UNKNOWN for what the program lacks.
+        UNKNOWN for an instruction that the program does not have.
       name: the last parts of its name in jax.
       source: file:line in this workspace, "" if unknown.
       part: forward, backward, recomputed or update.
@@ -44,7 +44,7 @@ class Program:
         self._by_name = {i.name: i for body in self.module.computations.values() for i in body}
 
     def kind(self, name: str) -> Kind:
-        """Return what an instruction is, found once."""
+        """Return what an instruction is; each is looked up once."""
         if name not in self._kinds:
             self._kinds[name] = self._kind(name)
         return self._kinds[name]

@@ -82,7 +82,10 @@ class Trial(NamedTuple):
 
 
 def measure(train: Callable, config, folder: pathlib.Path, **arguments) -> Trial:
-    """Train some steps of a configuration by train.train, with `arguments`, in an empty folder; remove the folder."""
+    """Train some steps of a configuration in an empty folder, and remove the folder.
+
+    `train` is train.train, and `arguments` are its other arguments.
+    """
     short = config.copy_and_resolve_references()
     # Batches that were made ahead would hide a slow reader from the first windows.
     warm_up = WARM_UP + config.data.prefetch + config.data.readers

@@ -121,8 +121,8 @@ def path_of_weight(path: tuple, weights: Container[Path]) -> Path | None:
 def reset_moments(state: tuple, masks: Mapping[Path, jax.Array]) -> tuple:
     """Return the state of any optimizer, with zeros for the moments of entries where the masks of weights are true.
 
-    A mask is bool, and has the shape of its weight, as a moment has. Second moments by row and column (Adafactor)
-    belong to many entries and stay, as do counts of steps.
+    A mask is bool, of the shape of its weight. A moment is an array with the path and the shape of the weight. Second
+    moments by row and column (Adafactor) belong to many entries and stay, as do counts of steps.
     """
 
     def of_leaf(path, leaf):
@@ -133,6 +133,7 @@ def reset_moments(state: tuple, masks: Mapping[Path, jax.Array]) -> tuple:
 
 
 def is_decayed(params: dict) -> dict:
+    """Return for each parameter whether weight decay applies to it."""
     return jax.tree_util.tree_map_with_path(lambda path, _: not path[-1].key.endswith(NOT_DECAYED), params)
 
 

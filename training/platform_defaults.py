@@ -30,6 +30,7 @@ def platform(mesh) -> str:
 
 
 def dtype(config, mesh) -> jnp.dtype:
+    """Return the compute type of a model."""
     slow_bfloat16 = platform(mesh) == "cpu" and not throughput.has_native_bfloat16()
     usual = "float32" if slow_bfloat16 else "bfloat16"
     return jnp.dtype(usual if config.model.dtype == "auto" else config.model.dtype)

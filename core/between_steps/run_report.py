@@ -23,6 +23,7 @@ class RunReport(Callback):
     """
 
     def on_end(self, job, *, has_failed):
+        """Write the page; a failure to write it is an event."""
         if processes.index() or not job.config.logging.report:
             return
         if is_interruption(sys.exc_info()[1]):  # what is ending the run

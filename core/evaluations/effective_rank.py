@@ -38,7 +38,7 @@ class EffectiveRank(Evaluator):
         self._run = self._triangles = None  # the last run, and the program that is compiled for it
 
     def evaluate(self, context):
-        """Return `effective_rank`, the mean over layers, and `smallest_effective_rank`; padding counts."""
+        """Return `effective_rank`, the mean over layers, and `smallest_effective_rank`; padding counts too."""
         if context.stop():
             return None
         batch = next(heldout_batches(context.run, context.corpus, 1, context.on_lost))

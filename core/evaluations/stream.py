@@ -22,6 +22,7 @@ class StreamTasks(Evaluator):
     name = KIND
 
     def __init__(self, every: int, num_batches: int):
+        """Evaluate on `num_batches` global batches of each task, every `every` steps."""
         self.every, self.num_batches = every, num_batches
 
     def evaluate(self, context):
