@@ -42,7 +42,7 @@ def cache_path(cache_dir: str) -> Path:
 
 
 def cache_folder(cache_dir: str) -> Path:
-    """Return the folder that data.cache_dir names, created if missing; DataError if it cannot be written."""
+    """Return the folder that data.cache_dir names; create it if missing. Raises DataError if it cannot be written."""
     folder = cache_path(cache_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)

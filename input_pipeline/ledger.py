@@ -82,7 +82,10 @@ def new_section(
 
 
 def append(folder: Path, section: Section) -> None:
-    """Append a section to a workdir's ledger, in place of an unfinished line; DataError if it cannot be written."""
+    """Append a section to the ledger of a workdir, replacing a last line that a killed process left unfinished.
+
+    Raises DataError if the file cannot be written.
+    """
     path = folder / NAME
     try:
         with path.open("a+b") as file:
@@ -94,7 +97,10 @@ def append(folder: Path, section: Section) -> None:
 
 
 def sections(folder: Path) -> list[Section]:
-    """Return a workdir's sections in the order of writing, [] without a ledger; DataError if it cannot be read."""
+    """Return the sections of a workdir in the order in which they were written; [] if there is no ledger.
+
+    Raises DataError if the ledger cannot be read, or if one of its lines is not a section.
+    """
     path = folder / NAME
     try:
         with path.open("rb") as file:
@@ -115,10 +121,10 @@ def roll_backs(folder: Path) -> int:
 
 
 def section_of(folder: Path, step: int, last_step: int) -> Section:
-    """Return the section of a step; DataError if there is no ledger, or it does not cover the step.
+    """Return the section that a step of the run belongs to.
 
-    Args:
-        last_step: the last step of the run, according to its newest checkpoint or metrics.
+    `last_step` is the last step of the run, according to its newest checkpoint or metrics. Raises DataError if there is
+    no ledger, or if it does not cover the step.
     """
     written = sections(folder)
     if not written:
@@ -137,7 +143,7 @@ def taken(section: Section, step: int) -> np.ndarray:
 
 
 def explain(section: Section, step: int, corpus: Corpus) -> list[Example]:
-    """Return the content of each row of a step's global batch; DataError if it was trained on another corpus.
+    """Return the content of each row of a step's global batch; DataError if the section is of another corpus.
 
     Args:
         section: the result of `section_of` for the step.

@@ -34,7 +34,10 @@ History = tuple[tuple[int, Weights], ...]
 
 
 def parse(text: str) -> tuple[list[str], Weights]:
-    """Return paths and weights (of sum 1) of data.mixture; DataError if it is invalid or has too many digits."""
+    """Return the paths and the weights of data.mixture, scaled to a sum of 1.
+
+    Raises DataError if it cannot be read, or if weights have more digits than a schedule allows.
+    """
     paths, weights = [], []
     for part in filter(None, map(str.strip, text.split(";"))):
         weight, path = _parse_part(part)
@@ -207,7 +210,10 @@ class Mixture:
         return replace(earlier, history=(*history, *(section for section in self.history if section[0] > example)))
 
     def recorded(self, stored: list, skips: Iterable[Iterable[int]]) -> "Mixture":
-        """Return the mixture of these parts whose `record` and skips were stored; DataError if that is invalid."""
+        """Return the mixture of these parts whose `record` and skips were stored as JSON.
+
+        Raises DataError if the record does not describe a mixture of this many parts.
+        """
         history = tuple((first, tuple(map(_stored_weight, weights))) for first, weights in stored)
         firsts = [first for first, _ in history]
         for _, weights in history:

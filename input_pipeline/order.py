@@ -13,10 +13,10 @@ ROUNDS = 8
 
 
 def permute(index, size: int, key):
-    """Return the image of `index`, below `size`, under the permutation of range(size) that `key` selects.
+    """Return the image of `index` under the permutation of range(size) that `key` selects.
 
-    The index is an int or an integer array, and the result an int or an int64 array. The key is an int of 64 bits, or a
-    uint64 array of the shape of the index.
+    The index is an int or an integer array, 0 <= index < size. The result is an int or an int64 array of its shape. The
+    key is an int of 64 bits, or a uint64 array of the shape of the index.
     """
     values = np.array(index, dtype=np.uint64, ndmin=1)
     assert values.size == 0 or int(values.max()) < size, f"index outside range({size})"
@@ -40,7 +40,10 @@ def mix(values) -> np.ndarray:
 
 
 def example_windows(examples: np.ndarray, num_windows: int, seed: int) -> np.ndarray:
-    """Return the window of each example of the run, int64 of the same shape. Every epoch has its own order."""
+    """Return the window of each example of the run, int64 of the same shape. Every epoch has its own order.
+
+    Examples are int64, counted from the start of the run. `num_windows` is the number of windows in an epoch.
+    """
     examples = np.asarray(examples, np.int64)
     epochs = (examples // num_windows).astype(np.uint64)
     return permute(examples % num_windows, num_windows, mix(mix(seed & MASK) + epochs))

@@ -45,7 +45,7 @@ OPTIONS = {
 def train(spans: list[Span], vocab_size: int) -> bytes:
     """Return a SentencePiece model trained on an even sample of the documents, the same each time.
 
-    It has vocab_size pieces, or fewer if the text gives fewer. Raises DataError if it gives none.
+    It has vocab_size pieces, or fewer if the text gives fewer. Raises DataError if there is no text to learn from.
     """
     sentences = list(_sentences(spans))
     characters = Counter()

@@ -37,9 +37,10 @@ class ShardFile:
     """The numbers in a file of a shard; a slice of it is an array, as with a numpy array.
 
     Every read opens the file and compares it with its first state. A memory map would end the process if the file is
-    truncated and give other tokens if it is overwritten, and hundreds of shards are too many to keep open. If the file
-    changed or is missing, `rebuild` is called with a description, and returns once the shard is restored. DataLost is
-    raised if it cannot be, or if the file has another length than `length` numbers.
+    truncated and give other tokens if it is overwritten, and hundreds of shards are too many to keep open.
+
+    If the file changed, is missing, or does not have `length` numbers, `rebuild` is called with a description. It
+    returns once the shard is restored. Raises DataLost if the shard cannot be restored.
     """
 
     def __init__(self, path: Path, dtype: str, length: int, rebuild: Callable[[str], None]):

@@ -36,7 +36,7 @@ Splits = dict[str, list[Span]]  # of one source: its documents for "train", for 
 
 
 class TokenWindows(Windows):
-    """The stored tokens, ends of documents among them, as windows of any length; a window source."""
+    """The stored tokens as windows of any length; a window source. `num_tokens` counts the ends of documents too."""
 
     def __init__(self, shards: list[np.ndarray | ShardFile], starts: np.ndarray, num_bytes: int, end_of_document: int):
         self._shards, self._starts, self._end_of_document = shards, starts, end_of_document

@@ -278,7 +278,7 @@ def _literal(place: Path) -> tuple[Path, list[str]]:
 
 
 def _documents(data, files: list[Path], format_of: Callable[[Path], type[RecordFile] | None]) -> FromFiles:
-    """Return the documents of files in order; `format_of` gives the reader of a file, or None: it is one document."""
+    """Return the documents of files in order. `format_of` returns a file's reader; None: the file is one document."""
     return FromFiles(files, _read_in_order(data, files, format_of))
 
 

@@ -47,7 +47,10 @@ class Texts:
     vocab_size_typed: bool = False  # whether fewer pieces are an error
 
     def stores(self, found: Found, announce: Announce) -> tuple[AnyTokenizer, list[Store]]:
-        """Return the tokenizer and each part's shards; unchanged files of `found`, from `read`, are not read again."""
+        """Return the tokenizer and the shards of each part; unchanged files are not read again.
+
+        `found` is the result of `read`.
+        """
         cache = cache_folder(self.data.cache_dir)
         path = self._preparation(found, cache)
         if path and (earlier := self._earlier(cache, path, announce)):
@@ -63,7 +66,10 @@ class Texts:
         return tokenizer, self._opened(made, encoder, announce)
 
     def training_documents(self, stores: list[Store]) -> tuple[list[Document], ...]:
-        """Read each part's training documents again, in stored order; DataError if the shards are of others."""
+        """Return the training documents of each part, in stored order; all are read again.
+
+        Raises DataError if they are no longer those of the shards.
+        """
         parts = self._read_again(str)
         for part, store in zip(parts, stores, strict=True):
             store.check(part)

@@ -342,7 +342,7 @@ def train_tokenizer(
 ) -> SentencePieceTokenizer:
     """Return the tokenizer trained on these documents, from the cache if it was trained before.
 
-    The documents may give fewer pieces than vocab_size. Raises DataError if it has no room for byte fallback.
+    The documents may give fewer pieces than vocab_size. Raises DataError if vocab_size has no room for byte fallback.
     """
     if vocab_size <= sentencepiece_training.NUM_FIXED:
         raise DataError(

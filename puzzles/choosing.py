@@ -62,7 +62,10 @@ def checker_of(config) -> Checker | None:
 
 
 def is_solved_sudoku(givens: jax.Array, answers: jax.Array) -> jax.Array:
-    """Return whether answers keep the givens and have every digit once in each row, column and box: bool [...]."""
+    """Return whether answers keep the givens and have every digit once in each row, column and box: bool [...].
+
+    Givens and answers are tokens [..., side * side].
+    """
     side = round(answers.shape[-1] ** 0.5)
     keeps = ((givens == EMPTY) | (givens == answers)).all(axis=-1)
     units = jnp.sort(answers[..., layout(side).cells], axis=-1)
@@ -73,7 +76,7 @@ def is_solved_maze(givens: jax.Array, answers: jax.Array) -> jax.Array:
     """Return whether answers keep the maze and mark a path from start to goal: bool [...].
 
     Each cell of the path has two neighbours on it, start and goal have one each. In a maze without loops, only the path
-    from start to goal meets this rule.
+    from start to goal meets this rule. Givens and answers are tokens [..., side * side].
     """
     side = round(answers.shape[-1] ** 0.5)
     is_path = answers == maze.PATH

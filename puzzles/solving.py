@@ -59,8 +59,8 @@ def solve(
 ) -> list[Answer]:  # fmt: skip
     """Return the model's answer after each of `num_steps` supervision steps, without early halting.
 
-    The mesh of the objective is in context. `tokens` has one for each cell of the model, in any shape. After each step
-    `is_wanted` is asked; no further step is made if it returns false.
+    The objective is that of the run, whose mesh is in context. `tokens` are ints of any shape, one for each cell of the
+    model. After each step `is_wanted` is asked; no further step is made if it returns false.
     """
     objective, batch = objective.plain, _batch(tokens)
     carry = objective.init_carry(nnx.merge(graph, params), 1, jax.random.key(0))
@@ -84,7 +84,10 @@ class Chosen(NamedTuple):
 def solve_broadly(
     objective: Recursive, graph: nnx.GraphDef, params: dict, tokens: np.ndarray, how: Breadth, choice: str, seed: int
 ) -> Chosen:
-    """Return the answer of several trajectories that `choice`, a name in CHOICES, prefers after the last step."""
+    """Return the answer that a way of choosing prefers after the last step, among several trajectories.
+
+    `how` has the trajectories, steps and noise; `seed` is that of the noise. `choice` is a name in choosing.CHOICES.
+    """
     draws = jax.random.key_data(jax.random.key(seed))[None]
     found = jax.device_get(_explored(params, graph, objective, _batch(tokens), draws, how))
     cells, halts, changes = (part[:, 0] for part in found)

@@ -74,10 +74,10 @@ class Votes:
     def add_batch(
         self, names: Sequence[str], inputs_BT: np.ndarray, predictions_BT: np.ndarray, halt_logits_B: np.ndarray
     ) -> None:
-        """Add a vote for each row that is not blank; rows of tokens are [B, 900].
+        """Add a vote for each row that is not blank.
 
-        Names are those of versions, "task|||t3|||0123456789", or `BLANK`. Halting logits are those after the last step;
-        nan counts as a probability of 0.
+        Names are those of versions, "task|||t3|||0123456789", or `BLANK`. Inputs and predictions are tokens [B, 900].
+        Halting logits are those after the last step; nan counts as a probability of 0.
         """
         probabilities = sigmoid(halt_logits_B).tolist()
         for name, given, predicted, sure in zip(names, inputs_BT, predictions_BT, probabilities, strict=True):
@@ -111,7 +111,10 @@ class Votes:
 
     @classmethod
     def from_bytes(cls, content: bytes, name: str = "votes") -> "Votes":
-        """Return the table from the bytes of `to_bytes`; DataError, which begins with `name`, if they are not valid."""
+        """Return the table from the bytes of `to_bytes`.
+
+        Raises DataError if the bytes are not a valid table; the message begins with `name`.
+        """
         try:
             with gzip.open(io.BytesIO(content)) as file:  # a small file could decompress to more than the memory
                 text = file.read(LARGEST + 1)

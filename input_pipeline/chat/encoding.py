@@ -40,7 +40,10 @@ def format_of_tokenizer(tokenizer: AnyTokenizer, name: str) -> PlainFormat | Tem
 
 
 class ChatTokenizer:
-    """Encodes the documents of chat/records.py for shards.py; `vocab_size` is that of the stored ids with marks."""
+    """Encodes the documents of input_pipeline/chat/records.py for input_pipeline/shards.py.
+
+    `vocab_size` is that of the stored numbers, which are ids with marks. The other attributes are as a tokenizer's.
+    """
 
     vocab_size = 1 << 31
 

@@ -61,7 +61,7 @@ class PlainFormat:
 
 
 class Template:
-    """The format of a Jinja template; ValueError if it is not a valid one, or takes too long to parse.
+    """The format of a Jinja template. Raises ValueError if it is not a valid one, or takes too long to parse.
 
     Args:
         source: the template.
@@ -74,7 +74,7 @@ class Template:
         self._ask("check", None)
 
     def pieces(self, messages: Sequence[Message], first: int = 0) -> list[Piece]:
-        """Return the pieces as `Rendering.pieces` does; ValueError also if that takes too much time or memory."""
+        """Return the pieces as `Rendering.pieces` does. Raises ValueError also if it takes too much time or memory."""
         return [tuple(piece) for piece in self._ask("pieces", [messages, first])]
 
     def prompt(self, messages: Sequence[Message]) -> list[Piece]:
@@ -91,7 +91,10 @@ class Template:
         return text.rpartition("@")[2]
 
     def documents(self, kind: str, lines: Iterable[Line]) -> Iterator[Made]:
-        """Yield the result of each line, rendered ahead; DataError if too many lines take too much time or memory."""
+        """Yield the result of each line; later lines are rendered while earlier results are used.
+
+        Raises DataError if the template takes too much time or memory for too many lines.
+        """
         known = ((number, self._known(line)) for number, line in lines)
         rendered = in_threads(lambda batch: self._rendered(kind, batch), _batches(known), PROCESSES)
         with closing(rendered):

@@ -109,7 +109,10 @@ def version_name(task: str, turn: int, colours: np.ndarray) -> str:
 
 
 def parse_name(name: str) -> tuple[str, int, np.ndarray]:
-    """Return (task, turn, colours) of a name, that of a task being its unchanged version; DataError for others."""
+    """Return (task, turn, colours) of a name; the name of a task is that of its unchanged version.
+
+    Raises DataError if it is not such a name.
+    """
     task, *changes = name.split(SEPARATOR)
     if not changes:
         return task, 0, np.arange(COLOURS, dtype=np.uint8)

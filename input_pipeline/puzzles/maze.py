@@ -54,7 +54,8 @@ def _maze(generator: np.random.Generator, side: int) -> tuple[np.ndarray, np.nda
 def solutions(maze: np.ndarray, most: int = 2) -> list[list[tuple[int, int]]]:
     """Return the paths from start to goal that visit no cell twice, `most` at most, by depth-first search.
 
-    A path is its cells (row, column), with start and goal. In `maze`, tokens [height, width], a path's cells are free.
+    A path is a list of its cells (row, column), start and goal included. `maze` is tokens [height, width], in which the
+    cells of a marked path are as free as floor.
     """
     (start,), (goal,) = (map(tuple, np.argwhere(maze == token).tolist()) for token in (START, GOAL))
     free = set(map(tuple, np.argwhere(maze != WALL).tolist()))

@@ -75,7 +75,7 @@ def search(candidates: np.ndarray, most: int) -> Verdict:
 def fewest(counts: np.ndarray, ties: np.ndarray | float = 0.0) -> np.ndarray:
     """Return the cell of each board with the fewest candidates, among cells with at least two: int [N].
 
-    `counts` of candidates are [cells, N]. Among equal ones the smallest of `ties`, values below 1, decides.
+    `counts` are numbers of candidates, [cells, N]. Among equal ones the smallest of `ties`, values below 1, decides.
     """
     return np.where(counts > 1, counts + ties, np.inf).argmin(axis=0)
 

@@ -63,10 +63,10 @@ def read(path: Path, *, cells: int, least_rating: float, count: int | None, seed
 
 
 def codes(table: Table, characters: str, tokens: dict[str, str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return questions and answers as indices in `characters`, uint8 [N, cells]; DataError for other characters.
+    """Return questions and answers, uint8 [N, cells]: the index of each character in `characters`.
 
-    Args:
-        tokens: the characters that are allowed in a "question", and in an "answer".
+    `tokens` are the characters that are allowed in a "question", and in an "answer". Raises DataError if a row has
+    another one.
     """
     places = np.zeros(256, np.uint8)
     places[np.frombuffer(characters.encode(), np.uint8)] = np.arange(len(characters))

@@ -20,7 +20,9 @@ class PuzzleWindows(Windows):
     """All examples of a split, each once per epoch in stored order; held-out examples are read like this.
 
     Attributes:
+        vocab_size: number of tokens, including padding (0).
         seq_len: cells of an example.
+        num_identifiers: rows of the table of puzzle embeddings, including the blank 0.
         folder: of the data set; `digest` is that of all its splits.
         num_groups, num_documents (puzzles), num_tokens (cells of a pass).
     """
@@ -66,9 +68,9 @@ class PuzzleWindows(Windows):
         return self._pass_examples()
 
     def read(self, indices: np.ndarray, sequence_length: int) -> dict[str, np.ndarray]:
-        """Return int32 `inputs` and `labels` [n, seq_len], IGNORED without a label, and `puzzle_identifiers` [n].
+        """Return int32 `inputs` and `labels` [n, seq_len], and `puzzle_identifiers` [n].
 
-        Raises DataError if an example has a token outside the vocabulary.
+        Where there is no label, it is IGNORED. Raises DataError if an example has a token outside the vocabulary.
         """
         indices, split = np.asarray(indices, np.int64), self._split
         inputs, labels = (np.asarray(array[indices], np.int32) for array in (split.inputs, split.labels))

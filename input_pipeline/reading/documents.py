@@ -177,8 +177,8 @@ def hold_out(spans: list[Span], fraction: float) -> tuple[list[Span], list[Span]
     """Split some documents into (training, held-out) by the hash of the content, so that copies fall on one side.
 
     Neither side is empty: of two documents or more, the one with the smallest hash is held out and the one with the
-    largest is not. Of a single document (or copies of one), the last tenth is held out. Raises DataError if it has
-    one character, or for a fraction outside 0 to 1.
+    largest is not. Of a single document (or copies of one), the last tenth is held out. Raises DataError for a single
+    document of one character, or for a fraction outside 0 to 1.
     """
     if not 0 < fraction < 1:
         raise DataError(f"data.holdout_fraction={fraction} is not between 0 and 1; the default is 0.05")
