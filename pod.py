@@ -31,12 +31,12 @@ INTERRUPTED = 130
 
 @dataclasses.dataclass(frozen=True)
 class Subcommand:
-    """A subcommand; `takes` its arguments: nothing, paths or a command."""
+    """A subcommand of this program."""
 
     group: str
     function: str  # module.name in pods/, which returns the exit status; None: 0
     meaning: str
-    takes: str = "nothing"
+    takes: str = "nothing"  # what its arguments are: nothing, paths or command
     calls: bool = True  # whether it talks to a pod
 
 

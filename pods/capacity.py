@@ -24,7 +24,10 @@ LASTING = re.compile(  # messages of failures that another try in the same zone 
 
 
 def search(settings: Settings) -> None:
-    """Try each zone in each way, once or with --wait for --wait_seconds; PodError if none has a pod."""
+    """Try each zone in each way until there is a pod; without --wait only once.
+
+    Raises PodError if no zone has a pod, or none within --wait_seconds.
+    """
     if settings.transport == "local":
         raise usage_error("--zones and --wait are for pods of gcloud; a local pod is made at once: leave them out")
     zones = list(dict.fromkeys(filter(None, (settings.zones or settings.zone).split(","))))

@@ -56,7 +56,11 @@ class Node(Object, total=False):
 
 
 class Gcloud:
-    """The transport `gcloud`; a PodError has gcloud's own message in one line, or says what is not set (status 2)."""
+    """The transport `gcloud`.
+
+    Every method may raise a PodError, with gcloud's own message in one line. A PodError without a zone or a project has
+    status 2.
+    """
 
     def __init__(self, settings: Settings):
         if missing := [name for name in ("zone", "project") if not getattr(settings, name)]:

@@ -121,7 +121,7 @@ def _train(
     settings: Settings, transport: Transport, subcommand: str, keys: dict, rest: list[str], searches: bool = False,
     **kept,
 ) -> None:  # fmt: skip
-    """Launch a program that `searches` and trains, or only trains; the last --workdir of `rest` is the run's folder."""
+    """Launch a program that trains, or that first `searches`; the last --workdir of `rest` is the folder of the run."""
     rest = _with_one_word(rest)
     num_workers, typed = transport.num_workers, [word for word in rest if word.startswith("--workdir=")]
     workdir = typed[-1].partition("=")[2] if typed else settings.run_folder()
@@ -179,7 +179,7 @@ def _is_idle(settings: Settings, transport: Transport, unless_ended: bool) -> bo
 
 
 def _check_started(settings: Settings, transport: Transport, record: dict) -> None:
-    """If a worker neither runs nor has succeeded, show the log of one, and raise PodError."""
+    """Raise PodError, and show the log of a failed worker, unless every worker runs or has succeeded."""
     workers = watch.look(settings, transport, record)
     failed = [worker for worker in workers if not worker.alive and worker.status != 0]
     if not failed:

@@ -89,7 +89,7 @@ class Local:
     def create(self) -> str:
         """Create the workers' folders with the current code; the remains of an interrupted create are removed.
 
-        PodError if the workers cannot share the chips evenly, their folder cannot be made, or git fails.
+        Raises PodError if the workers cannot share the chips evenly, their folder cannot be made, or git fails.
         """
         if self.describe():
             return f"{self.name} exists already"

@@ -26,7 +26,7 @@ V5E, V5E_AT_GOOGLE = "v5e-", "v5litepod-"  # the one accelerator type with anoth
 def resolved_switches(settings: Settings) -> switches.Resolved:
     """Return the ENABLE_* switches as flags, environment, OPTIMIZATION_CONFIG and --preset set them, in this order.
 
-    Those that the configuration cannot have are left out; ConfigError if it cannot run with any.
+    Those that the configuration cannot have are left out. Raises ConfigError if it cannot run even without switches.
     """
     values = {name: getattr(settings, name.lower()) for name in (switches.ALL, *switches.SWITCHES)}
     typed = {name: value for name, value in values.items() if settings.given(name.lower())}
@@ -118,7 +118,10 @@ def training_keys(settings: Settings) -> dict[str, object]:
 
 
 def length_keys(recipe: str, length: int | None) -> dict[str, int]:
-    """Return the keys for a length (0 or None: {}), with model.max_length if `recipe`, a --config=FILE, has less."""
+    """Return the keys for a sequence length, with model.max_length if it exceeds the recipe's; {} for 0 or None.
+
+    `recipe` is the --config=FILE of train.py.
+    """
     if not length:
         return {}
     longest = loading.load(loading.of_workspace(recipe.removeprefix("--config=")), "", {}).config.model.max_length
@@ -156,7 +159,7 @@ def chosen_data_keys(settings: Settings) -> dict[str, object]:
 
 
 def pretraining_keys(settings: Settings, more: Sequence[str] = ()) -> dict[str, object]:
-    """Return `data_keys`; {} if the recipe, or a typed key or argument of train.py in `more`, names other data."""
+    """Return `data_keys`; {} if the recipe, a typed key, or an argument of train.py in `more` names other data."""
     if settings.given("dataset"):
         return data_keys(settings)
     typed = {word.lstrip("-").removeprefix("config.").partition("=")[0] for word in (*settings.overrides, *more)}

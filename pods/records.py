@@ -119,7 +119,10 @@ def forgotten(settings: Settings) -> Iterator[None]:
 
 
 def code_state() -> tuple[str, list[str]]:
-    """Return the commit of the local code, "" outside a git checkout, and the changed files; PodError if git fails."""
+    """Return the commit of the local code, and the files that differ from it; "" and [] outside a git checkout.
+
+    Raises PodError if git knows the commit, but `git status` fails.
+    """
     commit, changed = git("rev-parse", "HEAD").stdout.strip(), git("status", "--porcelain")
     if commit and changed.returncode:
         raise PodError(f"git status in {ROOT}: {' '.join(changed.stderr.split())}")

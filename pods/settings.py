@@ -233,8 +233,8 @@ def environment_name(field: str) -> str:
 def read(arguments: list[str], environment: Mapping[str, str] = os.environ) -> tuple[Settings, list[str]]:
     """Return the settings and the arguments that are not flags.
 
-    The origin of a value is "flag", "environment", "preset" or "default". PodError (status 2) for an unknown flag or
-    an invalid value; one line says what would work.
+    The origin of a value is "flag", "environment", "preset" or "default". Raises PodError (status 2) if a flag is
+    unknown or a value is invalid; one line says what would work.
     """
     overrides, rest = _split_overrides(arguments)
     check_no_secrets(dict(override.split("=", 1) for override in overrides))

@@ -75,7 +75,7 @@ class Resolved(NamedTuple):
 def resolve(*sources: Mapping) -> Resolved:
     """Return the switches from these sources; later ones win, and an absent, None or empty value means the default.
 
-    A source is {enable_causal or ENABLE_CAUSAL: its value}, at the top level or under "switches". PodError (exit
+    A source is {enable_causal or ENABLE_CAUSAL: its value}, at the top level or under "switches". Raises PodError (exit
     status 2) if a value is neither true nor false.
     """
     given = {name: FIELDS[name.lower()].default for name in (ALL, *SWITCHES)}

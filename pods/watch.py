@@ -42,7 +42,7 @@ class Worker:
     alive: bool = False
     launched: bool = False  # whether something was launched and has not been stopped by pod.py since
     stopped: bool = False  # whether `pod.py stop` was called since the launch
-    trains: bool = False  # whether it is a run of train.py, which writes heartbeats once its step is compiled
+    trains: bool = False  # whether a run of train.py was launched; it writes heartbeats once its step is compiled
     status: int | None = None  # exit status of the program; None while it runs, or if it is unknown
     commit: str = ""
     changed: int = 0
@@ -328,7 +328,10 @@ def _figure(name: str, value) -> str:
 
 
 def _show(settings: Settings, picture: Callable[[], tuple[str, str]]) -> int:
-    """Print a picture, a text and a problem or ""; return the status. With --watch repeat, on a terminal in place."""
+    """Print a picture, and a problem to stderr; return the exit status. With --watch repeat it, on a terminal in place.
+
+    `picture` returns the text and a problem, "" if there is none.
+    """
     if settings.dry_run:  # the calls print themselves
         picture()
         return 0

@@ -36,21 +36,18 @@ Verdict = tuple[bool | None, str]
 
 
 class Seen(NamedTuple):
-    """What the points judge: a resolved configuration, the text of its program, and what follows from the two.
+    """What the points judge; bytes are those of one device."""
 
-    Bytes are those of a device: of parameters and optimizer, of parameters, needed, and available (None if unknown).
-    """
-
-    config: object
-    text: str
-    module: hlo.Module
-    replayed: schedule.Replayed
-    mesh: dict[str, int]
-    accelerator: str
-    state_bytes: float
+    config: object  # resolved for the topology
+    text: str  # of the compiled program
+    module: hlo.Module  # the same, parsed
+    replayed: schedule.Replayed  # the program's schedule
+    mesh: dict[str, int]  # sizes of its axes
+    accelerator: str  # cpu, tpu or gpu
+    state_bytes: float  # of parameters and optimizer
     parameter_bytes: float
-    total_bytes: float
-    capacity_bytes: float | None
+    total_bytes: float  # needed
+    capacity_bytes: float | None  # available; None if unknown
 
 
 class Point(NamedTuple):

@@ -18,9 +18,10 @@ PROGRAMS = ("prefill", "decode")
 
 
 def rehearse(loaded, config, topology: topologies.Topology, rows: int, length: int, display) -> dict:
-    """Compile both programs, for rows of `length` tokens, prompt and continuation; return the report.
+    """Compile both programs; return the report.
 
-    `config` is that of `loaded` for decoding, see settings/decoding.py.
+    `config` is the configuration of `loaded` for decoding, see settings/decoding.py. `rows` prompts are decoded
+    together. A row has `length` tokens, prompt and continuation.
     """
     wanted = [(config, topology, Call(name, rows, length, config.inference.cache_dtype)) for name in PROGRAMS]
     compiled = in_order(display.compile_all(wanted, f"compiling prefill and decode for {topology.name}"))

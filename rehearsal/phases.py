@@ -14,7 +14,7 @@ HOST_GIB = 8.0  # of the process, its libraries and the batches that it makes ah
 def rehearse(compiled: Compiled, figures: dict, display) -> dict:
     """Return what the other phases add to the report on a step: `phases`, and `fits`, the verdict on all of them.
 
-    `fits` of `figures`, the report, is about the step, and about its rollout if it has one.
+    `figures` is that report. Its `fits` is about the step, and about its rollout if it has one.
     """
     config, topology = compiled.config, compiled.topology
     writes_samples = config.evaluation.sample_tokens and config.model.name == "decoder_lm"

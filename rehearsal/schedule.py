@@ -183,7 +183,9 @@ class Prices:
 
 
 def replay(module: Module, assumptions: Assumptions, mesh: dict[str, int]) -> Replayed:
-    """Replay one step on one chip; `mesh` has {axis: size} in the order of the program's device numbers.
+    """Replay one step on one chip and return its time and costs.
+
+    `module` is the program of one device. `mesh` is {axis: size}, in the order of the program's device numbers.
 
     Raises:
       ValueError: a loop, a collective or a kernel cannot be read; the message names it.

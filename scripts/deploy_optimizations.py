@@ -122,7 +122,10 @@ def costs(config, measured: dict) -> dict[str, dict[str, float]]:
 
 
 def rehearse(more: list[str]) -> dict:
-    """Return figures of all ways to train the recipe, also without each of `more`, compared; else {"error": text}."""
+    """Return the figures of all ways of training the recipe, and how the ways compare; {"error": text} without them.
+
+    The step is also rehearsed without each switch in `more`.
+    """
     topology = LOADED.topology
     if topology is None or topology.accelerator != "tpu":
         return {"error": "only a slice of TPUs, named by --topology, can be rehearsed"}

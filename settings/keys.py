@@ -53,9 +53,10 @@ def from_flat(values: dict[str, object]) -> ConfigDict:
 
 
 def parse_typed(overrides: dict[str, str], current: dict[str, object]) -> dict[str, object]:
-    """Return {key: value} of typed text, and of the alternatives that a typed key clears; `current` are those before.
+    """Return {key: value} of typed text, and of the alternatives that a typed key clears.
 
-    Raises ConfigError if a key is unknown, a value is empty or of the wrong type, or two alternatives are typed.
+    `current` has the values of all keys before. Raises ConfigError if a key is unknown, a value is empty or of the
+    wrong type, or two alternatives are typed.
     """
     typed = {key: parse_value(key, text, current) for key, text in overrides.items()}
     _refuse_empty(typed, current)

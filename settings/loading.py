@@ -38,9 +38,9 @@ def load(
     Args:
       recipe_path: a Python file with `get_config()`, or the folder of a run, which provides its model, tokenizer and
         training length.
-      topology_name, overrides, environment: as of `resolve`.
+      topology_name, overrides, environment: those of `resolve`.
 
-    Raises ConfigError if the recipe is missing or broken, or as `resolve`.
+    Raises ConfigError if the recipe is missing or broken, and where `resolve` does.
     """
     recipe_path = os.fspath(recipe_path)
     config, origins = run_recipe(recipe_path)
@@ -99,9 +99,10 @@ def run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
 
 
 def run_file(file: pathlib.Path, typed: str, result: Callable[[types.ModuleType], Any]) -> Any:
-    """Execute a Python file that a user named by `typed`, a flag; return `result` of its module.
+    """Execute a Python file that a user named; return `result` of its module.
 
-    Raises ConfigError if the file or `result` fails; the message has the flag and the line of the file.
+    `typed` is the flag that named the file, for messages. Raises ConfigError if the file or `result` fails; the message
+    has the line of the file.
     """
     file = file.absolute()  # as Python names it in tracebacks
     spec = importlib.util.spec_from_file_location(f"recipe_{file.stem}", file)

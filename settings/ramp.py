@@ -75,6 +75,7 @@ def num_examples(config: ConfigDict, steps: int) -> int:
 
 
 def measures_noise(config: ConfigDict) -> bool:
+    """Return whether the gradient noise scale is measured."""
     return config.batch.noise_scale or config.batch.ramp == "noise_scale"
 
 

@@ -43,7 +43,10 @@ def is_run(folder) -> bool:
 
 
 def run_folder(key: str, name: str, path: Callable = pathlib.Path):
-    """Return the folder of a run that a key names, as `path` makes it of the name; ConfigError if it holds none."""
+    """Return the folder of a run that a key names; ConfigError if it holds none.
+
+    `path` makes a path of an address, such as gs://BUCKET/NAME.
+    """
     folder = path(name) if "://" in name else expanded(name)
     if not is_run(folder):
         raise ConfigError(f"{key}={name} holds no run (no {CONFIG} there); name the folder of one")

@@ -90,8 +90,8 @@ def _check_axis_order(order: str) -> None:
 def resolve_mesh(config: ConfigDict, num_devices: int, loaded: Loaded | None = None) -> None:
     """Replace a -1 in config.mesh by the remaining factor of the device count.
 
-    Raises ConfigError if the product of config.mesh, or of a mesh in layout.changes, is not the device count; the
-    message is better with the origins in `loaded`.
+    Raises ConfigError if the product of config.mesh, or of a mesh in layout.changes, is not the device count. `loaded`,
+    the configuration with its origins, is for the message.
     """
     mesh = config.mesh
     free = [axis for axis, size in mesh.items() if size == -1]

@@ -28,7 +28,7 @@ class Item(NamedTuple):
 
 @dataclasses.dataclass
 class Found:
-    """The evidence for all checks; while a run holds `busy` workers, `checks` are those of a busy pod."""
+    """The evidence for all checks."""
 
     settings: Settings
     pod: dict
@@ -38,7 +38,8 @@ class Found:
     outputs: list[Result]
     checks: list[Checked | Ahead | None]  # the answer of each host's script, None if it printed none
     data: list[str] = dataclasses.field(default_factory=list)  # the buckets that the data are read from, as gs://NAME
-    busy: list[int] = dataclasses.field(default_factory=list)  # numbers of workers
+    # numbers of the workers on which a run holds the devices; then `checks` are those of a busy pod
+    busy: list[int] = dataclasses.field(default_factory=list)
 
     @property
     def answers(self) -> dict[int, dict]:

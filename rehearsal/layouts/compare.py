@@ -16,7 +16,10 @@ DATA, FSDP = (1, 2, 4, 8), (1, 2, 4)
 
 
 def slices(load: Callable[[str], Loaded], wanted: list[presets.Topology], display) -> dict:
-    """Return a table of topologies, the cheapest per token first; a topology that cannot run it has the reason."""
+    """Return a table of topologies, the cheapest per token first; a topology that cannot run it has the reason.
+
+    `load` returns the configuration for the name of a topology.
+    """
     results, pairs = {}, []
     for topology in wanted:
         loaded = load(topology.name)

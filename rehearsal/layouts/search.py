@@ -60,8 +60,7 @@ class Candidate:
 def fastest(loaded, topology, display, *, any_batch: bool) -> dict:
     """Return a table of the layouts that no other beats in both speed and memory, and the command of the fastest.
 
-    Raises:
-      ConfigError: no layout fits.
+    With `any_batch` the global batch may change too. Raises ConfigError if no layout fits.
     """
     candidates = layouts(loaded, topology, any_batch=any_batch)
     tried: list[Candidate] = []
