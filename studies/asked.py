@@ -52,7 +52,10 @@ class Asked:
         ]  # fmt: skip
 
     def others(self, trials: dict) -> list[str]:
-        """Return a line about `trials`, by digest, of these groups that this command line does not mean; [] without."""
+        """Return a line about trials of these groups that this command line does not mean; [] if there are none.
+
+        `trials` has the last trial of each configuration by its digest.
+        """
         meant = self.owners
         count = sum(one.user_attrs["group"] in self.groups and digest not in meant for digest, one in trials.items())
         if not count:

@@ -28,7 +28,7 @@ class Outcome:
     checkpoint: str  # the newest, as an address; "" if there is none
     checkpoint_bytes: int | None  # of its files; None if it has no manifest
     ran_seconds: float  # time that the worker counted
-    breadth: dict[str, float] = dataclasses.field(default_factory=dict)  # accuracy by depth and breadth
+    breadth: dict[str, float] = dataclasses.field(default_factory=dict)  # accuracy by depth and breadth; {} without
 
     @property
     def chip_hours(self) -> float:

@@ -61,7 +61,10 @@ def join(group: processes.Group, join_seconds: float, on_end: Callable[[str, int
 
 
 def follow(command: Sequence[str] = program.TRAIN) -> End:
-    """Run this host's process, `command` and flags, of each trial that process 0 claims; return how the study ended."""
+    """Run this host's process of each trial that process 0 claims; return how the study ended.
+
+    `command` is that of a trial, before its flags.
+    """
     while True:
         order = processes.shared(TRIAL, lambda: None)
         if end := order.get("end"):

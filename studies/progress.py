@@ -18,9 +18,10 @@ FILE = "study.json"  # pods/studies.py reads it
 
 
 def write(root: str, known: Sequence[FrozenTrial], running: FrozenTrial | None, count: int) -> None:
-    """Write the progress of `count` configurations, whose last trials are `known`; one may begin now, `running`.
+    """Write the progress of a study; a full disk or a bucket out of reach does not end the study.
 
-    A full disk or a bucket out of reach does not end the study.
+    `known` has the last trial of each configuration that has one, and `count` is the number of all configurations.
+    `running` is the trial that begins now; None if none does.
     """
     found = collections.Counter(map(standing, known))
     content = {

@@ -65,7 +65,10 @@ class Queue:
         self._study = optuna.load_study(storage=storage, study_name=name)  # which reads an ended trial once
 
     def enqueue(self, orders: Iterable[dict]) -> int:
-        """Add a trial for each order without one; return their number. ConfigError if a folder is another's."""
+        """Add a trial for each order whose configuration has none yet; return the number of added trials.
+
+        Raises ConfigError if the folder of an order has the run of another configuration.
+        """
         with self.locked():
             known = self.latest()
             new = [order for order in orders if order["digest"] not in known]
@@ -112,7 +115,10 @@ class Queue:
     def claim_next(
         self, digests: set[str], allows: Callable[[FrozenTrial], bool] = lambda trial: True
     ) -> FrozenTrial | None:
-        """Return a trial of these that `allows` lets start, which this worker holds now; None if there is none."""
+        """Return a trial of these configurations that this worker holds from now on; None if there is none now.
+
+        `allows` says whether a trial that has not ended may be claimed.
+        """
         for digest, trial in self.latest().items():
             if digest not in digests or trial.state.is_finished() or not allows(trial):
                 continue

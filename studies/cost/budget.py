@@ -146,7 +146,7 @@ def claim_next(queue: trials.Queue, digests: set[str], limits: Limits) -> Frozen
 def reason_to_end(queue: trials.Queue, digests: set[str], limits: Limits, *, waits: bool = False) -> str:
     """Return the line that says that the budget ends the queue; "" if a waiting trial fits, or one of these runs.
 
-    If it `waits`, also "" while a trial of another group runs after which one of these may fit.
+    With `waits`, return "" also while a trial of another group runs after which one of these may fit.
     """
     if limits.budget is None:
         return ""
@@ -168,7 +168,10 @@ def reason_to_end(queue: trials.Queue, digests: set[str], limits: Limits, *, wai
 
 
 def left_of(what: str, chip_hours: float, queue: trials.Queue, price: float | None) -> str:
-    """Return the line that says how much of a budget or a grant is spent and left; `price` of a chip-hour, or None."""
+    """Return the line that says how much of a budget or a grant is spent and left.
+
+    `price` is in dollars per chip-hour; None if it is not known.
+    """
     used = spent(queue)
     rest = max(0.0, chip_hours - used)
     cost = "" if price is None else f" (${rest * price:,.2f})"

@@ -42,7 +42,10 @@ class Grant:
 
 
 def share_out(grant: Grant, found: Mapping[str, Estimate]) -> dict[str, str]:
-    """Return FITS, TOO_LONG or UNKNOWN by digest, taken in the order of `found`; what is unknown takes nothing."""
+    """Return whether each trial fits, by digest: FITS, TOO_LONG or UNKNOWN.
+
+    Trials are taken in the order of `found`. Those of which nothing is known take nothing.
+    """
     used, share = 0.0, {}
     for digest, estimate in found.items():
         if estimate.hours is None:
@@ -60,7 +63,7 @@ def lines(
 ) -> list[str]:
     """Return the table by group, the sums, and what does not fit or is not known.
 
-    `found` are `planning.estimates` of the members; `sizes` the bytes of a checkpoint by digest, None if not known.
+    `found` has `planning.estimates` of the members. `sizes` has a checkpoint's bytes by digest, None if not known.
     """
     share = share_out(grant, found)
     first = owners(members)

@@ -71,7 +71,10 @@ def full_batches(values: dict[str, object], steps: int) -> float:
 
 
 def table(study: Study, members: list[Member], topology: str, found: Mapping[str, Estimate]) -> list[str]:
-    """Return the lines of a plan: what each configuration varies, takes as `found`, or why it is refused; the sums."""
+    """Return the lines of a plan: what each configuration varies and takes, what is refused, and the sums.
+
+    `found` has the `estimates` of the members.
+    """
     owners, rows = {}, [("configuration", "steps", "hours", "cost", "what differs")]
     for member in members:
         changes = ", ".join(f"{key}={value}" for key, value in changed(study, member).items()) or "nothing"

@@ -15,10 +15,11 @@ from studies.trials import Queue, title
 
 
 def enforce(queue: Queue, digests: Iterable[str], limits: Limits) -> list[str]:
-    """Delete the checkpoints of trials that `limits.keep` does not keep; return a line for each where that failed.
+    """Delete the checkpoints that `limits.keep` does not keep; return a line for each trial where that failed.
 
-    A trial's attribute `checkpoint` becomes "" after its last checkpoint is deleted. A deletion that was cut short
-    leaves no folder that looks like a checkpoint, and the next call completes it.
+    Only checkpoints of trials in `digests` are deleted. A trial's attribute `checkpoint` becomes "" after its last
+    checkpoint is deleted. A deletion that was cut short leaves no folder that looks like a checkpoint, and the next
+    call completes it.
     """
     if limits.keep == "all":
         return []
@@ -48,7 +49,10 @@ def affected(digest: str, limits: Limits) -> set[str]:
 
 
 def kept(done: dict[str, FrozenTrial], limits: Limits, *, maximize: bool) -> set[str]:
-    """Return which trials, `done` by digest, keep their newest checkpoint; of equal values, the earlier is the best."""
+    """Return the digests of the trials whose newest checkpoint stays; of equal values, the earlier trial is the best.
+
+    `done` has the trials that are done, by digest.
+    """
     if limits.keep == "last":
         return set(done)
     if limits.keep == "none":

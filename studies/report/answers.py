@@ -30,9 +30,11 @@ class Row:
     failures: list[str]  # why trials failed, or why the configuration is refused
     left: int  # number of trials that have not ended, or are not queued
     hours: list[float] = dataclasses.field(default_factory=list)  # chip-hours of each trial in `values`
-    config: dict[str, object] = dataclasses.field(default_factory=dict)  # of the first seed; {} if it is refused
+    # value of every key, of the first seed; {} if the configuration is refused
+    config: dict[str, object] = dataclasses.field(default_factory=dict)
     seeds: list[int] = dataclasses.field(default_factory=list)  # of `values`
-    breadths: list[dict[str, float]] = dataclasses.field(default_factory=list)  # accuracies by depth and breadth
+    # accuracies by depth and breadth, of each of `values`; {} for a run without
+    breadths: list[dict[str, float]] = dataclasses.field(default_factory=list)
 
     @property
     def is_done(self) -> bool:
@@ -63,11 +65,11 @@ class Answer:
     rows: list[Row]
     sentence: str
     fit: scaling.Fit | None = None  # a line through the metrics of all seeds along the axis
-    sizes: dict[str, float] = dataclasses.field(default_factory=dict)  # along the axis, by row with metrics
+    sizes: dict[str, float] = dataclasses.field(default_factory=dict)  # along the axis, by row; {} without
 
 
 def of_study(study: Study, members: list[Member], trials: dict[str, FrozenTrial]) -> list[Answer]:
-    """Return the answer of each group that has members; `trials` are the last of each configuration by its digest."""
+    """Return the answer of each group that has members; `trials` has the last one of each configuration by digest."""
     found = []
     for group in dict.fromkeys(member.group for member in members):
         by_name: dict[str, list[Member]] = {}

@@ -21,7 +21,10 @@ class Costs:
 
 
 def of_rows(rows: list[Row], direction: str) -> Costs | None:
-    """Return the costs; None if they are equal or not known. `direction` of the metric: maximize, or minimize."""
+    """Return the costs; None if they do not differ, or if neither hours nor operations are known.
+
+    `direction` says whether a larger metric is better: maximize, or minimize.
+    """
     done = [row for row in rows if row.values]
     unit, costs = CHIP_HOURS, [statistics.fmean(row.hours) for row in done]
     if not all(costs):

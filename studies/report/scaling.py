@@ -27,7 +27,9 @@ class Fit:
     mean: float  # of log2(size)
     spread: float  # sum of the squared deviations of log2(size) from `mean`
     deviation: float  # standard deviation of the points from the line
-    bend: float | None  # probability of such a lack of fit if it is a line; None: no size has two points
+    # probability of a lack of fit at least as large as this one, if the metric does follow a line; None: no size has
+    # two points
+    bend: float | None
 
     @property
     def quantile(self) -> float:
@@ -46,14 +48,17 @@ class Fit:
         return self.bend is not None and self.bend < BENDS
 
     def line(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the metric on the line at `sizes` [n] > 0, and half the width of the confidence band of the mean."""
+        """Return the metric on the line, and half the width of the confidence band of the mean.
+
+        Sizes are [n], greater than 0.
+        """
         places = np.log2(sizes)
         error = self.deviation * np.sqrt(1 / self.num_points + (places - self.mean) ** 2 / self.spread)
         return self.level + self.slope * places, self.quantile * error
 
 
 def fit(sizes: list[float], metrics: list[float]) -> Fit | None:
-    """Return the line through points; None for fewer than FEWEST different sizes. Sizes up to 0 have no logarithm."""
+    """Return the line through the points with a size above 0; None if they have fewer than FEWEST different sizes."""
     x, y = (np.array(numbers, float) for numbers in (sizes, metrics))
     x, y = np.log2(x[x > 0]), y[x > 0]
     if len(np.unique(x)) < FEWEST:

@@ -14,7 +14,7 @@ PARAMETERS = "parameters"  # a size that is no key
 
 
 def of_axis(values: dict[str, object], axis: str) -> float:
-    """Return the size of a configuration (`values` of every key) along an axis: a numeric key, or PARAMETERS."""
+    """Return the size of a configuration with these values along an axis, which is a numeric key or PARAMETERS."""
     return float(num_parameters(values) if axis == PARAMETERS else values[axis])
 
 

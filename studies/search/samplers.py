@@ -33,7 +33,10 @@ class FromHistory(optuna.samplers.RandomSampler):
         self.space, self._seed = space, seed
 
     def parent(self, study: optuna.Study, trials: list[FrozenTrial], rng: np.random.Generator) -> FrozenTrial | None:
-        """Return the trial to mutate, of complete ones in the order of their ends; None: draw a random point."""
+        """Return the trial to mutate; None: draw a random point.
+
+        `trials` are the complete ones, in the order of their ends.
+        """
         raise NotImplementedError
 
     def infer_relative_search_space(self, study, trial) -> Space:

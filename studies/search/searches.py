@@ -54,7 +54,10 @@ class Searched:
 
 
 def find(url: str, name: str, unknown: str) -> Searched:
-    """Return the search of a name in a storage; else raise ConfigError, whose message begins with `unknown`."""
+    """Return the search of a name in the storage at a URL.
+
+    Raises ConfigError if there is none, or if the storage cannot be opened. The message begins with `unknown`.
+    """
     try:
         storage = open_storage(url, create=False)
     except ConfigError as error:

@@ -199,7 +199,10 @@ def evaluated_often(search: Search) -> Search:
 
 
 def begin(search: Search) -> trials.Queue:
-    """Create or open the study of a search; ConfigError if it is another search's, or all keys are typed."""
+    """Create the study of a search, or open it to go on.
+
+    Raises ConfigError if the study is of another search or space, or if every key of the space is typed.
+    """
     space = search.searched()
     if not space:
         typed = ", ".join(f"--config.{key}={search.overrides[key]}" for key in sorted(spaces.read(search.space)))

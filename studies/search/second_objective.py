@@ -19,7 +19,7 @@ ONE_OBJECTIVE = ("cmaes", "pbt")  # methods that compare one value, as pruners d
 
 
 def check(name: str, method: str, prune: str, topology: str) -> None:
-    """Raise ConfigError if a search cannot have this second objective, one of NAMES, on a slice ("": none)."""
+    """Raise ConfigError if a search on this hardware preset cannot have this second objective, one of NAMES."""
     if method in ONE_OBJECTIVE:
         fitting = "evolution, local_search, tpe or random"
         raise ConfigError(f"--method={method} minimizes one value; with --also use {fitting}")
