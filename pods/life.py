@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The subcommands that create, prepare, reach and delete a pod.
 
-Each function takes the settings, the transport and the remaining arguments. It raises PodError.
+Each function takes the settings, the transport and the remaining arguments. It raises PodError. For a recipe that
+cannot run, `setup` raises ConfigError.
 """
 
 import contextlib

@@ -87,6 +87,7 @@ def arguments(settings: Settings, keys: Mapping[str, object], more: Sequence[str
 
     Raises:
       ConfigError: the resulting configuration cannot run.
+      PodError: as `training_keys`.
     """
     keys, topology = dict(keys) | training_keys(settings), preset(settings)
     words = [f"--config={settings.recipe}"] + ([f"--workdir={workdir}"] if workdir else [])
