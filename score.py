@@ -90,9 +90,9 @@ def check(command: command_line.Command) -> list[Callable[..., Scores]]:
         tasks.check_lengths(items, tokenizer, config.model.max_length, "--questions")
         found.append(scored_by("--questions", items, tasks.score, tasks.figures_of))
     if flags.core:
-        of_core = core_metric.read_folder(expanded(flags.core), flags.limit)
-        figures_of = functools.partial(core_metric.figures_of, of_core)
-        found.append(scored_by("--core", of_core, core_metric.score, figures_of))
+        core_tasks = core_metric.read_folder(expanded(flags.core), flags.limit)
+        figures_of = functools.partial(core_metric.figures_of, core_tasks)
+        found.append(scored_by("--core", core_tasks, core_metric.score, figures_of))
     if flags.tasks:
         found.append(of_harness(flags.tasks, flags.include_path, flags.limit))
     return found

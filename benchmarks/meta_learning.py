@@ -31,7 +31,7 @@ from input_pipeline.tasks import task_windows
 from parallelism.mesh import mesh_context
 from settings import loading, validation
 
-OFF = "--mechanism=off" in sys.argv
+OFF = not support.mechanism_is_on()
 SEEDS = 1 if support.QUICK else 3
 TASKS, STEPS, SHOTS = 400, 5, 10  # held-out tasks; most gradient steps; points of a sinusoid
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1)

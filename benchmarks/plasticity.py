@@ -38,7 +38,7 @@ from training import optimizers, step_transform
 from training.state import TrainState
 from training.step import make_gradient, make_train_step
 
-IS_ON = "--mechanism=off" not in sys.argv
+IS_ON = support.mechanism_is_on()
 TASKS = 20 if support.QUICK else 200
 RATES = (3e-4, 1e-3, 2e-3, 3e-3, 1e-2)
 TUNING_SEEDS, SEEDS = (100, 101), (0, 1, 2)

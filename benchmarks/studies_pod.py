@@ -41,10 +41,11 @@ def run(folder: pathlib.Path, longest: float) -> tuple[float, int]:
 
     Returns the seconds that it took, and the number of blows.
     """
-    pod, rng, struck, began = LocalPod(folder, ACCEL="v4-32"), random.Random(SEED), 0, time.perf_counter()
+    pod, rng, struck = LocalPod(folder, ACCEL="v4-32"), random.Random(SEED), 0
     call(pod, "create").wait()
     packages = f"PYTHONPATH={os.getenv('PYTHONPATH', '')}"  # of which process 0 alone needs Optuna
     (pod.code_of(0) / ".env").write_text(packages)
+    began = time.perf_counter()
     if call(pod, "launch", "--", "python", "sweep.py", "run", *STUDY).wait():
         sys.exit("the study was not launched")
     supervising = call(pod, "supervise", "--max_restarts=100")

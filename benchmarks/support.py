@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 QUICK = "--quick" in sys.argv
 # of all benchmarks but those that parse their own
-OPTIONS = ("--quick", "--text=", "--exhaustive", "--mechanism=on", "--mechanism=off")
+OPTIONS = ("--quick", "--text=", "--exhaustive", "--mechanism=")
 OF_ONE = OPTIONS[1:]  # which not every benchmark reads
 PARSES_ITS_OWN = ("docs", "interactions", "levers", "record", "same_programs", "search_grid", "story")
 SERVER_ENDS_SECONDS = 1800
@@ -43,6 +43,14 @@ def check_options() -> None:
     words = tuple(option for option in OPTIONS if option.endswith("="))
     if unknown := [word for word in names if word not in OPTIONS and not word.startswith(words)]:
         usage_error(f"{unknown[0]} is no option of a benchmark; there are {', '.join(OPTIONS)}")
+
+
+def mechanism_is_on() -> bool:
+    """Return whether the mechanism of a benchmark is on, as it is by default; a usage error for other words."""
+    (word,) = [word.removeprefix("--mechanism=") for word in sys.argv if word.startswith("--mechanism=")] or ["on"]
+    if word not in ("on", "off"):
+        usage_error(f"--mechanism={word} is neither on nor off")
+    return word == "on"
 
 
 def usage_error(line: str) -> NoReturn:
@@ -115,7 +123,7 @@ def run(
     stdout, start = subprocess.PIPE if captured else None, time.perf_counter()
     done = subprocess.run([sys.executable, *words], cwd=cwd, env=environment, stdout=stdout, text=True)
     if done.returncode:
-        sys.exit(f"{' '.join(map(str, words))} ended with status {done.returncode}")
+        sys.exit(f"{' '.join(map(str, words[:3]))} ended with status {done.returncode}; the cause is above")
     return time.perf_counter() - start, done.stdout
 
 

@@ -16,6 +16,8 @@ import support
 
 from configs.experiments.trm.extra_levers import LEVERS as OF_STUDY
 from configs.experiments.trm.suite import MINI_CHANGES
+from files.json_reader import JsonError
+from reporting.metrics import read_steps
 from settings import loading, validation
 from settings.resolving import Loaded
 
@@ -77,7 +79,10 @@ def curve(arm: str, changes: dict, seed: int) -> dict[int, float]:
 
 def recorded(workdir) -> dict[int, float]:
     """Return the accuracies that a folder has; {} without a run."""
-    return {line["step"]: line[METRIC] for line in support.lines_of(workdir, "eval")}
+    try:
+        return {line["step"]: line[METRIC] for line in read_steps(workdir / "metrics.jsonl", "eval")}
+    except (OSError, JsonError):
+        return {}
 
 
 def measured(arm: str, changes: dict) -> list[dict[int, float]]:

@@ -55,7 +55,8 @@ def measures() -> dict[str, Callable[[int], None]]:
 
 def main() -> None:
     """Time everything and print."""
-    steps_a_second = {name: functools.partial(updates.rate, update, 1, 1) for name, update in measures().items()}
+    once = functools.partial(updates.rate, steps=1, amount=1)
+    steps_a_second = {name: functools.partial(once, update) for name, update in measures().items()}
     of_name = updates.medians(steps_a_second, ROUNDS)
     figures = {"batch": BATCH} | {f"{name}_steps_per_second": rate for name, rate in of_name.items()}
     for name in [name for name in of_name if name.endswith("_ours")]:

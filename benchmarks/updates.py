@@ -47,11 +47,15 @@ def updating(run: assembly.Run, batch: dict) -> Callable[[int], None]:
     return update
 
 
-def rate(update: Callable[[int], None], steps: int, tokens: int) -> float:
-    """Return tokens/s of some updates with this number of tokens each."""
+def rate(update: Callable[[int], None], steps: int, amount: int) -> float:
+    """Return what some updates do in a second; `amount` is what one does: its tokens, or 1 for updates/s."""
     start = time.perf_counter()
     update(steps)
-    return steps * tokens / (time.perf_counter() - start)
+    return steps * amount / (time.perf_counter() - start)
+
+
+def _short(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def medians(measures: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
@@ -60,7 +64,7 @@ def medians(measures: dict[str, Callable[[], float]], rounds: int) -> dict[str, 
     for index in range(rounds):
         for name, measure in measures.items():
             found[name].append(measure())
-        last = "  ".join(f"{name} {values[-1]:,.4g}" for name, values in found.items())
+        last = "  ".join(f"{name} {_short(values[-1])}" for name, values in found.items())
         print(f"round {index + 1}/{rounds}: {last}", flush=True)
     return {name: statistics.median(values) for name, values in found.items()}
 

@@ -108,10 +108,9 @@ class Lease:
         from google.api_core.exceptions import Forbidden, NotFound, PreconditionFailed
 
         try:
-            try:
-                self._write(0)
-            except PreconditionFailed as refusal:  # there is one; the answer has the storage's time
-                self._take_over(_date(refusal.response.headers.get("Date", "")))
+            now = self._write_first()
+            if now is not None:
+                self._take_over(now)
         except PreconditionFailed:
             raise RunError(f"--workdir={self.url}: another run started there at the same moment") from None
         except (Forbidden, NotFound):
@@ -147,6 +146,16 @@ class Lease:
             generation, self.generation = self.generation, None
             if generation is not None:
                 self.blob.delete(if_generation_match=generation, **self.patience)
+
+    def _write_first(self) -> float | None:
+        """Take the lease and return None if nobody holds one; otherwise return the storage's time (Unix seconds)."""
+        from google.api_core.exceptions import PreconditionFailed
+
+        try:
+            self._write(0)
+        except PreconditionFailed as refusal:
+            return _date(refusal.response.headers.get("Date", ""))
+        return None
 
     def _take_over(self, now: float) -> None:
         """Take over the existing lease if it has expired by the storage's time `now`; RunError if it is still valid."""

@@ -52,7 +52,7 @@ def evaluate_heldout(context, num_batches: int | None = None) -> tuple[dict, int
 
 
 def summed_figures(context, batches: Iterable[dict]) -> dict[str, np.ndarray] | None:
-    """Return {figure: its sum and its weight, float64 [2]} of batches; None if it was stopped."""
+    """Return {figure: its sum and its weight, float64 [2]} of batches in an EvaluationContext; None if stopped."""
     sums = {}
     for batch in batches:
         if context.stop():

@@ -103,6 +103,14 @@ def updated(method: str, measured: dict, steps: int = 1, *, with_moments: bool =
     return jax.device_get((change, memory, scalars))
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_the_memory_has_the_types_of_the_arrays_that_replace_it(method):
+    """A weak type would change after the first step, and the second one would be compiled again."""
+    weights, params, _ = classifier()
+    memory = METHODS[method](weights, keys(), 7).init(params)
+    assert not [array for array in jax.tree.leaves(memory) if jnp.asarray(array).weak_type]
+
+
 def constant_activations():
     """Return (inputs that are all the same, what is measured on them)."""
     _, params, _ = classifier()

@@ -34,7 +34,7 @@ def to_memory(arrays: Sequence[jax.Array], all_units: Sequence[Units]) -> dict:
 
 def filled(all_units: Sequence[Units], params: dict, value: float) -> dict:
     """Return a memory with an array of each of the units, filled with a number."""
-    return to_memory([jnp.full(shape_of(units, params), value) for units in all_units], all_units)
+    return to_memory([jnp.full(shape_of(units, params), value, type(value)) for units in all_units], all_units)
 
 
 def from_memory(memory: dict, units: Units) -> jax.Array:
