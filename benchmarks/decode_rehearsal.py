@@ -15,7 +15,7 @@ from settings.decoding import for_decoding
 
 SLICES = ("v4-8", "v4-32")
 MOST_TIMES_THE_BOUND = 1.5
-RECIPE, ROWS, LENGTH = ("small", 8, 128) if support.QUICK else ("llama2_7b", 64, 2048)
+RECIPE, ROWS, LENGTH = ("small", 64, 128) if support.QUICK else ("llama2_7b", 64, 2048)
 
 
 def figures_of(slice_: str) -> dict:

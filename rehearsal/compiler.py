@@ -285,7 +285,7 @@ def versions() -> dict[str, str]:
 
 
 def first_line(text: str) -> str:
-    """Return the first line that describes the error: the exception's line, not the traceback."""
+    """Return the line that describes the error: the exception's, or that of a check in the compiler that failed."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b:", line)]
+    errors = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b:|F\d{4} .* Check failed: ", line)]
     return (errors or lines[-1:] or ["it printed nothing"])[-1][:400]

@@ -236,6 +236,8 @@ def configuration(**keys):
     [
         ("raise SystemExit(print('Traceback:\\n  File x\\nValueError: broken kernel\\nmore') or 1)",
          "ended with status 1: ValueError: broken kernel"),
+        ("raise SystemExit(print('F1128 18:52:37 utils.cc:79] Check failed: a == b\\n@ 0x7f3\\nE1128 RAW: hook') or 1)",
+         "ended with status 1: F1128 18:52:37 utils.cc:79. Check failed: a == b"),
         ("import os; os.kill(os.getpid(), 9)", "ended with status -9: it printed nothing"),
     ],
 )  # fmt: skip
