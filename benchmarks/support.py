@@ -47,10 +47,10 @@ def check_options() -> None:
 
 def mechanism_is_on() -> bool:
     """Return whether the mechanism of a benchmark is on, as it is by default; a usage error for other words."""
-    (word,) = [word.removeprefix("--mechanism=") for word in sys.argv if word.startswith("--mechanism=")] or ["on"]
-    if word not in ("on", "off"):
-        usage_error(f"--mechanism={word} is neither on nor off")
-    return word == "on"
+    words = {word.removeprefix("--mechanism=") for word in sys.argv if word.startswith("--mechanism=")} or {"on"}
+    if words not in ({"on"}, {"off"}):
+        usage_error(f"--mechanism={' and '.join(sorted(words))} is neither on nor off")
+    return words == {"on"}
 
 
 def usage_error(line: str) -> NoReturn:

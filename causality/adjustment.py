@@ -43,9 +43,18 @@ def _without_effects(graph, treatment: str):
     return trimmed
 
 
+def _is_treated(values: dict[str, np.ndarray], treatment: str) -> np.ndarray:
+    if not np.isin(values[treatment], (0, 1)).all():
+        raise ValueError(f"{treatment} is a treatment, so that each value must be 0 or 1")
+    return values[treatment] == 1
+
+
 def naive_effect(values: dict[str, np.ndarray], treatment: str, outcome: str) -> float:
-    """Return E[y | x = 1] - E[y | x = 0], which is no effect if something causes both."""
-    treated = values[treatment] == 1
+    """Return E[y | x = 1] - E[y | x = 0], which is no effect if something causes both.
+
+    Raises ValueError for a treatment other than 0 or 1.
+    """
+    treated = _is_treated(values, treatment)
     return float(values[outcome][treated].mean() - values[outcome][~treated].mean())
 
 
@@ -56,15 +65,15 @@ def adjusted_effect(values: dict[str, np.ndarray], treatment: str, outcome: str,
       values: {variable: [n]}; the treatment is 0 or 1, and the variables to adjust for have few values.
 
     Raises:
-      ValueError: a stratum has only treated or only untreated units.
+      ValueError: a stratum has only treated or only untreated units, or a treatment is neither 0 nor 1.
     """
+    is_treated = _is_treated(values, treatment)
     strata = np.stack([np.zeros_like(values[treatment]), *(values[name] for name in sorted(adjust))], axis=1)
     rows, inverse = np.unique(strata, axis=0, return_inverse=True)
     effect = 0.0
     for number, row in enumerate(rows):
         here = inverse == number
-        treated = here & (values[treatment] == 1)
-        untreated = here & (values[treatment] == 0)
+        treated, untreated = here & is_treated, here & ~is_treated
         if not treated.any() or not untreated.any():
             where = ", ".join(f"{name}={value}" for name, value in zip(sorted(adjust), row[1:], strict=True))
             where, advice = (f"where {where}, ", "merge strata") if where else ("", "both 0 and 1 must occur")

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from causality.sites import replicated, run
+from causality.sites import check_tokens, replicated, run
 from layers import taps
 
 
@@ -33,9 +33,11 @@ def labels_after(
       rotation_DR: float32, orthonormal columns; only the part of the stream in their span is interchanged. None: all.
 
     Raises:
-      ValueError: the model has no such layer, or the prompts no such position.
+      ValueError: the model has no such layer or tokens, or the prompts no such position.
     """
-    _check_place(nnx.merge(graph, params), min(np.shape(base_PT)[1], np.shape(source_PT)[1]), layer, position)
+    model = nnx.merge(graph, params)
+    check_tokens(model, base_PT, source_PT, labels)
+    _check_place(model, min(np.shape(base_PT)[1], np.shape(source_PT)[1]), layer, position)
     logits_PV = _interchanged_jit(graph, params, base_PT, source_PT, layer, position, rotation_DR)
     return np.asarray(labels)[np.asarray(logits_PV)[:, np.asarray(labels)].argmax(-1)]
 
@@ -63,6 +65,7 @@ def align(
       ValueError: as in `labels_after`.
     """
     model = nnx.merge(graph, params)
+    check_tokens(model, base_PT, source_PT, wanted_P)
     _check_place(model, min(np.shape(base_PT)[1], np.shape(source_PT)[1]), layer, position)
     begin, order = jax.random.split(key)
     free_DR = jax.random.normal(begin, (model.embed_dim, size))

@@ -25,6 +25,7 @@ from causality.sites import (
     Sites,
     at_each_site,
     changed,
+    check_tokens,
     difference,
     recorded,
     replicated,
@@ -72,10 +73,8 @@ def contrast(
     """
     if len(clean_T) != len(corrupt_T):
         raise ValueError(f"the prompts have {len(clean_T)} and {len(corrupt_T)} tokens; give prompts of equal length")
-    prompts_PT, size = np.stack([clean_T, corrupt_T]), nnx.merge(graph, params).embed.embedding.shape[0]
-    are_tokens = np.issubdtype(prompts_PT.dtype, np.integer) and ((prompts_PT >= 0) & (prompts_PT < size)).all()
-    if not prompts_PT.size or not are_tokens:
-        raise ValueError(f"give prompts of at least one token, each a whole number from 0 to {size - 1}")
+    prompts_PT, model = np.stack([clean_T, corrupt_T]), nnx.merge(graph, params)
+    check_tokens(model, prompts_PT, *([tokens] if tokens else []))
     clean_V, corrupt_V = np.asarray(_logits(graph, params, prompts_PT.astype(np.int32)))
     if tokens is None:
         answer = int(clean_V.argmax())
@@ -143,8 +142,9 @@ def logit_lens(graph: nnx.GraphDef, params: dict, tokens_T: np.ndarray, answer: 
     """Return the likeliest token after each block and position, its probability, and that of the answer.
 
     The final norm and the head are applied to the residual stream (nostalgebraist, "interpreting GPT: the logit lens",
-    2020).
+    2020). Raises ValueError for what are no tokens of the model.
     """
+    check_tokens(nnx.merge(graph, params), tokens_T, answer)
     found = _lens(graph, params, np.asarray(tokens_T, np.int32)[None], answer)
     return Lens(*[np.asarray(array)[:, : len(tokens_T)] for array in found])
 

@@ -96,6 +96,14 @@ def sources_of(graph: nnx.GraphDef, params: dict, tokens_PT: jax.Array) -> dict[
     return recorded(graph, params, tokens_PT)[1]
 
 
+def check_tokens(model: nnx.Module, *arrays) -> None:
+    """Raise ValueError if an array is empty, or has other values than ids of the model's vocabulary."""
+    most = model.embed.embedding.shape[0] - 1
+    for array in map(np.asarray, arrays):
+        if not array.size or not np.issubdtype(array.dtype, np.integer) or array.min() < 0 or array.max() > most:
+            raise ValueError(f"give at least one token, each a whole number from 0 to {most}")
+
+
 @functools.partial(jax.jit, static_argnames=("graph", "read", "num_rows"))
 def at_each_site(
     graph: nnx.GraphDef, params: dict, tokens_PT: jax.Array, sources: dict[str, jax.Array], sites: Sites, read: Read,

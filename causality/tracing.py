@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from causality.patching import NOWHERE, Tables, at_all_sites
-from causality.sites import at_each_site, probability, replicated, sources_of
+from causality.sites import at_each_site, check_tokens, probability, replicated, sources_of
 
 NOISE = 3.0  # standard deviations of the embeddings (arXiv:2202.05262, section 2.1)
 DRAWS = 8
@@ -43,8 +43,9 @@ def trace(
       answer: the token whose probability after the prompt is measured.
 
     Raises:
-      ValueError: `is_noised_T` is not a bool for each token.
+      ValueError: `is_noised_T` is not a bool for each token, or the tokens are none of the model.
     """
+    check_tokens(nnx.merge(graph, params), tokens_T, answer)
     is_noised_T = np.asarray(is_noised_T)
     if is_noised_T.dtype != bool or is_noised_T.shape != np.shape(tokens_T):
         raise ValueError(f"is_noised_T is {is_noised_T.dtype} {list(is_noised_T.shape)}; give a bool for each token")

@@ -143,34 +143,41 @@ def _append(here: pathlib.Path, there, end) -> bool:
     """Append to the copy of a file what it lacks; return whether it is the copy of the whole file now.
 
     A bucket cannot append, but it can join two objects, the copy and `end`.
-    https://docs.cloud.google.com/storage/docs/composing-objects
     """
-    length = there.stat().length
-    with here.open("rb") as file:
-        file.seek(length)
-        while piece := file.read(PIECE_BYTES):
-            end.write_bytes(piece)
-            if not _join(there, end):
-                return False
-            length += len(piece)
-    return there.stat().length == length  # gcsfs repeats a request without an answer, which may append twice
-
-
-def _join(there, end) -> bool:
-    """Append an object of a bucket to another and remove it; return whether the bucket can join the two."""
     import fsspec
-    from gcsfs.retry import HttpError
 
     store, name = fsspec.core.url_to_fs(str(there))
-    try:
-        store.merge(name, [name, str(end)])
-    except HttpError as error:
-        if error.code != HTTPStatus.BAD_REQUEST:
-            raise
-        return False  # such as a copy that was moved to another storage class
-    with contextlib.suppress(FileNotFoundError):  # removed already, if the request is repeated
-        store.rm_file(str(end))
+    with here.open("rb") as file:
+        length = file.seek(there.stat().length)
+        while piece := file.read(PIECE_BYTES):
+            end.write_bytes(piece)
+            _join(store, name, str(end))
+            length += len(piece)
+            if there.stat().length != length:
+                return False
     return True
+
+
+def _join(store, name: str, end: str) -> None:
+    """Append an object of a bucket to another, which stays as it is where the bucket refuses that; remove the first.
+
+    gcsfs repeats a request whose answer is lost. The generation lets it succeed once.
+    https://docs.cloud.google.com/storage/docs/json_api/v1/objects/compose
+    """
+    from gcsfs.retry import HttpError
+
+    (bucket, key, _), generation = store.split_path(name), store.info(name)["generation"]
+    parts = [{"name": part} for part in (key, store.split_path(end)[1])]
+    body = {"sourceObjects": parts, "destination": {"name": key, "bucket": bucket}}
+    try:
+        with contextlib.suppress(FileExistsError, ValueError):  # as gcsfs calls status 412, and some of status 400
+            store.call("POST", "b/{}/o/{}/compose", bucket, key, ifGenerationMatch=generation, json=body)
+    except HttpError as error:
+        if error.code != HTTPStatus.BAD_REQUEST:  # such as a copy that was moved to another storage class
+            raise
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # removed already, if the request is repeated
+            store.rm_file(end)
 
 
 def syncing(bucket: Bucket | None, log: pathlib.Path, *, first: bool) -> Callable[[], None]:

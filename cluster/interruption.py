@@ -81,13 +81,15 @@ class Interruption:
         return processes.boundary() if processes.count() > 1 else self.requested
 
 
-def in_thread(train_step: Callable, interruption: Interruption, stop_error: Callable[[], Exception]) -> Callable:
-    """Return a train_step that runs in its own thread, so that the main thread can handle signals meanwhile.
+def in_thread(
+    executor: concurrent.futures.Executor, train_step: Callable, interruption: Interruption,
+    stop_error: Callable[[], Exception],
+) -> Callable:  # fmt: skip
+    """Return a train_step that runs in the thread of `executor`, so that the main thread can handle signals meanwhile.
 
     It is for steps that take minutes. If a stop is requested, it raises `stop_error()`, and does not wait for the
     current step.
     """
-    executor = concurrent.futures.ThreadPoolExecutor(1)
 
     def run(state, batch):
         future = executor.submit(lambda: jax.block_until_ready(train_step(state, batch)))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of what acts on the host between the steps of a run."""
 
+import concurrent.futures
 import dataclasses
 from collections.abc import Callable, Iterable
 
@@ -137,4 +138,10 @@ class StepsInAThread(Callback):
     """Run steps that take minutes in a thread of their own, so that a stop does not wait for the present step."""
 
     def wrap(self, train_step, job):
-        return in_thread(train_step, job.signals, lambda: job.lost.stop_error(job.checkpoints.begun or 0))
+        self.executor = concurrent.futures.ThreadPoolExecutor(1)
+        return in_thread(
+            self.executor, train_step, job.signals, lambda: job.lost.stop_error(job.checkpoints.begun or 0)
+        )
+
+    def on_end(self, job, *, has_failed):
+        self.executor.shutdown(wait=False)

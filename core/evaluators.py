@@ -148,9 +148,14 @@ class Votes(Evaluator):
 
 
 def check_names(evaluators: Sequence[Evaluator]) -> None:
-    """Raise ValueError if an evaluator of a caller has no name, or one whose lines would mix with others."""
+    """Raise ValueError if an evaluator of a caller has no name, or one whose lines would mix with others.
+
+    Raises TypeError for what is no evaluator.
+    """
     taken = {*OWN_KINDS, HeldOut.name, Votes.name, Tasks.name, *(module.KIND for module in _modules())}
     for evaluator in evaluators:
+        if not isinstance(evaluator, Evaluator):
+            raise TypeError(f"{evaluator!r} is no evaluator; give an object of a subclass of core.evaluators.Evaluator")
         name = evaluator.name
         if not isinstance(name, str) or not name or name in taken:
             raise ValueError(
@@ -279,10 +284,8 @@ def of_corpus(config, corpus: Corpus) -> list[Evaluator]:
         tasks.check_lengths(items, corpus.tokenizer, config.model.max_length, "evaluation.tasks")
     of_tasks = [Tasks(config.evaluation.tasks_every, items)] if items else []
     more = [made for module in _modules() if (made := module.make(config, corpus))]
-    heldout = HeldOut(config.train.eval_every, config.evaluation.batches)
-    heldout.ranks_checkpoints = corpus.heldout.num_examples(config.train.sequence_length) > 0
     return [
-        heldout,
+        HeldOut(config.train.eval_every, config.evaluation.batches),
         Votes(config.evaluation.votes_every),
         *of_tasks,
         *more,

@@ -103,4 +103,5 @@ def check_batch(batch: dict, wanted: dict, what: str) -> None:
 
 
 def _described(array) -> str:
-    return f"a {type(array).__name__}" if isinstance(array, list | tuple) else f"{array.dtype}{list(array.shape)}"
+    is_array = isinstance(array, np.ndarray | np.generic | jax.Array | jax.ShapeDtypeStruct)
+    return f"{array.dtype}{list(array.shape)}" if is_array else f"a {type(array).__name__}"

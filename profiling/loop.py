@@ -29,7 +29,7 @@ class LoopProfile(Profile):
     def __init__(self, config, window: Window):
         """`config`: what advice is about; `window`: the steps of a run of `train` that are traced."""
         super().__init__(window)
-        self.config, self._clock, self._workdir = config, None, None
+        self.config, self._asked, self._clock, self._workdir, self._since = config, window, None, None, 0.0
         self._begin_anew()
         listener = weakref.WeakMethod(self._on_compilation)  # jax keeps what it calls for ever
 
@@ -118,6 +118,7 @@ class LoopProfile(Profile):
     def wrap(self, train_step, job):
         """Return the step of a run, timed and traced; what was timed before is no part of it."""
         self._begin_anew()
+        self.window, self._since = self._asked, time.time()
         self._clock, self._workdir = job.clock, job.workdir  # not the job, which has arrays
         traced = super().wrap(train_step, job)
 
@@ -134,7 +135,8 @@ class LoopProfile(Profile):
 
     def _profile(self) -> dict:
         file = self._workdir and self._workdir / FILE
-        return json.loads(file.read_text()) if file and file.is_file() else {}
+        is_ours = file and file.is_file() and file.stat().st_mtime >= self._since  # not that of an earlier run
+        return json.loads(file.read_text()) if is_ours else {}
 
     def _on_compilation(self, event: str, seconds: float, **_) -> None:
         if event == COMPILED and self._began is not None and self._seconds:

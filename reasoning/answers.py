@@ -3,6 +3,7 @@
 
 import inspect
 import pathlib
+import sys
 from collections.abc import Callable, Sequence
 
 from configs.errors import ConfigError
@@ -22,16 +23,15 @@ def reward(function: Reward) -> Reward:
     if function.__name__ in REWARD_NAMES:
         raise ConfigError(f"@reward: {function.__name__} is the name of a reward of Torus; rename the function")
     before = REWARDS.get(function.__name__, function)
-    files = sorted({str(file.resolve()) for file in map(_file, (before, function)) if file.is_file()})
-    if len(files) > 1:
+    files = sorted({_file(before), _file(function)})
+    if len(files) > 1 and before.__module__ not in sys.modules:  # that of a module is for recipes that build on it
         raise ConfigError(f"@reward: {function.__name__} is a function of {' and of '.join(files)}; rename one of them")
     REWARDS[function.__name__] = function
     return function
 
 
-def _file(function: Reward) -> pathlib.Path:
-    """Return the file of a function; there is no such file if it is of a notebook's cell."""
-    return pathlib.Path(inspect.unwrap(function).__code__.co_filename)
+def _file(function: Reward) -> str:
+    return str(pathlib.Path(inspect.unwrap(function).__code__.co_filename).resolve())
 
 
 class Lines:

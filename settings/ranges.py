@@ -28,7 +28,7 @@ def check(values: dict[str, object]) -> None:
         raise ConfigError(FLOAT16)
     for name, value in values.items():
         key = KEYS[name]
-        if key.defined_in and value not in _names(key.defined_in):
+        if key.defined_in and (ROOT / key.defined_in).is_dir() and value not in _names(key.defined_in):
             _names.cache_clear()  # the module may have been added since
         if key.choices or key.defined_in:
             one_of(name, value, key.choices or _names(key.defined_in))

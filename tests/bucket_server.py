@@ -44,6 +44,7 @@ REPLACED = {
     objects.get: checked(objects.get, "generation", HTTPStatus.NOT_FOUND),
     objects.download: checked(download, "generation", HTTPStatus.NOT_FOUND),
     objects.insert: checked(objects.insert, "ifGenerationMatch", HTTPStatus.PRECONDITION_FAILED),
+    objects.compose: checked(objects.compose, "ifGenerationMatch", HTTPStatus.PRECONDITION_FAILED),
     objects.delete: checked(objects.delete, "ifGenerationMatch", HTTPStatus.PRECONDITION_FAILED),
 }
 

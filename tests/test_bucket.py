@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run whose folder is in a bucket, against gcp-storage-emulator: a server with the API of Google's storage."""
 
+import functools
 import json
 import os
 import pathlib
@@ -132,44 +133,53 @@ def test_the_last_lines_that_were_not_sent_stay_unless_another_host_has_gone_on(
     assert lines.read_text() == "1\n2\n6\n", "the other host's lines count, though there are fewer"
 
 
-def test_of_a_file_that_grows_only_the_end_is_sent_and_in_pieces(bucket, tmp_path, monkeypatch):
-    """The first bytes of the bucket's copy differ from the file's here, and stay, since they are not sent again."""
+def joining(monkeypatch, join) -> None:
+    """Let `join` take the requests that join objects; its argument sends one."""
+    store = type(fsspec.filesystem("gs"))
+    call = store.call
+
+    def answer(*request, **body):
+        send = functools.partial(call, *request, **body)
+        return join(send) if request[2].endswith("/compose") else send()
+
+    monkeypatch.setattr(store, "call", answer)
+
+
+def test_of_a_file_that_grows_only_the_end_is_sent_once_and_in_pieces(bucket, tmp_path, monkeypatch):
+    """Each request is repeated, as by gcsfs when an answer is lost.
+
+    The first bytes of the bucket's copy differ from the file's here, and stay, since they are not sent again.
+    """
     monkeypatch.setattr("checkpointing.bucket.COMPARED_BYTES", 4)
     monkeypatch.setattr("checkpointing.bucket.PIECE_BYTES", 5)
+    joining(monkeypatch, lambda send: (send(), send()))
     place = Bucket("gs://runs/growing", tmp_path / "here")
     place.folder.mkdir()
     rollouts = place.folder / "rollouts.jsonl"
     for content, held in (
-        ("first line\n", "first line\n"), ("first line\nsecond\n", "FIRST line\nsecond\n"), ("other\n", "other\n"),
+        ("first line\n", "first line\n"), ("first line\nsecond\n", "FIRST line\nsecond\n"),
+        ("other\n", "other\n"), ("", ""),
     ):  # fmt: skip
         rollouts.write_text(content)
         place.send(place.folder / "log", first=True)
         assert bucket.cat("runs/growing/rollouts.jsonl").decode() == held
         bucket.pipe("runs/growing/rollouts.jsonl", held.replace("first", "FIRST").encode())
-    rollouts.write_text("")
-    place.send(place.folder / "log", first=True)
-    assert bucket.cat("runs/growing/rollouts.jsonl") == b"", "a file that was emptied is emptied there"
     assert bucket.find("runs/growing") == ["runs/growing/rollouts.jsonl"], "nothing else is left"
 
 
-def test_a_growing_file_is_sent_whole_where_its_end_was_not_appended_once(bucket, tmp_path, monkeypatch):
-    """As when gcsfs repeats a request without an answer, and when a bucket refuses to join objects."""
-    place = Bucket("gs://runs/repeated", tmp_path / "here")
+@pytest.mark.parametrize("refusal", [HttpError({"code": 400, "message": "two classes"}), ValueError("Bad Request")])
+def test_a_growing_file_is_sent_whole_where_a_bucket_refuses_to_join_objects(bucket, tmp_path, monkeypatch, refusal):
+    def refuse(send):
+        raise refusal
+
+    joining(monkeypatch, refuse)
+    place = Bucket("gs://runs/refused", tmp_path / "here")
     place.folder.mkdir()
-    store, lines = type(fsspec.filesystem("gs")), place.folder / "metrics.jsonl"
-    merge = store.merge
-
-    def twice(store, name, parts):
-        merge(store, name, [*parts, parts[1]])
-
-    def refused(store, name, parts):
-        raise HttpError({"code": 400, "message": "another storage class"})
-
-    for way, content in ((merge, "1\n"), (twice, "1\n2\n"), (refused, "1\n2\n3\n")):
-        monkeypatch.setattr(store, "merge", way)
-        lines.write_text(content)
+    for content in (b"1\n", b"1\n2\n"):
+        (place.folder / "metrics.jsonl").write_bytes(content)
         place.send(place.folder / "log", first=True)
-        assert bucket.cat("runs/repeated/metrics.jsonl").decode() == content
+        assert bucket.cat("runs/refused/metrics.jsonl") == content
+    assert bucket.find("runs/refused") == ["runs/refused/metrics.jsonl"], "nothing else is left"
 
 
 def test_two_threads_that_send_at_once_send_each_line_once(bucket, tmp_path):

@@ -4,6 +4,7 @@
 What needs networkx, causal-learn or dowhy is skipped without them; they are in the extra `causality`.
 """
 
+import functools
 import itertools
 
 import numpy as np
@@ -81,6 +82,9 @@ def test_mistakes_of_a_model_name_the_variable():
 def test_adjustment_has_the_right_sign_where_the_plain_difference_has_not():
     values = simpson().sample(20_000, np.random.default_rng(0))
     assert adjustment.naive_effect(values, "x", "y") < -0.05
+    for effect in (adjustment.naive_effect, functools.partial(adjustment.adjusted_effect, adjust=["z"])):
+        with pytest.raises(ValueError, match="x is a treatment, so that each value must be 0 or 1"):
+            effect(values | {"x": np.where(values["x"] == 1, np.nan, 0.0)}, "x", "y")
     assert abs(adjustment.adjusted_effect(values, "x", "y", ["z"]) - 0.12) < 0.02
     assert adjustment.adjusted_effect(values, "x", "y", []) == pytest.approx(adjustment.naive_effect(values, "x", "y"))
     with pytest.raises(ValueError, match=r"where z=1\.0, x has one value only"):

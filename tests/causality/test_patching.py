@@ -161,6 +161,11 @@ def test_a_place_that_only_the_base_has_is_not_interchanged():
 def test_what_is_no_token_is_not_compared(prompt):
     with pytest.raises(ValueError, match=f"at least one token, each a whole number from 0 to {V - 1}"):
         patching.contrast(*model(), prompt, prompt)
+    for look in (patching.logit_lens, functools.partial(tracing.trace, is_noised_T=[True], key=jax.random.key(0))):
+        with pytest.raises(ValueError, match="give at least one token"):
+            look(*model(), prompt, answer=1)
+    with pytest.raises(ValueError, match="give at least one token"):
+        interchange.labels_after(*model(), np.array([prompt]), CLEAN[None, :1], 0, 0, (1, 2))
 
 
 @pytest.mark.parametrize("noised", [[True], [1, 2, 3, 4, 5, 6, 0]])

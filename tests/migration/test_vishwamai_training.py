@@ -3,7 +3,9 @@
 
 import gc
 import json
+import os
 import pathlib
+import types
 import weakref
 
 import jax
@@ -19,6 +21,7 @@ from layers.distillation import How, distillation_loss
 from migration.vishwamai.training import DistillationTrainer, TPUProfiler, VishwamAIPipeline, VishwamAITrainer
 from parallelism.mesh import mesh_context
 from profiling import loop
+from profiling.windows import Window
 from settings import stored_config
 from tests.migration.test_vishwamai import MESH, refused
 from tests.support import assert_close, write_sums
@@ -247,6 +250,16 @@ def test_a_student_is_trained_in_microbatches_and_is_a_model_like_any_other(teac
     stored = stored_config.load_to_read(tmp_path, {}).config
     assert stored.train.objective == "language_modeling" and stored.model.embed_dim == 8
     assert json.loads((tmp_path / "config.json").read_text())["train.gradient_accumulation"] == 2
+
+
+def test_a_profiler_traces_each_run_and_reads_no_profile_of_an_earlier_one(tmp_path):
+    (tmp_path / "profile.json").write_text('{"advice": [{"line": "of an earlier run"}]}')
+    os.utime(tmp_path / "profile.json", (1, 1))
+    window = Window(2, 4)
+    profiler = loop.LoopProfile(None, window)
+    profiler.window = None  # as after a trace
+    profiler.wrap(None, types.SimpleNamespace(clock=None, workdir=tmp_path))
+    assert profiler.window is window and profiler.advice() == []
 
 
 def test_what_one_training_was_given_is_not_that_of_the_next(teacher, tmp_path, monkeypatch):

@@ -203,7 +203,12 @@ def test_two_recipes_do_not_share_the_name_of_a_reward(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"share_of_e is a function of .*/a\.py and of .*/b\.py; rename one of them"):
         loading.load(tmp_path / "b.py", "", {})
     for cell in ("<cell 1>", "<cell 2>"):
-        exec(compile(RECIPE.replace("share_of_e", "of_cell"), cell, "exec"), {})
+        exec(compile(RECIPE.replace("share_of_e", "of_cell"), cell, "exec"), {"__name__": "__main__"})
+    (tmp_path / "of_others.py").write_text(RECIPE.replace("share_of_e", "of_module"))
+    (tmp_path / "c.py").write_text(f"import of_others\n{RECIPE.replace('share_of_e', 'of_module')}")
+    monkeypatch.syspath_prepend(tmp_path)
+    loading.load(tmp_path / "c.py", "", {})  # it builds on a module with another reward of that name
+    assert answers.REWARDS["of_module"].__code__.co_filename == str(tmp_path / "c.py")
 
 
 @pytest.fixture(scope="module")
