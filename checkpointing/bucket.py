@@ -23,8 +23,8 @@ GROWING = ("metrics.jsonl", "ledger.jsonl", "rollouts.jsonl")  # append-only
 COMPARED_BYTES = 1 << 16
 PIECE_BYTES = 64 << 20  # of a file that is read at once; rollouts may be larger than the memory
 PASSING = (401, 408, 429)  # statuses of a store that answers otherwise later; a token expires after an hour
-COPIED = (  # in both directions
-    *GROWING, "config.json", "run.json", "tokenizer.model", "tokenizer.json",
+WHOLE = (  # copied in both directions, as the growing ones are
+    "config.json", "run.json", "tokenizer.model", "tokenizer.json",
     "tokenizer_config.json", "chat_template.jinja", SUMMARY, "submission.json", "causes.html",
     "report.html", "profile.json", "rehearsal.json", "wandb_id.txt", "bad_documents.txt",
 )  # fmt: skip
@@ -58,7 +58,7 @@ class Bucket:
                     f"--workdir={self.url}: the bucket does not exist, or you have no permission to list it"
                 )
             by_step = [f"{name}/{path.name}" for name in BY_STEP for path in (store / name).glob(BY_STEP[name])]
-            for name in (*COPIED, *by_step):
+            for name in (*GROWING, *WHOLE, *by_step):
                 there, here = store / name, self.folder / name
                 if not there.exists():
                     continue
@@ -90,13 +90,15 @@ class Bucket:
         """
         events = [path for path in (self.folder / "tensorboard").rglob("*") if path.is_file()]
         growing = [log, *(self.folder / name for name in GROWING), *events] if first else [log]
-        whole = [*(self.folder / name for name in COPIED if name not in GROWING), *self._new()] if first else []
-        for path in [*growing, *whole]:
-            there = path_of(self.url) / path.relative_to(self.folder)
-            if path.exists() and path in growing:
-                end = path_of(self.url) / "unfinished" / hashlib.sha256(str(there).encode()).hexdigest()[:16]
-                _send_growing(path, there, end)
-            elif path.exists():
+        whole = [*(self.folder / name for name in WHOLE), *self._new()] if first else []
+        url = path_of(self.url)
+        for path in filter(pathlib.Path.exists, growing):
+            there = url / path.relative_to(self.folder)
+            end = url / "unfinished" / hashlib.sha256(str(there).encode()).hexdigest()[:16]
+            _send_growing(path, there, end)
+        for path in whole:
+            there = url / path.relative_to(self.folder)
+            if path.exists():
                 there.write_bytes(path.read_bytes())
             elif path.name == SUMMARY:  # of a run that continues; another file may have been lost here
                 there.unlink(missing_ok=True)
