@@ -6,6 +6,7 @@ processes through the hub. A `Store` (checkpointing/store.py) reads and writes t
 retried while the run continues.
 """
 
+import collections
 import json
 import pathlib
 import secrets
@@ -387,10 +388,9 @@ def _lacking(held: list[set[int]], step: int) -> str:
 def _check_copies_are_hosts(mesh: jax.sharding.Mesh, axis: str) -> None:
     """Raise CheckpointError if a process of several has devices of more than one replica along the axis."""
     copies = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0)
-    for number in range(processes.count()):
-        held = sum(any(device.process_index == number for device in copy.flat) for copy in copies)
-        if held > 1 and processes.count() > 1:
-            raise CheckpointError(
-                f"checkpoint.restore=broadcast: {processes.name(number)} has devices of {held} copies of the model "
-                f"(mesh.{axis}={mesh.shape[axis]}); use read, or a mesh whose copies are whole hosts"
-            )
+    held = collections.Counter(number for copy in copies for number in {device.process_index for device in copy.flat})
+    if len(held) > 1 and (most := max(held.values())) > 1:
+        raise CheckpointError(
+            f"checkpoint.restore=broadcast: a process has devices of {most} copies of the model "
+            f"(mesh.{axis}={mesh.shape[axis]}); use read, or a mesh whose copies are whole hosts"
+        )

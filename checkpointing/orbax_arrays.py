@@ -14,8 +14,6 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import type_handlers
 
-from cluster import processes
-
 # Each replica of an array writes a part of it if the parts have at least this many bytes. Otherwise one replica writes
 # all of it, so that no program has to be compiled to slice it.
 SMALLEST_PART = 1 << 20
@@ -35,7 +33,7 @@ def begin(folder: pathlib.Path, arrays: dict, *, all_replicas: bool = False) -> 
         if all_replicas
         else {"min_slice_bytes_for_replica_parallel": SMALLEST_PART}
     )
-    of_arrays = type_handlers.ArrayHandler(primary_host=processes.index(), array_metadata_store=None, **which)
+    of_arrays = type_handlers.ArrayHandler(primary_host=jax.process_index(), array_metadata_store=None, **which)
     handler = ocp.PyTreeCheckpointHandler(
         use_ocdbt=False, multiprocessing_options=alone,
         type_handler_registry=type_handlers.create_type_handler_registry((jax.Array, of_arrays)),
@@ -80,11 +78,11 @@ def restore(folder, arrays: dict, replica_axis: int | None, *, alone: bool = Fal
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:
-    """Return options by which Orbax waits for no other process."""
+    """Return options by which Orbax waits for no other process; it knows processes by jax's index."""
+    own = jax.process_index()
     return ocp.options.MultiprocessingOptions(
-        primary_host=processes.index(), active_processes={processes.index()},
-        barrier_sync_key_prefix=f"process-{processes.index()}",
-    )  # fmt: skip
+        primary_host=own, active_processes={own}, barrier_sync_key_prefix=f"process-{own}"
+    )
 
 
 @contextlib.contextmanager

@@ -282,7 +282,7 @@ def _warn(line: str) -> None:
 
 
 def index() -> int:
-    """Return the index of this process, from 0."""
+    """Return the index of this process in its group, from 0; on a TPU slice jax.process_index() may be another one."""
     return _line.index if _line else 0
 
 

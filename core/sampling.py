@@ -98,7 +98,7 @@ class BatchSampler:
         if problem := processes.shared("sampled batch", lambda: problem):
             raise DataError(problem)
         zeros = {name: np.zeros(array.shape, array.dtype) for name, array in wanted.items()}
-        return broadcast_one_to_all(found or zeros)
+        return broadcast_one_to_all(found or zeros, is_source=processes.index() == 0)
 
     def _read_here(self, step: int, wanted: dict) -> tuple[dict[str, np.ndarray], str]:
         """Return the batch in the file of a step, and why it cannot be used; "" if it can."""

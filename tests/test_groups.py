@@ -25,6 +25,7 @@ OF_A_GROUP = SMALL | RISING | {
     "logging.report": False,
 }  # fmt: skip
 ENDLESS = {"train.steps": 100_000}
+RENUMBERED = ("tests/renumbered.py", "train.py")
 DEVICES = 4
 SIXTH = '"kind": "eval", "step": 6'
 NUM_STRANGERS = 300
@@ -62,10 +63,13 @@ def test_a_program_that_hangs_shows_where(place, monkeypatch):
     assert status == -signal.SIGABRT and "wait_for_ever" in err
 
 
-def start(place: pathlib.Path, workdir: str, count: int, changes: dict | None = None, flags=(), **how):
+def start(
+    place: pathlib.Path, workdir: str, count: int, changes: dict | None = None, flags=(), program=("train.py",), **how
+):  # fmt: skip
+    """Start the processes of a run in `place`/workdir."""
     values = OF_A_GROUP | {"data.path": f"{place}/texts/*.txt"} | (changes or {})
     keys = [f"--config.{key}={value}" for key, value in values.items()]
-    arguments = ["train.py", f"--workdir={place / workdir}", *flags, *keys]
+    arguments = [*program, f"--workdir={place / workdir}", *flags, *keys]
     return groups.start(arguments, count=count, cache=place / "cache", **{"devices": DEVICES} | how)
 
 
@@ -127,10 +131,10 @@ def of_four(place, alerted) -> list[tuple[int, str, str]]:
 def of_two(place, of_four) -> list[tuple[int, str, str]]:
     """What 2 processes printed that went on in `place`/two, one reading for both, until number 1 had a SIGTERM.
 
-    Strangers were at the door of their hub all the time.
+    Strangers were at the door of their hub all the time, and jax numbers the two in the other order.
     """
     port, changes = groups.free_ports(), ENDLESS | {"checkpoint.restore": "broadcast"}
-    processes = start(place, go_on(place, "two", 2), 2, changes, port=port)
+    processes = start(place, go_on(place, "two", 2), 2, changes, program=RENUMBERED, port=port)
     siege = Siege(port + 1, NUM_STRANGERS)
     wait_for(place, "two", SIXTH, processes)
     assert siege.addresses == groups.listening(port + 1) == {"127.0.0.1"}
@@ -362,3 +366,10 @@ def test_an_array_moves_between_the_meshes_of_four_processes(parts):
 
 def test_a_batch_that_was_sampled_before_a_checkpoint_reaches_processes_that_do_not_have_its_file(parts):
     assert [said["kept"] for said in parts] == [True] * 4
+
+
+def test_the_batch_of_process_0_is_sent_where_jax_has_another_process_0(place):
+    words = ["tests/renumbered.py", "tests/parts_of_a_group.py"]
+    ended = groups.finish(groups.start(words, count=2, cache=place / "cache"))
+    said = [json.loads(out.strip().splitlines()[-1]) for status, out, _ in ended if status == 0]
+    assert [part["kept"] for part in said] == [True] * 2, ended

@@ -13,7 +13,7 @@ import pytest
 
 from checkpointing import host_parts, manifest
 from tests import groups
-from tests.test_groups import ENDLESS, OF_A_GROUP, SIXTH, losses, start_of, wait_for, with_texts
+from tests.test_groups import ENDLESS, OF_A_GROUP, RENUMBERED, SIXTH, losses, start_of, wait_for, with_texts
 
 PER_HOST = {"checkpoint.per_host": True, "mesh.data": 1, "mesh.fsdp": 4}  # each process has half of every large array
 MODELS = "models"
@@ -39,7 +39,7 @@ def start(place, homes: str, count: int = 2, changes: dict | None = None, flags=
       numbers: whose home each process has; default: its own.
     """
     values = OF_A_GROUP | PER_HOST | {"data.path": f"{place}/texts/*.txt"} | (changes or {})
-    arguments = ["train.py", f"--workdir=~/{MODELS}", *flags]
+    arguments = [*RENUMBERED, f"--workdir=~/{MODELS}", *flags]
     arguments += [f"--config.{key}={value}" for key, value in values.items()]
     variables = {}
     for number, host in enumerate(numbers or range(count)):
@@ -52,7 +52,7 @@ def start(place, homes: str, count: int = 2, changes: dict | None = None, flags=
 def explaining(place, homes: str) -> list:
     """Start two processes that explain a step of the run in their homes."""
     variables = {host: {"HOME": str(place / homes / str(host))} for host in (0, 1)}
-    words = ["train.py", f"--workdir=~/{MODELS}", "--explain_step=3"]
+    words = [*RENUMBERED, f"--workdir=~/{MODELS}", "--explain_step=3"]
     return groups.start(words, count=2, cache=place / "cache", devices=4, variables=variables)
 
 
