@@ -11,7 +11,7 @@ from collections.abc import Mapping
 PRODUCT = pathlib.Path("/sys/class/dmi/id/product_name")
 LONGEST_VALUE = 256 << 10  # bytes, the most that Compute Engine lets a value have
 FAILURES = (OSError, http.client.HTTPException)  # no answer, or an answer that is not HTTP
-SECONDS = 5.0  # to wait for the number of hosts
+SECONDS = 5.0  # to wait for an attribute of this machine
 
 
 class Absent(OSError):
@@ -46,6 +46,16 @@ def ask(host: str, key: str, seconds: float, **query: str | int) -> tuple[str, s
         return response.read(LONGEST_VALUE).decode(errors="replace").strip(), response.headers.get("ETag", "0")
     finally:
         connection.close()
+
+
+def accelerator_type() -> str | None:
+    """Return the type of the TPU slice that this machine belongs to, such as v4-32; None if the metadata has none."""
+    if (host := find_host()) is None:
+        return None
+    try:
+        return ask(host, "attributes/accelerator-type", SECONDS)[0]
+    except FAILURES:
+        return None
 
 
 def count_hosts(environment: Mapping[str, str]) -> int | None:

@@ -41,6 +41,7 @@ ADDRESS = re.compile(  # a bare IPv6 address has no port
 )
 OF_OTHERS = ("TPU_WORKER_ID",)  # also set on every GKE worker, where jax finds the rest
 ONE_HOST = {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_HOST_BOUNDS": "1,1,1"}  # libtpu uses the chips of one host only
+HOSTS = "TPU_WORKER_HOSTNAMES"  # of a slice; jax asks the metadata server for them even where there is none
 LISTENING = "JAX_COORDINATOR_BIND_ADDRESS"  # jax's variable, for a coordinator address that is not local to process 0
 
 
@@ -83,16 +84,20 @@ def find(environment: Mapping[str, str], accelerator: str, join_seconds: float) 
     Variables take precedence over jax: JAX_COORDINATOR_ADDRESS, JAX_PROCESS_INDEX, JAX_PROCESS_COUNT; or
     TPU_COORDINATOR_ADDRESS, TPU_WORKER_ID, TPU_WORKER_COUNT; or MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE. Raises
     ConfigError if one is missing or not a number, if two of them contradict each other, or if they make a TPU slice
-    anything but a run of one process on each host.
+    anything but a run of one process on each host. A process that uses the chips of one host alone is in no group.
     """
     groups = [group for names in FAMILIES if (group := _of_variables(names, environment))]
     for other in groups[1:]:
         _check_same(groups[0], other)
+    one_host = any(environment.get(name) == bounds for name, bounds in ONE_HOST.items())
     if groups:
-        if accelerator == "tpu" and not any(environment.get(name) == bounds for name, bounds in ONE_HOST.items()):
+        if accelerator == "tpu" and not one_host:
             _check_hosts(groups[0], environment)
         return groups[0]
-    managed = accelerator == "tpu" or any(name in environment for name in MANAGED)
+    hosts = environment.get(HOSTS)
+    only_worker = hosts and "," not in hosts and not environment.get("MEGASCALE_NUM_SLICES")
+    of_slice = accelerator == "tpu" and not (one_host or only_worker)
+    managed = of_slice or any(name in environment for name in MANAGED)
     group = _found_by_jax(join_seconds) if managed else None
     for name, (alone, remedy) in ANNOUNCED.items():
         if group is None and accelerator != "tpu" and _number(name, environment.get(name) or alone) > int(alone):

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Mapping
 
-from cluster import compiled_programs
+from cluster import compiled_programs, metadata
 from configs.errors import ConfigError, shown
 from configs.topologies import Topology
 from settings.environment import UNREAD_VARIABLES, unread_lines
@@ -24,6 +24,11 @@ ONE_WAY_TO_BUCKETS = {"EPATH_USE_TF": "false"}  # epath uses gcsfs, as the input
 # Importing and tracing create millions of objects and hardly any cycle. Python's default garbage collection thresholds
 # slow down the start, and sometimes delay a step on one host, for which all others wait.
 RARE_COLLECTIONS = (100_000, 20, 20)
+# libtpu uses one chip, and does not wait for the other hosts of a slice.
+ONE_CHIP = {
+    "TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_VISIBLE_CHIPS": "0",
+    "CLOUD_TPU_TASK_ID": "0",
+}  # fmt: skip
 MOST_SIMULATED = 256  # devices of a process: XLA takes 2 GiB for 256, over 22 GiB for 1,023, and aborts from 2,048 on
 # XLA's CPU collectives abort when a participant is late, which happens with 32 device threads on 2 cores.
 PATIENCE = {
@@ -36,7 +41,8 @@ PATIENCE = {
 def attached_accelerator() -> str:
     """Return "tpu", "gpu" or "cpu" from device files and JAX_PLATFORMS, without initializing a device.
 
-    Raises ConfigError if JAX_PLATFORMS names no known platform, or an accelerator that this machine does not have.
+    Raises ConfigError if JAX_PLATFORMS names no known platform, or an accelerator that this machine does not have; and
+    on a TPU VM that shows no chips, unless JAX_PLATFORMS asks for the CPU.
     """
     vendors = (pathlib.Path(p).read_text().strip() for p in glob.glob("/sys/bus/pci/devices/*/vendor"))
     has_tpu = bool(glob.glob("/dev/accel[0-9]*")) or (
@@ -45,8 +51,15 @@ def attached_accelerator() -> str:
     has_gpu = bool(glob.glob("/dev/nvidia[0-9]*")) and ctypes.util.find_library("cuda") is not None
     found = "tpu" if has_tpu else "gpu" if has_gpu else "cpu"
     asked = os.environ.get("JAX_PLATFORMS", "").split(",")[0].replace("cuda", "gpu")
-    if asked == "cpu" or not asked:
-        return asked or found
+    if asked == "cpu":
+        return asked
+    if found == "cpu" and (kind := metadata.accelerator_type()):
+        raise ConfigError(
+            f"this machine is a TPU VM ({kind}), but shows no chips: its software version is that of another TPU, or "
+            "its driver failed; create it with the version of its chips, or set JAX_PLATFORMS=cpu to use its CPU"
+        )
+    if not asked:
+        return found
     if asked not in ("tpu", "gpu"):
         raise ConfigError(f"JAX_PLATFORMS={asked} is not one of cpu, gpu, cuda, tpu; unset it to use the {found}")
     if asked != found:
@@ -74,6 +87,12 @@ def choose_platform(topology: Topology | None, accelerator: str, cache: pathlib.
         )
     elif accelerator == "gpu" and importlib.util.find_spec("jax_cuda12_plugin") and not os.environ.get("JAX_PLATFORMS"):
         os.environ["JAX_PLATFORMS"] = "cuda,cpu"  # otherwise jax first looks for TPUs, since libtpu is installed
+
+
+def use_one_chip() -> None:
+    """Use the first chip of this TPU host, unless the environment chooses others; call this before jax is imported."""
+    if not (ONE_CHIP.keys() | {"TPU_VISIBLE_DEVICES"}) & os.environ.keys():
+        os.environ.update(ONE_CHIP)
 
 
 def choose_libraries() -> None:

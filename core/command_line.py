@@ -173,6 +173,8 @@ def parse(
     shares_programs = bucket is not None and use(FLAGS) == TRAIN  # a run that is only read may be a stranger's
     cache = bucket.folder if shares_programs else cache_path(loaded.config.data.cache_dir)
     startup.choose_platform(loaded.topology, accelerator, cache)
+    if one_device and accelerator == "tpu":
+        startup.use_one_chip()
     if shares_programs:
         os.environ.setdefault("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")  # their folder would be in every key
         bucket.fetch_compiled()

@@ -93,6 +93,20 @@ def test_a_process_that_has_one_host_may_be_alone(endpoints):
     assert find(LONE | {"RANK": "3", "WORLD_SIZE": "8"}, "tpu").count == 8
 
 
+@pytest.mark.parametrize("variables", [{"TPU_WORKER_HOSTNAMES": "localhost"}, {"TPU_PROCESS_BOUNDS": "1,1,1"}])
+def test_jax_is_not_asked_for_the_others_of_a_host_that_uses_its_own_chips(monkeypatch, variables):
+    """It would ask a metadata server, which a container may not reach, or find all hosts of the slice."""
+    monkeypatch.setattr(processes, "_found_by_jax", lambda join_seconds: pytest.fail("jax was asked"))
+    assert find(variables, "tpu") is None
+
+
+@pytest.mark.parametrize("more", [{"TPU_WORKER_HOSTNAMES": "a,b"}, {"MEGASCALE_NUM_SLICES": "2"}, {}])
+def test_jax_is_asked_for_the_others_of_a_slice(monkeypatch, more):
+    monkeypatch.setattr(processes, "_found_by_jax", lambda join_seconds: "group")
+    hosts = {"TPU_WORKER_HOSTNAMES": "a"} if "MEGASCALE_NUM_SLICES" in more else {}
+    assert find(hosts | more, "tpu") == "group"
+
+
 EIGHT_PROCESSES = """
 import os
 from cluster import processes

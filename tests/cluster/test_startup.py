@@ -3,12 +3,14 @@
 
 import os
 import pathlib
+import threading
 
 import pytest
 
 from cluster import startup
 from configs import topologies
 from configs.errors import ConfigError
+from tests.metadata_server import Metadata
 
 
 @pytest.fixture
@@ -19,6 +21,16 @@ def machine(monkeypatch):
         monkeypatch.delenv(name)
     monkeypatch.setattr(startup.glob, "glob", lambda pattern: [])
     return monkeypatch
+
+
+@pytest.fixture
+def metadata_host(monkeypatch):
+    """A metadata server, as machines of Compute Engine have one."""
+    with Metadata() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("GCE_METADATA_HOST", server.host)
+        yield server
+        server.shutdown()
 
 
 def attach(machine, *device_files: str) -> None:
@@ -117,6 +129,28 @@ def test_a_topology_of_another_kind_than_the_attached_one_is_an_error(machine, t
 )
 def test_a_simulation_is_a_topology_with_accelerators_on_a_machine_without(topology, accelerator, simulated):
     assert startup.is_simulation(topology and topologies.get(topology), accelerator) is simulated
+
+
+def test_a_tpu_vm_without_chips_is_named_and_not_simulated(machine, metadata_host):
+    """Its software version is of another TPU, for example; what it costs must not be paid for its CPU."""
+    attach(machine)
+    metadata_host.set("attributes/accelerator-type", "v6e-8")
+    with pytest.raises(ConfigError, match=r"this machine is a TPU VM \(v6e-8\), but shows no chips"):
+        startup.attached_accelerator()
+    machine.setenv("JAX_PLATFORMS", "cpu")
+    assert startup.attached_accelerator() == "cpu"
+
+
+def test_a_machine_of_compute_engine_without_a_tpu_is_a_cpu(machine, metadata_host):
+    attach(machine)
+    assert startup.attached_accelerator() == "cpu"
+
+
+@pytest.mark.parametrize("chosen", [{}, {"TPU_VISIBLE_DEVICES": "2"}, {"TPU_PROCESS_BOUNDS": "1,1,1"}])
+def test_one_chip_is_used_unless_others_are_chosen(monkeypatch, chosen):
+    monkeypatch.setattr(os, "environ", dict(chosen))
+    startup.use_one_chip()
+    assert os.environ == (chosen or startup.ONE_CHIP)
 
 
 @pytest.mark.parametrize(("vendor", "found"), [("0x1ae0\n", "tpu"), ("0x8086\n", "cpu")])
