@@ -3,7 +3,6 @@
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -31,7 +30,7 @@ QUIET = {  # of a run of which only steps and held-out loss are asked
     "train.eval_every": 0, "train.save_every": 0, "evaluation.sample_tokens": 0, "logging.tensorboard": False,
     "logging.report": False,
 }  # fmt: skip
-LIBRARIES = ("jax", "libtpu", "flax", "optax", "qwix", "numpy", "tensorflow-cpu", "sentencepiece", "torch")
+COMPARED = ("sentencepiece", "torch")  # more libraries whose versions a figure depends on
 
 
 def check_options() -> None:
@@ -61,8 +60,9 @@ def usage_error(line: str) -> NoReturn:
 
 def finish(name: str, figures: dict) -> None:
     """Print the closing line of a benchmark."""
-    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
-    versions = {"python": platform.python_version()} | {lib: found[lib] for lib in LIBRARIES if lib in found}
+    from cluster import identity
+
+    versions = identity.versions() | identity.installed(COMPARED)
     told = {CLOSING_KEY: name, "quick": QUICK, "figures": figures, "versions": versions, "machine": machine()}
     print(json.dumps(told), flush=True)
 
