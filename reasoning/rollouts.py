@@ -114,7 +114,7 @@ class Sampler:
 
     def _advantages(self, rewards_B: np.ndarray) -> np.ndarray:
         """Return rewards minus the mean of their group, and divided by its deviation if `divides`: float32 [B]."""
-        groups = rewards_B.reshape(-1, self.group_size)
+        groups = rewards_B.astype(np.float64).reshape(-1, self.group_size)  # the mean of equal rewards is exact
         centered = groups - groups.mean(axis=1, keepdims=True)
         if self.divides:
             centered = centered / (groups.std(axis=1, keepdims=True) + EPSILON)

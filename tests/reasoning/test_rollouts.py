@@ -155,6 +155,15 @@ def test_advantages_are_relative_to_the_group():
     np.testing.assert_allclose(mean, [0.75, -0.25, -0.25, -0.25, 0, 0, 0, 0])
 
 
+@pytest.mark.parametrize("reward", [0.1, 0.9, 100.1, -3.3])
+@pytest.mark.parametrize("size", [3, 20, 24, 199])
+def test_a_group_of_equal_rewards_has_advantages_of_exactly_0(size, reward):
+    """In float32 the mean of equal rewards is not always the reward, and the deviation magnifies the difference."""
+    for divides in (True, False):
+        sampler = dataclasses.replace(SAMPLER, group_size=size, divides=divides)
+        assert not sampler._advantages(np.full(2 * size, reward, np.float32)).any()
+
+
 def test_rows_are_prompts_with_answers_and_their_log_probabilities():
     asked, answers = [[1, 2, 3], [4]], [([5, 6], [-0.5, -0.25]), ([7, 8, 9, 10, 11], [-1.0, -2.0, -3.0, -4.0, -5.0])]
     batch = rollouts._arrays(asked, answers, np.array([1, 0], np.float32), np.array([0.5, -0.5], np.float32), 4)
