@@ -79,19 +79,19 @@ class ErrorCorrector(nnx.Module):
     def __init__(self, sizes: Sizes, *, scan: bool, saves_memory: bool, use_mixture: bool, rngs: nnx.Rngs):
         D = sizes.embed_dim
         self.rope = sizes.head_dim, sizes.rope_theta
-        self.from_right = weight(rngs, (D, D), ("embed", None), D**-0.5)
+        self.from_right = weight(rngs, (D, D), ("embed", "act_embed"), D**-0.5)
         self.stack = Stack(
             lambda rngs: _block(sizes, rngs), num_layers=sizes.num_layers, scan=scan or saves_memory,
             remat="full" if saves_memory else "none", rngs=rngs,
         )  # fmt: skip
-        self.from_states = weight(rngs, (D, D), ("embed", None), D**-0.5)
+        self.from_states = weight(rngs, (D, D), ("embed", "act_embed"), D**-0.5)
         self.joined_norm, self.norm = (RMSNorm(D, epsilon=sizes.epsilon) for _ in range(2))
         self.joined_mlp = SwiGLU(
             embed_dim=D, mlp_dim=sizes.mlp_dim, biased=False, quantization="none", out_scale=1.0, rngs=rngs
         )
-        self.correct = zeros((D, D), ("embed", None))
-        self.from_joined = weight(rngs, (D, D), ("embed", None), D**-0.5)
-        self.from_tokens = weight(rngs, (D, D), ("embed", None), D**-0.5)
+        self.correct = zeros((D, D), ("embed", "act_embed"))
+        self.from_joined = weight(rngs, (D, D), ("embed", "act_embed"), D**-0.5)
+        self.from_tokens = weight(rngs, (D, D), ("embed", "act_embed"), D**-0.5)
         self.from_features = weight(rngs, (2 * NUM_FEATURES, D), (None, "embed"), 1.0)
         self.detect = zeros((D, 1), ("embed", None))
         self.detect_bias = zeros((1,), (None,))
@@ -176,7 +176,7 @@ class ErrorCorrector(nnx.Module):
         return best_BT, jax.nn.sigmoid(found.wrong_BT + log_r_BT)
 
     def _product(self, spec: str, x: jax.Array, name: str, axes: tuple = ("embed", None)) -> jax.Array:
-        """Return the einsum of `x` and the weight of this name, which is declared with `axes`, in the type of `x`."""
+        """Return the einsum of `x` and the weight of this name, sharded by `axes`, in the type of `x`."""
         return einsum(spec, x, all_gather_params(vars(self)[name][...], axes, x.dtype))
 
 

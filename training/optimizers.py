@@ -23,6 +23,7 @@ TABLE, CONSTANT, BALANCE = "puzzles", "constant", "balance"
 EXPERTS = "experts"
 # In weights: the width of the stream, or positions that are mixed.
 EMBED = ("embed", "expert_embed", "expert_out", "cells")
+FIXED = (None, "rank", "router")  # of weights: the dimensions that do not grow with the width
 MUON_RMS = 0.2  # of an update's entries, as AdamW's usually have (arXiv:2502.16982, section 2.2)
 
 
@@ -139,7 +140,7 @@ def is_decayed(params: dict) -> dict:
 
 def adamw(config, weights: Weights) -> optax.GradientTransformation:
     """Return Adam, for decoupled weight decay (arXiv:1711.05101, algorithm 2)."""
-    return optax.chain(_adam(config), widened(weights, matrix=1.0, vocab=0.5, vector=0.0))
+    return optax.chain(_adam(config), widened(weights, matrix=1.0, readout=1.0, vocab=0.5, vector=0.0))
 
 
 def adafactor(config, weights: Weights) -> optax.GradientTransformation:
@@ -148,13 +149,13 @@ def adafactor(config, weights: Weights) -> optax.GradientTransformation:
     The learning rate is relative to a weight's root mean square. Each layer of a stack counts as a separate weight.
     """
     one = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms())
-    return optax.chain(by_layer(one, weights), widened(weights, matrix=0.5, vocab=0.0, vector=0.0))
+    return optax.chain(by_layer(one, weights), widened(weights, matrix=0.5, readout=0.5, vocab=0.0, vector=0.0))
 
 
 def lion(config, weights: Weights) -> optax.GradientTransformation:
     """Return Lion: the sign of an interpolated momentum (arXiv:2302.06675, algorithm 2)."""
     direction = optax.scale_by_lion(config.beta1, config.beta2)
-    return optax.chain(direction, widened(weights, matrix=1.0, vocab=0.5, vector=0.0))
+    return optax.chain(direction, widened(weights, matrix=1.0, readout=1.0, vocab=0.5, vector=0.0))
 
 
 def muon(config, weights: Weights) -> optax.GradientTransformation:
@@ -177,7 +178,7 @@ def muon(config, weights: Weights) -> optax.GradientTransformation:
 
     parts = {"muon": optax.chain(orthogonal, optax.stateless(rescale)), "adam": _adam(config)}
     labels = functools.partial(weights.map, lambda axes: "muon" if kind(axes) == "matrix" else "adam")
-    return optax.chain(optax.partition(parts, labels), widened(weights, matrix=0.5, vocab=0.5, vector=0.0))
+    return optax.chain(optax.partition(parts, labels), widened(weights, matrix=0.5, readout=1.0, vocab=0.5, vector=0.0))
 
 
 def adam_atan2(config, weights: Weights) -> optax.GradientTransformation:
@@ -200,12 +201,12 @@ def adam_atan2(config, weights: Weights) -> optax.GradientTransformation:
         return directions, optax.ScaleByAdamState(count, mu, nu)
 
     direction = optax.GradientTransformation(init, update)
-    return optax.chain(direction, widened(weights, matrix=1.0, vocab=0.5, vector=0.0))
+    return optax.chain(direction, widened(weights, matrix=1.0, readout=1.0, vocab=0.5, vector=0.0))
 
 
 def sgd(config, weights: Weights) -> optax.GradientTransformation:
     """Return the gradient with momentum beta1 (Sutskever et al., 2013, equation 1)."""
-    return optax.chain(optax.trace(config.beta1), widened(weights, matrix=0.0, vocab=0.0, vector=-1.0))
+    return optax.chain(optax.trace(config.beta1), widened(weights, matrix=0.0, readout=1.0, vocab=0.0, vector=-1.0))
 
 
 def _adam(config) -> optax.GradientTransformation:
@@ -238,8 +239,23 @@ def matrix_dims(axes: tuple[str, ...]) -> optax.contrib.MuonDimensionNumbers:
     return optax.contrib.MuonDimensionNumbers(reduction_axis=(embed,), output_axis=tuple(others))
 
 
-def widened(weights: Weights, *, matrix: float, vocab: float, vector: float) -> optax.GradientTransformation:
-    """Divide the direction of each kind of parameter by widening ** exponent: muP's learning rates.
+def growth(axes: tuple[str, ...]) -> str:
+    """Return which sides of a parameter grow with the width, as muP asks; VOCAB for embeddings and head.
+
+    "matrix": inputs and outputs; "readout": the inputs alone; "vector": the outputs alone, as of norms and biases.
+    """
+    if VOCAB in axes:
+        return VOCAB
+    sides = [name for name in axes if name not in (STACKED, EXPERTS, "head_dim")]  # inputs first
+    if len(sides) < 2 or sides[0] in FIXED:
+        return "vector"
+    return "readout" if sides[-1] in FIXED else "matrix"
+
+
+def widened(
+    weights: Weights, *, matrix: float, readout: float, vocab: float, vector: float
+) -> optax.GradientTransformation:
+    """Divide the direction of each parameter by widening ** exponent, by its `growth`: muP's learning rates.
 
     The exponents follow from arXiv:2203.03466, table 3, for embeddings with entries of variance 1 / width that are
     multiplied by sqrt(width), and logits that are divided by sqrt(widening). Those of optimizers other than Adam follow
@@ -248,11 +264,11 @@ def widened(weights: Weights, *, matrix: float, vocab: float, vector: float) -> 
     """
     if weights.widening == 1:
         return optax.identity()
-    exponents = {"matrix": matrix, VOCAB: vocab, "vector": vector}
+    exponents = {"matrix": matrix, "readout": readout, VOCAB: vocab, "vector": vector}
     factors = {name: weights.widening**-exponent for name, exponent in exponents.items()}
 
     def update(updates, params):
-        return jax.tree.map(lambda u, factor: factor * u, updates, weights.map(lambda a: factors[kind(a)], updates))
+        return jax.tree.map(lambda u, factor: factor * u, updates, weights.map(lambda a: factors[growth(a)], updates))
 
     return optax.stateless(update)
 

@@ -6,11 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from configs import base
 from core import assembly
+from layers import error_corrector
+from layers.adapters import INPUTS, LoRA, add_adapters
 from layers.axes import declared_axes
+from models import decoder_lm, vector_decoder
 from parallelism.mesh import mesh_context
 from tests.one_step import batch, placed, small_config
 from tests.support import assert_close, make_model, model_config
@@ -171,7 +175,7 @@ def test_the_kinds_of_a_decoders_parameters_follow_from_their_axes(changes):
     for path, (_, axes) in declared_axes(trained).items():
         expected = "matrix" if path[-1] in ("query", "key", "value", "out", "gate", "up", "down") else "vector"
         expected = "vocab" if path[-1] in ("embedding", "kernel") else expected
-        assert optimizers.kind(axes) == expected, path
+        assert optimizers.kind(axes) == optimizers.growth(axes) == expected, path
 
 
 def test_muon_takes_each_expert_for_a_matrix_and_adam_the_router():
@@ -201,6 +205,47 @@ def test_mup_multiplies_the_update_of_each_kind_of_parameter_but_not_its_decay(n
     assert_close(change(wide, "blocks", "kernel") + decay, matrix * (change(plain, "blocks", "kernel") + decay))
     assert_close(change(wide, "embedding", None), embedding * change(plain, "embedding", None))
     assert_close(change(wide, "blocks", "scale"), vector * change(plain, "blocks", "scale"))
+
+
+def adapted(**changes):
+    config, lora = model_config(**changes), LoRA(2, 2.0, tuple(INPUTS))
+    return add_adapters(decoder_lm.make(config, dtype=jnp.float32, scan=True, rngs=nnx.Rngs(0)), lora, nnx.Rngs(0))
+
+
+def corrector():
+    sizes = error_corrector.Sizes(1, 16, 2, 2, 8, 24, 1e-6, 1e4)
+    return error_corrector.ErrorCorrector(sizes, scan=True, saves_memory=False, use_mixture=True, rngs=nnx.Rngs(0))
+
+
+def reader():
+    return vector_decoder.make(model_config(input_dim=5, vocab_size=1), dtype=jnp.float32, scan=True, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("name", WIDENED)
+@pytest.mark.parametrize(("make", "growing_inputs", "growing_outputs", "both_growing"), [
+    (adapted, [f"{name}.a" for name in INPUTS], [f"{name}.b" for name in INPUTS], []),
+    (corrector, ["detect", "mixture.kernel"], ["from_features"], ["correct", "from_joined", "mlp.down"]),
+    (reader, [], ["embed.kernel"], ["attention.query", "attention.out"]),
+], ids=["lora", "error_correction", "vector_decoder"])  # fmt: skip
+def test_mup_tells_which_side_of_a_weight_grows_with_the_width(
+    make, growing_inputs, growing_outputs, both_growing, name
+):  # fmt: skip
+    """arXiv:2203.03466, table 3: Adam's rate is divided by the inputs' growth, SGD's by that over the outputs'."""
+    matrix, _, vector = WIDENED[name]
+    readout = {"adafactor": 1 / 2}.get(name, 1 / 4)
+    expected = dict.fromkeys(growing_inputs, readout) | dict.fromkeys(growing_outputs, vector)
+    expected |= dict.fromkeys(both_growing, matrix)
+    axes = {path: names for path, (_, names) in declared_axes(nnx.state(nnx.eval_shape(make), nnx.Param)).items()}
+    params = unflatten_dict({path: np.ones([2] * len(names), np.float32) for path, names in axes.items()})
+    config, found = base.get_config().optimizer, {}
+    for widening in (1.0, 4.0):
+        direction = getattr(optimizers, name)(config, optimizers.Weights(axes, widening))
+        updates, _ = direction.update(params, direction.init(params), params)
+        found[widening] = flatten_dict(updates)
+    ratios = {".".join(map(str, path)): (found[4.0][path] / found[1.0][path]).mean() for path in axes}
+    for end, factor in expected.items():
+        of_end = [ratio for path, ratio in ratios.items() if path.endswith(end)]
+        assert of_end and np.allclose(of_end, factor), (end, of_end)
 
 
 @pytest.mark.parametrize(("clip_norm", "factor"), [(1.0, 1 / 13), (13.0, 1.0), (26.0, 1.0), (0.0, 1.0)])
