@@ -159,11 +159,13 @@ def lion(config, weights: Weights) -> optax.GradientTransformation:
 
 
 def muon(config, weights: Weights) -> optax.GradientTransformation:
-    """Return Muon: orthogonalised Nesterov momentum for matrices inside blocks, and Adam for all other parameters.
+    """Return Muon: orthogonalised Nesterov momentum for each "matrix", and Adam for all other parameters; see `kind`.
 
-    The others are embeddings, norms, biases and the head. Source: Jordan et al., "Muon: an optimizer for hidden layers
-    in neural networks", 2024. The update is scaled so that both parts share one learning rate (arXiv:2502.16982,
-    equation 4).
+    So Muon takes the matrices of blocks, a recursive model's learned positions, and heads of few outputs, such as that
+    of halting. Of LoRA's pairs it takes the factor with the width of the stream, and Adam the other. Adam also takes
+    embeddings, the head over the vocabulary, norms, biases, routers and convolutions. Source: Jordan et al., "Muon: an
+    optimizer for hidden layers in neural networks", 2024. The update is scaled so that both parts share one learning
+    rate (arXiv:2502.16982, equation 4).
     """
     orthogonal = optax.contrib.scale_by_muon(
         beta=config.beta1, weight_dimension_numbers=lambda updates: weights.map(matrix_dims, updates)
@@ -215,8 +217,9 @@ def _adam(config) -> optax.GradientTransformation:
 
 
 def kind(axes: tuple[str, ...]) -> str:
-    """Return "vocab" for embeddings and head, "matrix" for other products, "vector" for norms and biases.
+    """Return "vocab" for embeddings and head, "matrix" for what else has one of EMBED and another dimension.
 
+    Return "vector" for the rest: norms, biases, routers, and factors of LoRA between the rank and heads or the MLP.
     Return TABLE for tables, if a batch uses only some rows; CONSTANT for constants; BALANCE for routers' biases.
     """
     for special in (TABLE, CONSTANT, BALANCE):

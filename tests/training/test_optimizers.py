@@ -185,6 +185,17 @@ def test_muon_takes_each_expert_for_a_matrix_and_adam_the_router():
     assert not optimizers.is_usual(("layers", "balance"))
 
 
+def test_muon_takes_what_has_the_width_of_the_stream_and_another_dimension():
+    """Of LoRA's pairs that is one factor. A run's state depends on this: it must not change."""
+    declared = declared_axes(nnx.state(nnx.eval_shape(adapted), nnx.LoRAParam))
+    kinds = {".".join(path[-2:]): optimizers.kind(names) for path, (_, names) in declared.items()}
+    taken = {name for name, kind in kinds.items() if kind == "matrix"}
+    assert taken == {"query.a", "key.a", "value.a", "gate.a", "up.a", "out.b", "down.b"}
+    for of_recursive_model in ((None, "embed"), ("embed", None)):  # positions, halting
+        assert optimizers.kind(of_recursive_model) == "matrix"
+    assert optimizers.kind((None, "mlp")) == "vector"  # its convolution
+
+
 WIDENED = {  # factors on the update of a model 4 times as wide: matrix, embedding, vectors
     "adamw": (1 / 4, 1 / 2, 1), "lion": (1 / 4, 1 / 2, 1), "muon": (1 / 2, 1 / 2, 1),
     "adafactor": (1 / 2, 1, 1), "sgd": (1, 1, 4),
