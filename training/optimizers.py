@@ -147,6 +147,8 @@ def adafactor(config, weights: Weights) -> optax.GradientTransformation:
     """Return Adafactor without momentum (arXiv:1804.04235, algorithm 4): second moments by row and column.
 
     The learning rate is relative to a weight's root mean square. Each layer of a stack counts as a separate weight.
+    Rows and columns are a weight's two longest dimensions, if both have at least 128 entries; else a second moment is
+    kept for each entry. So projections to heads narrower than 128 are not factored, and others often head by head.
     """
     one = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms())
     return optax.chain(by_layer(one, weights), widened(weights, matrix=0.5, readout=0.5, vocab=0.0, vector=0.0))

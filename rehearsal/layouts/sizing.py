@@ -12,8 +12,9 @@ from configs.base import batch_shards
 
 BFLOAT16, FLOAT32 = 2, 4
 LANES = 128  # a head narrower than this takes as much memory as one of this width
-MOMENTS = {"adafactor": 0.01, "lion": 1, "muon": 1, "sgd": 1}  # numbers that an optimizer keeps for a weight
+MOMENTS = {"lion": 1, "muon": 1, "sgd": 1}  # numbers that an optimizer keeps for a weight
 ADAM = 2  # numbers for a weight of every other optimizer
+FACTORED = 128  # optax's Adafactor keeps second moments by row and column if two dimensions are at least this long
 WORKING = {  # how many copies are held at peak memory, in addition to saved activations
     "stream": 7.6,  # [tokens, D] in bfloat16
     "wide": 8.4,  # [tokens, F]
@@ -61,8 +62,24 @@ def _corrector(config) -> int:
 
 
 def moments(config) -> float:
-    """Return how many numbers the optimizer keeps for a weight."""
+    """Return how many numbers the optimizer keeps for a weight, on average."""
+    if config.optimizer.name == "adafactor":
+        return _second_moments(config.model)
     return MOMENTS.get(config.optimizer.name, ADAM)
+
+
+def _second_moments(model) -> float:
+    """Return how many numbers Adafactor keeps for a weight of the decoder, see training/optimizers.py."""
+    D, F, H = model.embed_dim, model.mlp_dim, model.head_dim or model.embed_dim // model.num_heads
+    mlps = [(model.num_experts, D, F)] if model.num_experts else [(D, F)]
+    mlps += [(D, model.shared_experts * F)] if model.shared_experts else []
+    layer = 2 * [(D, model.num_heads, H), (D, model.num_kv_heads, H)] + 3 * mlps
+    shapes = model.num_layers * layer + (1 if model.tie_embeddings else 2) * [(model.vocab_size, D)]
+    kept = 0.0
+    for shape in shapes:
+        rows, columns = sorted(shape)[-2:]
+        kept += math.prod(shape) * (1 / rows + 1 / columns if rows >= FACTORED else 1)
+    return kept / sum(map(math.prod, shapes))
 
 
 def predict(config) -> float:

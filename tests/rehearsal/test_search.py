@@ -231,6 +231,18 @@ def test_parameters_are_counted_by_arithmetic(recipe):
     assert sizing.num_parameters(config) == run.models.num_parameters
 
 
+@pytest.mark.parametrize(("recipe", "heads"), [("small", 4), ("small", 8), ("mixtral_8x7b", 32), ("deepseek_like", 16)])
+def test_adafactors_second_moments_are_counted_by_arithmetic(recipe, heads):
+    """`small` with 8 heads has 64 entries a head, so optax does not factor its projections."""
+    typed = {"optimizer.name": "adafactor", "model.num_heads": str(heads)}
+    config = loading.load(f"configs/{recipe}.py", "", typed).config
+    validation.resolve_mesh(config, 1)
+    state = assembly.assemble(config, devices=jax.devices()[:1]).abstract_state
+    kept, weights = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state.optimizer, state.params))
+    assert sizing.moments(config) == pytest.approx(kept / weights, abs=3e-4)  # norms are not counted
+    assert (kept > 0.1 * weights) == (heads == 8)
+
+
 @pytest.mark.parametrize(
     "more",
     [{"train__global_batch": 64}, {"model__remat": "dots"}, {"optimizer__ema_decay": 0.9}, {"model__num_layers": 40},
