@@ -27,8 +27,8 @@ class Sampling:
       top_k: only the k likeliest; 0: all.
       top_p: only the likeliest whose probabilities sum to at least p, the first always (arXiv:1904.09751).
       min_p: only tokens with at least this share of the likeliest's probability (arXiv:2407.01082).
-      repetition_penalty: divides positive logits of tokens that the row has, multiplies negative ones
-        (arXiv:1909.05858, section 4.1); 1: none.
+      repetition_penalty: divides positive logits of tokens that the row has (arXiv:1909.05858, section 4.1), multiplies
+        negative ones, as transformers does; 1: none.
       logit_bias: added to logits, by token id.
       reported_temperature: divides the logits in the log-probability of a drawn token that is reported.
       seed: of the draws. They depend on it, on the number of tokens drawn before, and on the probabilities alone.

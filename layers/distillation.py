@@ -3,7 +3,7 @@
 
 Tokens go through both heads in chunks, and the vocabulary in parts. A first pass over the parts computes the sums of a
 token's softmax and divergence; a second pass computes the gradient part by part. Distillation: arXiv:1503.02531,
-section 2, with the divergence times temperature^2; reverse: arXiv:2306.08543, equation 2. The student's letters: B
+section 2, with the divergence times temperature^2; reverse: arXiv:2306.08543, equation 1. The student's letters: B
 batch, T length of a chunk, D embed, V words of a part; the teacher's width has none.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deep supervision of a recursive model, with halting (arXiv:2510.04871, section 4.5; arXiv:2506.21734).
+"""Deep supervision of a recursive model, with halting (arXiv:2510.04871, section 4.6; arXiv:2506.21734).
 
 A row of the batch is a slot that holds a puzzle for several steps. In each step the model continues from its last
 states, gets a loss, and predicts whether it is done. A slot that has halted takes its row of the next batch as a new

@@ -2,7 +2,8 @@
 """Combines the answers to the augmented versions of an ARC task by voting: each prediction is a vote.
 
 The prediction for a version is transformed back to the original task. The grids predicted for a test input are ranked
-by votes, then by the model's mean probability of halting (arXiv:2510.04871, section 5).
+by votes (arXiv:2510.04871, appendix "Hyper-parameters and setup"), then, as in the paper's code, by the model's mean
+probability of halting.
 
 Probabilities of votes are summed as fractions, without rounding. So tables of several processes, or of several
 checkpoints, merge to the same table in any order.

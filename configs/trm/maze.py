@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Tiny Recursive Model on Maze-Hard, 1,000 mazes of 30 x 30 in their 8 reflections: 6,824,450 parameters
-(arXiv:2510.04871, table 5: 85.3 % exact).
+(arXiv:2510.04871, table 4: 85.3 % exact).
 
 Expected: not yet run. Cost: 65,104 steps.
 Command: python train.py --config=configs/trm/maze.py --topology=v4-64 --config.data.path=FOLDER_WITH_CSV
