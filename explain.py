@@ -22,7 +22,7 @@ import jax
 from causality import explanation, page
 from checkpointing.bucket import path_of
 from cluster import processes
-from configs.errors import ConfigError
+from configs.errors import ConfigError, check_text
 from core import output_files
 from inference.prompts import text_start
 from parallelism.mesh import mesh_context
@@ -59,7 +59,7 @@ def check(command: command_line.Command) -> None:
     for name in ("prompt", "corrupt"):
         if not flags[name].value:
             raise ConfigError(f"--{name} is not given; --prompt and --corrupt are two texts of as many tokens")
-        command_line.check_text(name, flags[name].value)
+        check_text(f"--{name}", flags[name].value)
     output_files.check_of_run("html", command, PAGE)
 
 

@@ -47,7 +47,7 @@ import math
 import pathlib
 import sys
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, check_text
 from core import output_files, solving as searching
 from objectives import breadth
 from objectives.breadth import Breadth
@@ -188,7 +188,7 @@ def check_prompts(flags) -> None:
     if flags.stream and len(flags.message or flags.prompt) > 1:
         raise ConfigError("--stream prints one text while it is decoded; give it one --prompt or one --message")
     for name, text in [*(("message", text) for text in flags.message), *(("prompt", text) for text in flags.prompt)]:
-        command_line.check_text(name, text)
+        check_text(f"--{name}", text)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,14 @@ def did_you_mean(names: list[str]) -> str:
     return f"; did you mean {' or '.join(names)}?" if names else ""
 
 
+def check_text(name: str, text: str) -> None:
+    """Raise ConfigError if the text of a flag or key is not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name}={text!r} is not UTF-8") from None
+
+
 def one_of(key: str, value: str, choices) -> None:
     """Raise ConfigError if the value of a key is not one of the choices."""
     if value not in choices:

@@ -316,14 +316,6 @@ def config_text(loaded: Loaded) -> str:
     return "".join(f"{key} = {value!r}  ({loaded.origins.get(key, 'configs/base.py')})\n" for key, value in values)
 
 
-def check_text(flag: str, text: str) -> None:
-    """Raise ConfigError if the text of a flag is not UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"--{flag}={text!r} is not UTF-8") from None
-
-
 def log_to(workdir: pathlib.Path) -> None:
     """Write messages and tracebacks to `workdir`/logs/train_worker_<process>.out from now on."""
     handler = logging.FileHandler(processes.log_file(workdir), delay=True)

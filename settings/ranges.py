@@ -6,11 +6,12 @@ import functools
 import re
 
 from configs.base import KEYS
-from configs.errors import ConfigError, one_of, shown
+from configs.errors import ConfigError, check_text, one_of, shown
 from settings.loading import ROOT
 from settings.stored_config import check_types
 
 MOST_EXAMPLES = 2**32  # a run counts examples in 32 bits
+TEXTS = ("causality.prompt", "causality.corrupt")  # which a tokenizer encodes
 FLOAT16 = (
     "model.dtype=float16 is refused: gradients below 6e-8 are 0 in it without loss scaling, and TPUs do not multiply "
     "it; use bfloat16 or float32"
@@ -32,6 +33,8 @@ def check(values: dict[str, object]) -> None:
             _names.cache_clear()  # the module may have been added since
         if key.choices or key.defined_in:
             one_of(name, value, key.choices or _names(key.defined_in))
+        if name in TEXTS:
+            check_text(name, value)
         if isinstance(value, int | float) and not isinstance(value, bool):
             check_number(name, value)
     check_steps(values["train.steps"], values["train.global_batch"])

@@ -55,6 +55,11 @@ def test_the_largest_of_a_size_is_checked_and_not_built(key):
     assert time.monotonic() - began < 2
 
 
+def test_a_prompt_that_is_not_utf8_is_refused_by_its_key():
+    line = refused(**{"causality.prompt": "a\udcff", "causality.corrupt": "b"})  # as Python reads the byte FF
+    assert line == r"causality.prompt='a\udcff' is not UTF-8"
+
+
 def test_products_of_the_largest_sizes_fit_64_bits():
     size = {name: key.largest for name, key in KEYS.items()}
     assert size["train.global_batch"] * size["train.sequence_length"] < 2**63
