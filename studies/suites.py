@@ -4,8 +4,8 @@
 import dataclasses
 import functools
 import hashlib
-import importlib
 import json
+import pathlib
 from collections.abc import Iterable
 
 from configs import topologies
@@ -75,11 +75,11 @@ def find(asked: str, base: str = "") -> tuple[Study, list[str]]:
       base: a base of the suite; "": that of `asked`, or the default.
 
     Raises:
-      ConfigError: there is no such suite, base or group; the message names the nearest.
+      ConfigError: there is no such suite, base or group, and the message names the nearest; or a file of one fails.
     """
     name, known = _name_of(asked), []
     for suite_name in suite_names():
-        suite = importlib.import_module(f"configs.experiments.{suite_name}.{SUITE}").SUITE
+        suite = _declared(EXPERIMENTS / suite_name / f"{SUITE}.py", Suite)
         groups = _groups(suite_name)
         bases = {suite_name: next(iter(suite.bases))} | {f"{suite_name}-{name}": name for name in suite.bases}
         known += [*bases, *groups]
@@ -152,9 +152,20 @@ def _name_of(asked: str) -> str:
 
 
 def _groups(suite: str) -> dict[str, Group]:
-    files = sorted(path.stem for path in (EXPERIMENTS / suite).glob("*.py") if path.stem != SUITE)
-    modules = {name: importlib.import_module(f"configs.experiments.{suite}.{name}") for name in files}
-    return {name.replace("_", "-"): module.GROUP for name, module in modules.items()}
+    files = sorted(path for path in (EXPERIMENTS / suite).glob("*.py") if path.stem != SUITE)
+    return {file.stem.replace("_", "-"): _declared(file, Group) for file in files}
+
+
+def _declared(file: pathlib.Path, kind: type) -> Suite | Group:
+    """Return the SUITE or GROUP of a file; ConfigError if it fails or has none."""
+    name = kind.__name__.upper()
+
+    def result(module) -> Suite | Group:
+        if not isinstance(vars(module).get(name), kind):
+            raise ValueError(f"it has no {name} = {kind.__name__}(...), which configs/group.py describes")
+        return vars(module)[name]
+
+    return loading.run_file(file, str(file.relative_to(loading.ROOT)), result)
 
 
 def _base(suite: Suite, suite_name: str, base: str) -> str:

@@ -24,6 +24,7 @@ from training.transforms import average
 
 STUDY, NAMES = suites.find("trm")
 GROUPS = [name for name, group in STUDY.groups.items() if group.counted]
+SUITE = "from configs.group import Suite\nSUITE = Suite({}, 'loss', 'minimize')"
 SMALLER = ("trm-mini", "trm-smoke")
 REFUSED = ["exp07-precision/c-float16"]
 SMALL = {  # what a test compiles in place of the sizes of the study
@@ -259,6 +260,24 @@ def test_an_unknown_name_is_answered_with_the_nearest(asked, message):
         suites.find(asked)
     with pytest.raises(ConfigError, match=r"--base=papr is no base of trm; did you mean paper\?"):
         suites.find("trm", "papr")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("question = 1", "/added.py: it has no GROUP = Group(...), which configs/group.py describes"),
+        ("GROUP = 1 / 0", "/added.py, line 1: division by zero"),
+    ],
+)
+def test_a_file_of_a_suite_without_a_group_is_named(tmp_path, monkeypatch, content, says):
+    monkeypatch.setattr(loading, "ROOT", tmp_path)
+    monkeypatch.setattr(suites, "EXPERIMENTS", tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "suite.py").write_text(SUITE)
+    (tmp_path / "mine" / "added.py").write_text(content)
+    with pytest.raises(ConfigError) as error:
+        suites.find("mine")
+    assert str(error.value) == f"mine{says}"
 
 
 @pytest.mark.parametrize("place", ["configs/experiments/trm", str(suites.EXPERIMENTS / "trm")])
