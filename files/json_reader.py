@@ -10,6 +10,7 @@ import difflib
 import functools
 import pathlib
 import re
+from collections.abc import Callable
 from typing import Annotated, TypeVar
 
 import pydantic
@@ -53,8 +54,17 @@ def parse_json(content: bytes | str, schema: type[Schema], source: str, *, max_b
         raise JsonError(f"{source}: is larger than {max_bytes:,} bytes, the limit for this file")
     if isinstance(content, bytes):
         content = content.removeprefix(codecs.BOM_UTF8)
+    return _explained(_adapter(schema).validate_json, content, source)
+
+
+def check_parsed(value: object, schema: type[Schema], source: str) -> Schema:
+    """Return JSON that another library has parsed as `schema` describes it; JsonError if it does not match."""
+    return _explained(_adapter(schema).validate_python, value, source)
+
+
+def _explained(validate: Callable, content: object, source: str):
     try:
-        return _adapter(schema).validate_json(content)
+        return validate(content)
     except pydantic.ValidationError as errors:
         raise JsonError(f"{source}: {_first_line(errors)}") from None
 

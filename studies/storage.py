@@ -2,12 +2,14 @@
 """Opens the database of studies: SQLite in a file, or PostgreSQL by its address."""
 
 import contextlib
+import json
 import pathlib
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from configs.errors import ConfigError, shown
+from files.json_reader import JsonError
 from settings.keys import HIDDEN
 
 try:
@@ -75,6 +77,16 @@ def reaching():
         if not isinstance(cause, exc.OperationalError):
             raise
         raise OutOfReach(cause) from error
+
+
+@contextlib.contextmanager
+def understood(what: str):
+    """Raise ConfigError, which says what is read, for stored JSON that is none or not as a schema describes it."""
+    try:
+        yield
+    except (json.JSONDecodeError, JsonError) as error:  # someone has edited the database
+        reason = str(error) if isinstance(error, JsonError) else f"{what}: is not valid JSON ({error})"
+        raise ConfigError(f"{reason}; restore the database of --storage, or name another") from None
 
 
 def study_names(url: str) -> list[str]:

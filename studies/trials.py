@@ -17,8 +17,10 @@ from optuna.trial import FrozenTrial, TrialState
 from configs.base import keys_of
 from configs.errors import ConfigError
 from configs.key import MACHINE
+from files.json_reader import Object, check_parsed
 from studies import suites
 from studies.claims import Claims
+from studies.storage import understood
 
 RETRIES = 2  # of a trial whose process failed, before its reason is shown
 ENQUEUE_SECONDS = 0.2  # between two looks at another process that enqueues
@@ -35,7 +37,23 @@ class LostClaim(RuntimeError):
     """Another worker has taken the trial over."""
 
 
-def order_of(member: suites.Member, workdir: str, topology: str) -> dict[str, object]:
+class Order(Object):
+    """The user attributes that every trial has; others are results."""
+
+    group: str
+    configuration: str
+    seed: int
+    workdir: str
+    topology: str
+    recipe: str
+    changes: dict[str, str]
+    config: dict
+    failures: list[dict]
+    cancelled: bool
+    digest: str
+
+
+def order_of(member: suites.Member, workdir: str, topology: str) -> Order:
     """Return what a trial runs, its user attributes while it waits: a configuration, its folder, the hardware preset.
 
     The digest is last: `adopt` writes one after the other, and a trial without a digest is never run.
@@ -103,9 +121,14 @@ class Queue:
     def everything(self) -> list[FrozenTrial]:
         """Return all trials that have a configuration, in the order of their numbers.
 
-        Those that have ended are read once, and are the same objects each time.
+        Those that have ended are read once, and are the same objects each time. Raises ConfigError if an attribute is
+        missing or of another type.
         """
-        return [trial for trial in self._study.get_trials(deepcopy=False) if "digest" in trial.user_attrs]
+        with understood(f"a trial of {self.name}"):
+            found = [trial for trial in self._study.get_trials(deepcopy=False) if "digest" in trial.user_attrs]
+            for trial in found:
+                check_parsed(trial.user_attrs, Order, f"trial {trial.number} of {self.name}")
+        return found
 
     @property
     def direction(self) -> optuna.study.StudyDirection:

@@ -4,21 +4,40 @@
 import collections
 import dataclasses
 import statistics
+from typing import Literal, NotRequired
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
+from typing_extensions import TypedDict
 
 from configs.errors import ConfigError
+from files.json_reader import check_parsed
 from reporting.display import aligned, counted
 from studies import trials
 from studies.cost.budget import cost_of, taken_by
 from studies.report import pareto
 from studies.report.answers import words
-from studies.storage import open_storage
+from studies.storage import open_storage, understood
 
 ALSO = {"parameters": "number of parameters", "step_seconds": "seconds of a step"}
 MOST = 10  # best trials that are shown
 ONCE = "Each configuration was trained once: a difference within the spread over seeds means nothing"
+
+
+class Definition(TypedDict):
+    """What is searched and how, as it is stored; see searching.Search, which names it."""
+
+    recipe: str
+    space: str
+    method: str
+    prune: str
+    seed: int
+    metric: str
+    root: str
+    topology: str
+    overrides: dict[str, str]
+    population: int
+    also: NotRequired[Literal["", "parameters", "step_seconds"]]  # of ALSO; earlier versions had one objective
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +45,7 @@ class Searched:
     """The trials of a search."""
 
     name: str  # of the study
-    definition: dict[str, object]  # what is searched and how, see searching.Search.definition
+    definition: Definition
     trials: list[FrozenTrial]  # that were trained or will be, in the order of their numbers
     left_out: dict[str, int]  # for each reason, how many points of the space were not trained
     running: set[int]  # numbers of the trials that a worker holds
@@ -62,17 +81,22 @@ def find(url: str, name: str, unknown: str) -> Searched:
         storage = open_storage(url, create=False)
     except ConfigError as error:
         raise ConfigError(f"{unknown}; searches cannot be read: {error}") from None
-    known = {
-        one.study_name: one.user_attrs["search"]
-        for one in optuna.get_all_study_summaries(storage, include_best_trial=False) if "search" in one.user_attrs
-    }  # fmt: skip
+    with understood("a study"):
+        every = storage.get_all_studies()
+    known = {one.study_name: one.user_attrs["search"] for one in every if "search" in one.user_attrs}
     if name not in known:
         raise ConfigError(f"{unknown}; nor is it a search in --storage (all: {', '.join(sorted(known)) or 'none'})")
+    queue, definition = trials.Queue(storage, name, create=False), checked(known[name], name)
+    trained = queue.everything()
     everything = optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False)
     left_out = collections.Counter(one.user_attrs["left_out"] for one in everything if "left_out" in one.user_attrs)
-    trained = [one for one in everything if "digest" in one.user_attrs]
-    running = trials.Queue(storage, name, create=False).running()
-    return Searched(name, known[name], trained, dict(left_out), running)
+    return Searched(name, definition, trained, dict(left_out), queue.running())
+
+
+def checked(definition: object, name: str) -> Definition:
+    """Return the stored definition of a search; ConfigError if it is none."""
+    with understood("a search"):
+        return check_parsed(definition, Definition, f"the search {name}")
 
 
 def answer(found: Searched) -> str:

@@ -20,9 +20,9 @@ from settings.keys import LENGTHS
 from studies import outcome, suites, trials
 from studies.cost import planning
 from studies.launch import Failed, Unfinished
-from studies.search import samplers, second_objective, spaces
+from studies.search import samplers, searches, second_objective, spaces
 from studies.search.searches import Searched
-from studies.storage import open_storage
+from studies.storage import open_storage, understood
 from studies.worker import USAGE, Task, Worker, main
 
 TRIES = 100  # points that are drawn until one is valid and new
@@ -211,7 +211,8 @@ def begin(search: Search) -> trials.Queue:
     directions = ["minimize"] * (2 if search.also else 1)
     study = optuna.create_study(storage=storage, study_name=search.study, directions=directions, load_if_exists=True)
     queue = trials.Queue(storage, search.study, create=False)
-    kept = study.user_attrs.setdefault("search", search.definition())
+    with understood(f"the search {search.study}"):
+        kept = searches.checked(study.user_attrs.get("search", search.definition()), search.study)
     kept.setdefault("also", "")  # searches of earlier versions have one objective
     differs = [name for name, value in search.definition().items() if kept[name] != value]
     if differs:

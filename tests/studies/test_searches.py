@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What status and report say of a search, and the second objective: known without training, stored with each trial."""
 
+import contextlib
 import dataclasses
 import json
 import math
+import sqlite3
 import statistics
 import types
 
@@ -206,3 +208,43 @@ def test_what_cannot_have_a_second_objective_is_refused(given, message):
     with pytest.raises(ConfigError, match=message):
         second_objective.check(*given)
     second_objective.check("parameters", "tpe", "none", "")
+
+
+@pytest.mark.parametrize(
+    ("stored", "says"),
+    [
+        ('{"method": "tpe"}', "the search s: recipe is missing; restore the database of --storage, or name another"),
+        ("7", "the search s: should be "),
+        ("{", "search s: is not valid JSON (Expecting property name"),
+    ],
+)
+def test_a_definition_that_was_edited_is_refused_in_one_line(tmp_path, stored, says):
+    from studies.search import searching
+
+    searching.begin(asked(tmp_path))
+    edit(tmp_path, "study_user_attributes", "search", stored)
+    status, _, err = ended(sweep(tmp_path, "status", "s"))
+    assert status == 2 and len(err.splitlines()) == 1 and says.removeprefix("search s") in err
+    with pytest.raises(ConfigError) as error:
+        searching.begin(asked(tmp_path))
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "stored", "says"),
+    [
+        ("seed", '"one"', "trial 0 of s: seed: should be a valid integer, but is 'one'; restore the database of --st"),
+        ("config", "{", "a trial of s: is not valid JSON (Expecting property name"),
+    ],
+)
+def test_a_trial_that_was_edited_is_refused_in_one_line(tmp_path, key, stored, says):
+    filled(tmp_path)
+    edit(tmp_path, "trial_user_attributes", key, stored)
+    status, _, err = ended(sweep(tmp_path, "status", "s"))
+    assert status == 2 and len(err.splitlines()) == 1 and says in err
+
+
+def edit(folder, table: str, key: str, stored: str) -> None:
+    """Replace the JSON of an attribute in the database."""
+    with contextlib.closing(sqlite3.connect(folder / "studies.db")) as database, database:
+        database.execute(f"update {table} set value_json = ? where key = ?", (stored, key))
