@@ -59,6 +59,12 @@ def check_text(name: str, text: str) -> None:
         raise ConfigError(f"{name}={text!r} is not UTF-8") from None
 
 
+def check_returned(name: str, found: object, is_right: bool, wanted: str) -> None:
+    """Raise TypeError, which names it, if an addition returned what is not `wanted`."""
+    if not is_right:
+        raise TypeError(f"{name} returned {found!r:.60}; it must return {wanted}")
+
+
 def one_of(key: str, value: str, choices) -> None:
     """Raise ConfigError if the value of a key is not one of the choices."""
     if value not in choices:

@@ -19,7 +19,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from configs.base import BATCH_AXES, supports_shard_map
-from configs.errors import ConfigError
+from configs.errors import ConfigError, check_returned
 from configs.topologies import COMPILER_OPTIONS
 from core import models
 from core.models import Models, with_sharding
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def hidden_units(self) -> tuple[Units, ...]:
-        return models.model_module(self.config).hidden_units(self.config.model)
+        return models.hidden_units(self.config)
 
     @property
     def abstract_frozen(self) -> dict[str, dict]:
@@ -158,9 +158,7 @@ def assemble(
     mesh = make_mesh({axis: config.mesh[axis] for axis in config.layout.axis_order.split(",")}, devices)
     objective = importlib.import_module(f"objectives.{config.train.objective}").make(config)
     built = models.build(config, mesh, objective)
-    of_model = functools.partial(
-        models.model_module(config).flops_per_token, config.model, config.train.sequence_length
-    )  # fmt: skip
+    of_model = functools.partial(models.flops_per_token, config, config.train.sequence_length)
     flops_per_token = objective.flops_per_token(of_model, frozen="base" in built.frozen)
     num_microbatches = config.train.gradient_accumulation
     num_microbatches = num_microbatches or platform_defaults.microbatches(config, flops_per_token, mesh)
@@ -235,12 +233,16 @@ def _update(
     axes = {path: names for path, (_, names) in declared_axes(built.trained).items()}
     weights = optimizers.Weights(
         axes, config.model.embed_dim / base_dim if base_dim else 1.0, declared_stddevs(built.trained),
-        models.model_module(config).hidden_units(config.model),
+        models.hidden_units(config),
     )  # fmt: skip
     if optimizer is None:
-        schedule = vars(schedules)[config.optimizer.schedule](config.optimizer, config.train.steps)
+        name, of_steps = config.optimizer.name, config.optimizer.schedule
+        schedule = vars(schedules)[of_steps](config.optimizer, config.train.steps)
+        check_returned(f"optimizer.schedule={of_steps}", schedule, callable(schedule), "a function of the step")
         schedule = schedules.scaled(schedule, rate_factor)
-        direction = vars(optimizers)[config.optimizer.name](config.optimizer, weights)
+        direction = vars(optimizers)[name](config.optimizer, weights)
+        is_right = isinstance(direction, optax.GradientTransformation)
+        check_returned(f"optimizer.name={name}", direction, is_right, "an optax.GradientTransformation")
         optimizer = optimizers.make(direction, config.optimizer, schedule, weights)
     else:
         schedule, optimizer = optax.constant_schedule(math.nan), optax.with_extra_args_support(optimizer)

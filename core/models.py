@@ -18,8 +18,10 @@ from jax.sharding import NamedSharding
 
 from checkpointing.frozen_models import configuration_of
 from configs.base import MESH_AXES
-from configs.errors import ConfigError
+from configs.errors import ConfigError, check_returned
+from inference.engine import decodes
 from layers.axes import declared_axes
+from layers.units import Units
 from objectives.objective import Objective
 from parallelism import axis_rules
 from parallelism.mesh import make_mesh, mesh_context
@@ -83,6 +85,22 @@ def model_module(config):
     return module
 
 
+def hidden_units(config) -> tuple[Units, ...]:
+    """Return the hidden units of the model; TypeError if its module returns something else."""
+    found = model_module(config).hidden_units(config.model)
+    is_right = isinstance(found, tuple) and all(isinstance(one, Units) for one in found)
+    check_returned(f"hidden_units of models/{config.model.name}.py", found, is_right, "a tuple of layers.units.Units")
+    return found
+
+
+def flops_per_token(config, length: int, **how) -> float:
+    """Return the floating-point operations of a token; TypeError if the model's module returns no number."""
+    found = model_module(config).flops_per_token(config.model, length, **how)
+    is_right = isinstance(found, int | float)
+    check_returned(f"flops_per_token of models/{config.model.name}.py", found, is_right, "a number")
+    return found
+
+
 def build(config, mesh, objective: Objective) -> Models:
     """Return the models of a configuration and its objective on a mesh."""
     others, graphs, params = {}, {}, {}
@@ -97,13 +115,21 @@ def build(config, mesh, objective: Objective) -> Models:
     make_plain = functools.partial(model_module(config).make, config.model, **how)
 
     def make(rngs: nnx.Rngs) -> nnx.Module:
-        return objective.transform(make_plain(rngs=rngs), rngs, **others)
+        plain = make_plain(rngs=rngs)
+        check_returned(f"make of models/{config.model.name}.py", plain, isinstance(plain, nnx.Module), "an nnx.Module")
+        return objective.transform(plain, rngs, **others)
 
     graph, trained, base = nnx.split(_declared(make, mesh), objective.trainable, ...)
     if not jax.tree.leaves(trained):
         raise ConfigError(
             f"train.objective={config.train.objective}: no parameter of model.name={config.model.name} is trained, "
             f"since `trainable` of the objective is {objective.trainable}"
+        )
+    chunk = config.evaluation.chunk_tokens
+    if chunk and not decodes(graph):
+        raise ConfigError(
+            f"evaluation.chunk_tokens={chunk} needs the empty_cache of a model, which model.name={config.model.name} "
+            "lacks; leave it out"
         )
     if jax.tree.leaves(base):
         params["base"] = in_compute_type(base, how["dtype"], mesh)

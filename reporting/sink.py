@@ -9,6 +9,8 @@ import importlib
 import pathlib
 from collections.abc import Callable, Mapping
 
+from configs.errors import check_returned
+
 INTERRUPTED = 75  # exit status
 # Called with the last line and the exit status of a process that ends while its `with` blocks are still open, as at a
 # hang or when another process was lost. They are called in any thread, and return within 2 seconds.
@@ -51,7 +53,10 @@ def check(config) -> None:
 
 def sinks_of(config, workdir: pathlib.Path, process: int) -> list[Sink]:
     """Return the sinks of a process that the configuration asks for."""
-    return [made for module in _modules() if (made := module.make(config, workdir, process))]
+    made = {module.__name__: module.make(config, workdir, process) for module in _modules()}
+    for name, found in made.items():
+        check_returned(f"make of {name}", found, isinstance(found, Sink | None), "a reporting.sink.Sink, or None")
+    return list(filter(None, made.values()))
 
 
 def _modules() -> list:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from configs.errors import check_returned
 from layers.taps import Measure
 from training.optimizers import Weights
 from training.state import TrainState
@@ -198,8 +199,10 @@ def check_storable(part: str, state: object) -> None:
 
 def of_config(config, weights: Weights, schedule: optax.Schedule) -> tuple[StepTransform, ...]:
     modules = (importlib.import_module(f"training.transforms.{path.stem}") for path in sorted(FOLDER.glob("*.py")))
-    made = (module.make(config, weights, schedule) for module in modules)
-    return tuple(transform for transform in made if transform)
+    made = {module.__name__: module.make(config, weights, schedule) for module in modules}
+    for name, found in made.items():
+        check_returned(f"make of {name}", found, isinstance(found, StepTransform | None), "a StepTransform, or None")
+    return tuple(filter(None, made.values()))
 
 
 def ordered(transforms: Iterable[StepTransform]) -> tuple[StepTransform, ...]:

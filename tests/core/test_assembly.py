@@ -18,10 +18,12 @@ import train
 from configs import base
 from configs.errors import ConfigError
 from core import assembly, evaluators, models
+from models import decoder_lm
 from objectives import language_modeling
 from objectives.language_modeling import LanguageModeling
 from tests.support import one_device_mesh
-from training import platform_defaults
+from training import optimizers, platform_defaults, schedules
+from training.transforms import guard
 
 
 def small_config(**changes):
@@ -187,3 +189,30 @@ def test_an_objective_whose_filter_finds_no_parameter_is_refused():
     objective = Nothing(**vars(language_modeling.make(config)))
     with pytest.raises(ConfigError, match=r"no parameter of model.name=decoder_lm is trained, since `trainable`"):
         models.build(config, one_device_mesh(), objective)
+
+
+def test_a_model_without_a_cache_is_not_evaluated_in_parts(monkeypatch):
+    monkeypatch.delattr(decoder_lm.DecoderLM, "empty_cache")
+    config = small_config()
+    assembly.assemble(config)
+    config.evaluation.chunk_tokens = 8
+    with pytest.raises(ConfigError, match=r"^evaluation\.chunk_tokens=8 needs the empty_cache of a model, which mod"):
+        assembly.assemble(config)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "says"),
+    [
+        (schedules, "constant", "optimizer.schedule=constant returned 'wrong'; it must return a function of the step"),
+        (optimizers, "sgd", "optimizer.name=sgd returned 'wrong'; it must return an optax.GradientTransformation"),
+        (decoder_lm, "hidden_units", "hidden_units of models/decoder_lm.py returned 'wrong'; it must return a tuple"),
+        (decoder_lm, "make", "make of models/decoder_lm.py returned 'wrong'; it must return an nnx.Module"),
+        (decoder_lm, "flops_per_token", "flops_per_token of models/decoder_lm.py returned 'wrong'; it must return a n"),
+        (guard, "make", "make of training.transforms.guard returned 'wrong'; it must return a StepTransform, or None"),
+    ],
+)
+def test_what_an_addition_returns_is_checked_by_its_name(monkeypatch, module, name, says):
+    monkeypatch.setattr(module, name, lambda *_, **__: "wrong")
+    with pytest.raises(TypeError) as error:
+        assembly.assemble(small_config())
+    assert str(error.value).startswith(says)
