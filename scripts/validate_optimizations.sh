@@ -11,6 +11,15 @@ export TRANSPORT=local NAME=validation
 rm -f runs/READINESS.md # of an earlier check
 POD_ROOT=$(mktemp -d) || exit 1
 export POD_ROOT
-trap '$python pod.py delete >/dev/null; mkdir -p runs; cp "$POD_ROOT/$NAME/READINESS.md" runs/ 2>/dev/null && echo "kept as runs/READINESS.md"; rm -rf "$POD_ROOT"' EXIT
+finish() {
+  for pod in "$POD_ROOT"/*/; do # one, whose name --name may have given, or none
+    [ -d "$pod" ] || continue
+    NAME=$(basename "$pod") $python pod.py delete >/dev/null
+    mkdir -p runs
+    cp "$pod/READINESS.md" runs/ 2>/dev/null && echo "kept as runs/READINESS.md"
+  done
+  rm -rf "$POD_ROOT"
+}
+trap finish EXIT
 trap 'exit 130' INT TERM
 $python pod.py create "$@" && $python pod.py validate "$@"

@@ -4,6 +4,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -252,6 +253,31 @@ def test_validation_trains_and_restores_on_all_hosts_and_finds_what_differs(pair
     done = subprocess.run(script, **scripted)
     assert done.returncode == 1 and "error: validation is not ready: " in done.stderr
     assert "validation is NOT ready" in (pair.code / "runs" / "READINESS.md").read_text()
+
+
+STAND_IN = """#!/bin/bash
+name=$NAME
+for word; do [[ $word == --name=* ]] && name=${word#--name=}; done
+case $2 in
+  create) mkdir "$POD_ROOT/$name" ;;
+  validate) echo "$name is ready" >"$POD_ROOT/$name/READINESS.md" ;;
+  delete) echo "$name" >>deleted ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(("flags", "name"), [([], "validation"), (["--name=mine"], "mine")])
+def test_the_script_keeps_the_report_of_a_pod_of_any_name_and_deletes_it(tmp_path, flags, name):
+    for folder in ("scripts", ".venv/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    script = shutil.copy(ROOT / "scripts" / "validate_optimizations.sh", tmp_path / "scripts")
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text(STAND_IN)
+    python.chmod(0o755)
+    done = subprocess.run(["bash", script, *flags], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "kept as runs/READINESS.md\n", "")
+    assert (tmp_path / "runs" / "READINESS.md").read_text() == f"{name} is ready\n"
+    assert (tmp_path / "deleted").read_text() == f"{name}\n"
 
 
 CHECK = {
