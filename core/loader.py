@@ -19,6 +19,7 @@ from core.evaluators import Evaluator
 from parallelism.placement import check_ids, local_rows, place
 
 NAMES = ("tokens", "targets", "segments", "positions")
+SMALLEST, LARGEST = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 ONCE = "can be read only once; give a list or a data loader"
 
 
@@ -31,7 +32,9 @@ def as_ours(batch: Mapping) -> dict[str, np.ndarray]:
     if "input_ids" in arrays:
         tokens = arrays["input_ids"]
         mask = arrays.get("attention_mask", np.ones_like(tokens))
-        labels = np.where(mask > 0, np.maximum(arrays.get("labels", tokens), -1), -1)  # -1 has no loss
+        labels = arrays.get("labels", tokens)
+        labels = labels.astype(np.int64) if labels.dtype.kind == "u" else labels
+        labels = np.where(mask > 0, np.maximum(labels, -1), -1)  # -1 has no loss
         targets = np.pad(labels[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
         arrays = {"tokens": tokens, "targets": targets, "segments": mask}
     if not {"tokens", "targets"} <= arrays.keys():
@@ -40,6 +43,9 @@ def as_ours(batch: Mapping) -> dict[str, np.ndarray]:
         raise ConfigError(f"a batch has {floats[0]} of {arrays[floats[0]].dtype}; ids are integers")
     shape = arrays["tokens"].shape
     arrays = {"segments": np.ones(shape), "positions": np.broadcast_to(np.arange(shape[1]), shape)} | arrays
+    for name in NAMES:
+        if (wrong := arrays[name][(arrays[name] < SMALLEST) | (arrays[name] > LARGEST)]).size:
+            raise ConfigError(f"a batch has {wrong[0]} in {name}; numbers are from {SMALLEST} to {LARGEST}")
     return {name: arrays[name].astype(np.int32) for name in NAMES}
 
 

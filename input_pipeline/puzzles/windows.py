@@ -73,7 +73,8 @@ class PuzzleWindows(Windows):
         Where there is no label, it is IGNORED. Raises DataError if an example has a token outside the vocabulary.
         """
         indices, split = np.asarray(indices, np.int64), self._split
-        inputs, labels = (np.asarray(array[indices], np.int32) for array in (split.inputs, split.labels))
+        # 64 bits, until no token is beyond the vocabulary: a file may have tokens that 32 do not hold.
+        inputs, labels = (np.asarray(array[indices], np.int64) for array in (split.inputs, split.labels))
         ignored = split.metadata["ignore_label_id"]
         if ignored is not None:
             labels[labels == ignored] = IGNORED
@@ -84,7 +85,8 @@ class PuzzleWindows(Windows):
                     f"{self.folder}: has the token {wrong[0]}, but vocab_size={self.vocab_size}; build it again"
                 )
         identifiers = split.identifiers[self._puzzles(indices)].astype(np.int32)
-        return {"inputs": inputs, "labels": labels, "puzzle_identifiers": identifiers}
+        tokens = {"inputs": inputs.astype(np.int32), "labels": labels.astype(np.int32)}
+        return tokens | {"puzzle_identifiers": identifiers}
 
     def document_name(self, document: int) -> str:
         """Return a window's group, puzzle in the group and example in the puzzle, and the puzzle's name."""

@@ -54,6 +54,13 @@ def test_a_loader_without_rows_ends_and_ids_are_integers():
     assert Loader([{"epoch": 3, "input_ids": np.ones((2, 4), int)}]).length == 4
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.uint64, np.uint32])
+def test_ids_that_32_bits_do_not_hold_are_refused_and_not_wrapped(kind):
+    with pytest.raises(ConfigError, match="a batch has 4294967291 in tokens; numbers are from -2147483648 to 2"):
+        Loader([{"input_ids": np.full((2, 4), 2**32 - 5, kind), "attention_mask": np.ones((2, 4), bool)}])
+    assert Loader([{"input_ids": np.ones((2, 4), kind)}]).length == 4
+
+
 def test_rows_of_a_dataset_are_no_batches():
     with pytest.raises(ConfigError, match=r"input_ids of shape \[3\]; it needs \[rows, length\]"):
         Loader([{"input_ids": [1, 2, 3]}])

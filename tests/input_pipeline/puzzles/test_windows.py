@@ -160,6 +160,10 @@ def test_wrong_lengths_and_tokens_are_errors(split):
         inputs = np.full(split.inputs.shape, -7, np.int8)
         wrong = dataclasses.replace(split, inputs=inputs, metadata=split.metadata | {"vocab_size": 99})
         PuzzleWindows(wrong, "").read(np.arange(2), CELLS)
+    with pytest.raises(DataError, match=r"has the token 4294967297, but vocab_size=99"):  # 1 in the first 32 bits
+        inputs = np.full(split.inputs.shape, 2**32 + 1, np.int64)
+        wrong = dataclasses.replace(split, inputs=inputs, metadata=split.metadata | {"vocab_size": 99})
+        PuzzleWindows(wrong, "").read(np.arange(2), CELLS)
 
 
 def changed(key, value):
