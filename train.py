@@ -66,6 +66,7 @@ from core.start import (
 )  # fmt: skip
 from input_pipeline import batches as pipeline, corpus as corpora, ledger
 from input_pipeline.errors import DataError
+from input_pipeline.sources import check_name
 from profiling import tuning, windows
 from profiling.recording import Profile
 from reporting import preflight, sink, step_log
@@ -142,6 +143,7 @@ def train(
             preflight.check_device(run)
     check_sources(run.objective, config, is_new=not (bucket or store or (workdir / stored_config.CONFIG).exists()))
     if batches is None:
+        check_name(config.data)
         task_items(config)  # reports mistakes before documents are read
     else:
         check_without_corpus(config)

@@ -60,8 +60,7 @@ def read_source(
     The files of a URL are copied to local disk first. Raises DataError if the source does not exist or rejects its
     data, a URL cannot be copied, or the model's vocabulary is smaller than that of the window sources.
     """
-    if data.source not in SOURCES:
-        raise DataError(f"data.source={data.source} does not exist; use one of {', '.join(sorted(SOURCES))}")
+    check_name(data)
     path = path or data.path
     if remote.is_url(path):
         path = remote.fetch(path, cache_folder(data.cache_dir), announce)
@@ -74,6 +73,12 @@ def read_source(
             f"--config.model.vocab_size={needed}"
         )
     return found
+
+
+def check_name(data) -> None:
+    """Raise DataError if data.source does not exist."""
+    if data.source not in SOURCES:
+        raise DataError(f"data.source={data.source} does not exist; use one of {', '.join(sorted(SOURCES))}")
 
 
 def _check_found(name: str, found: object) -> None:

@@ -18,6 +18,7 @@ import train
 from configs import base
 from configs.errors import ConfigError
 from core import assembly, evaluators, models
+from input_pipeline.errors import DataError
 from models import decoder_lm
 from objectives import language_modeling
 from objectives.language_modeling import LanguageModeling
@@ -216,3 +217,11 @@ def test_what_an_addition_returns_is_checked_by_its_name(monkeypatch, module, na
     with pytest.raises(TypeError) as error:
         assembly.assemble(small_config())
     assert str(error.value).startswith(says)
+
+
+def test_a_data_source_that_does_not_exist_is_named_before_anything_is_compiled(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "fit_batch", lambda *_: pytest.fail("it compiles"))
+    config = small_config()
+    config.data.source, config.batch.fit = "documnts", "auto"
+    with pytest.raises(DataError, match=r"^data\.source=documnts does not exist; use one"):
+        train.train(config, tmp_path)
