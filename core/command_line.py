@@ -28,7 +28,7 @@ try:
     from checkpointing.bucket import Bucket, open_bucket, path_of
     from cluster import identity, processes, startup
     from configs import base, topologies
-    from configs.errors import ConfigError, did_you_mean, shown, similar
+    from configs.errors import ConfigError, did_you_mean, one_of, shown, similar
     from configs.key import PER_HOST, SECRET
     from core import ending
     from input_pipeline.cache import cache_path
@@ -248,6 +248,10 @@ def parse_configuration(
     if used == READ:
         ending.continues_nothing()
     loaded = _load(overrides, used)
+    if used != READ:
+        from input_pipeline import sources  # a recipe may have added to them; commands that read need none
+
+        one_of("data.source", loaded.config.data.source, sorted(sources.SOURCES))
     if FLAGS.print_config:
         validation.check_keys(loaded.config)
         together.check_typed(loaded)
