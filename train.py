@@ -62,7 +62,8 @@ from core.sampling import BatchSampler, samples
 from core.between_steps.slow_data import SlowData
 from core.between_steps.stages import Stages, position_of
 from core.start import (
-    announce, check_sources, check_tokenizers, device_lines, initial_state, may_change, prepare_corpus, set_steps,
+    announce, check_sources, check_tokenizers, device_lines, initial_state, may_change, prepare_corpus, set_eval_every,
+    set_steps,
 )  # fmt: skip
 from input_pipeline import batches as pipeline, corpus as corpora, ledger
 from input_pipeline.errors import DataError
@@ -144,10 +145,10 @@ def train(
     check_sources(run.objective, config, is_new=not (bucket or store or (workdir / stored_config.CONFIG).exists()))
     if batches is None:
         check_name(config.data)
-        task_items(config)  # reports mistakes before documents are read
     else:
         check_without_corpus(config)
         batches = iter(batches)
+    items = task_items(config)  # reports mistakes before documents are read
     workdirs.check_writable(config, workdir)
     asked = {key: flat(config)[key] for key in ("batch.fit", "train.gradient_accumulation")}
     fit_batch(config, announce)
@@ -155,7 +156,8 @@ def train(
     check_tokenizers(run.objective, config, corpus)
     if corpus:
         pipeline.check_enough(corpus.train, config.train.sequence_length, config.train.global_batch)
-    of_run(config, corpus, evaluators)  # reports mistakes before anything is compiled
+    set_eval_every(config, corpus)
+    evaluators = of_run(config, corpus, items, evaluators)  # reports mistakes before anything is compiled
     store = store or host_folders.of_config(config, workdir, bucket)
     staging = config.checkpoint.staging or (bucket and bucket.folder / "staging")
     with (
@@ -238,10 +240,9 @@ def run_training(
         job = Job(
             config=config, workdir=workdir, run_of=run_of, compiled_steps=compiled_steps, stages=stages,
             callbacks=[injected, *in_thread, Recheck(), stages, SlowData(), *callbacks, RunReport()],
-            evaluators=of_run(config, corpus, evaluators), checkpoints=checkpoints, checkpoint_refs=checkpoint_refs,
-            corpus=corpus, batches=batches, topology=topology, clock=clock, log=log,
-            rollouts=rollouts, signals=signals, lost=LostData(signals), context=context,
-            batch_sampler=BatchSampler(checkpoints.address),
+            evaluators=evaluators, checkpoints=checkpoints, checkpoint_refs=checkpoint_refs, corpus=corpus,
+            batches=batches, topology=topology, clock=clock, log=log, rollouts=rollouts, signals=signals,
+            lost=LostData(signals), context=context, batch_sampler=BatchSampler(checkpoints.address),
             roll_backs=processes.shared("roll backs", lambda: ledger.roll_backs(workdir)),
         )  # fmt: skip
         reason = run_job(job, record)

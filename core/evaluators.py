@@ -265,21 +265,22 @@ def check_without_corpus(config) -> None:
         module.make(config, None)
 
 
-def of_run(config, corpus: Corpus | None, given: Sequence[Evaluator]) -> list[Evaluator]:
+def of_run(
+    config, corpus: Corpus | None, items: list[questions.Item], given: Sequence[Evaluator]
+) -> list[Evaluator]:  # fmt: skip
     """Return the evaluators of a run's corpus, if it has one, and those of a caller.
 
     Raises ValueError if several rank the checkpoints, since their losses do not compare; else as `of_corpus`.
     """
-    evaluators = [*(of_corpus(config, corpus) if corpus else []), *given]
+    evaluators = [*(of_corpus(config, corpus, items) if corpus else []), *given]
     names = [evaluator.name for evaluator in evaluators if evaluator.ranks_checkpoints]
     if len(names) > 1:
         raise ValueError(f"{' and '.join(names)} rank the checkpoints; give {names[-1]} ranks_checkpoints=False")
     return evaluators
 
 
-def of_corpus(config, corpus: Corpus) -> list[Evaluator]:
-    """Return the evaluators of a run; ConfigError or JsonError if one cannot evaluate what it was given."""
-    items = task_items(config)
+def of_corpus(config, corpus: Corpus, items: list[questions.Item]) -> list[Evaluator]:
+    """Return the evaluators of a run with these `task_items`; ConfigError if one cannot evaluate what it was given."""
     if items:
         tasks.check_lengths(items, corpus.tokenizer, config.model.max_length, "evaluation.tasks")
     of_tasks = [Tasks(config.evaluation.tasks_every, items)] if items else []
@@ -314,7 +315,7 @@ def evaluate_newest(config, workdir: pathlib.Path, address, corpus: Corpus, stor
         frozen, _ = frozen_models.weights(run, checkpoints.record(step))
         display.phase("evaluating all that is held out")
         context = EvaluationContext(run, params, frozen, corpus, workdir, step, progress=display.evaluated)
-        for evaluator in of_corpus(config, corpus):
+        for evaluator in of_corpus(config, corpus, task_items(config)):
             lines += evaluator.lines(context, evaluator.evaluate(context))
     if processes.index() == 0:
         print("\n".join([f"checkpoint: {address}/checkpoints/{step}", *lines]))

@@ -110,19 +110,27 @@ def check_tokenizers(objective: Objective, config, corpus: corpora.Corpus | None
         frozen_models.source_of(model, config).check_tokenizer(config, corpus.tokenizer)
 
 
+def set_eval_every(config, corpus: corpora.Corpus | None) -> None:
+    """Convert `evaluation.every_epochs` to `train.eval_every` in place."""
+    train, evaluation = config.train, config.evaluation
+    if evaluation.every_epochs:
+        examples = evaluation.every_epochs * corpus.train.num_examples(train.sequence_length)
+        train.eval_every, evaluation.every_epochs = max(1, math.floor(examples / train.global_batch)), 0.0
+
+
 def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tuple[int, int]:
-    """Convert tokens or epochs to `train.steps` and `train.eval_every` in place; return (steps done, last step).
+    """Convert tokens or epochs to `train.steps` in place; return (steps done, last step).
 
     Tokens are rounded up to complete steps, and epochs down. During a ramp, each step counts with its own batch size.
     A line is printed if a run reads the default corpus too often. Raises ConfigError if the epochs have no step.
     """
-    train, evaluation = config.train, config.evaluation
+    train = config.train
     start, done, increases = position_of(record)
-    pass_examples = corpus.train.num_examples(train.sequence_length) if train.epochs or evaluation.every_epochs else 0
     if train.tokens:
         left = train.tokens / train.sequence_length - done
         train.steps = start + math.ceil(ramp.num_steps(config, left, start, increases))
     elif train.epochs:
+        pass_examples = corpus.train.num_examples(train.sequence_length)
         left = train.epochs * pass_examples - done
         train.steps = start + math.floor(ramp.num_steps(config, left, start, increases))
         if not train.steps:
@@ -130,9 +138,7 @@ def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tup
                 f"train.epochs={train.epochs:g} of {pass_examples:,} rows is less than one step; train longer, or with "
                 "a smaller batch"
             )
-    if evaluation.every_epochs:
-        train.eval_every = max(1, math.floor(evaluation.every_epochs * pass_examples / train.global_batch))
-    train.tokens, train.epochs, evaluation.every_epochs = 0, 0.0, 0.0
+    train.tokens, train.epochs = 0, 0.0
     ranges.check_steps(train.steps, train.global_batch)
     for line in filter(None, (repetition(config, corpus), "" if start else large_heldout(config, corpus))):
         announce(line)

@@ -130,6 +130,7 @@ def test_published_epochs_come_to_the_published_steps(cache, batch, steps, eval_
 
     config = tiny(cache, train__steps=0, train__epochs=50_000.0, train__global_batch=batch)
     config.evaluation.every_epochs = 5000.0
+    train.set_eval_every(config, Corpus())
     assert train.set_steps(config, Corpus(), None) == (0, steps)
     assert config.train.eval_every == eval_every
 

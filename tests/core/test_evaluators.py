@@ -38,12 +38,12 @@ def test_a_name_that_would_mix_with_other_lines_is_refused_before_training():
 def test_one_evaluator_ranks_the_checkpoints_which_is_the_held_out_loss_if_there_is_one():
     corpus, config = types.SimpleNamespace(heldout=None, tasks=()), base.get_config()
     ranks, other, also = Gives("forks", ranks=True), Gives("heads"), Gives("tails", ranks=True)
-    assert evaluators.of_run(config, None, [other, ranks]) == [other, ranks]
-    assert evaluators.of_run(config, corpus, [other])[0].ranks_checkpoints
+    assert evaluators.of_run(config, None, [], [other, ranks]) == [other, ranks]
+    assert evaluators.of_run(config, corpus, [], [other])[0].ranks_checkpoints
     with pytest.raises(ValueError, match=r"^forks and tails rank the checkpoints; give tails ranks_checkpoints=False"):
-        evaluators.of_run(config, None, [ranks, also])
+        evaluators.of_run(config, None, [], [ranks, also])
     with pytest.raises(ValueError, match=r"^eval and forks rank the checkpoints; give forks ranks_checkpoints=False"):
-        evaluators.of_run(config, corpus, [other, ranks])
+        evaluators.of_run(config, corpus, [], [other, ranks])
 
 
 def test_arrays_of_one_element_are_numbers():

@@ -11,6 +11,7 @@ from cluster.interruption import Interrupted
 from configs import base
 from configs.errors import ConfigError
 from core import evaluators
+from scoring import questions
 from tests.support import write_sums
 from tests.test_train import lines_of
 
@@ -47,6 +48,13 @@ def test_tasks_are_scored_at_their_steps_and_at_the_end(config, tmp_path, capsys
     assert lines[3]["sums/bits_per_byte"] == lines[3]["more/bits_per_byte"] != lines[2]["more/bits_per_byte"]
     assert result.evaluations["tasks"]["sums/acc"] == lines[3]["sums/acc"]
     assert f"more/bits_per_byte: {lines[3]['more/bits_per_byte']:.4f}\n" in capsys.readouterr().out
+
+
+def test_the_files_of_tasks_are_read_once(config, tmp_path, monkeypatch):
+    read, calls = questions.read_files, []
+    monkeypatch.setattr(questions, "read_files", lambda *given: calls.append(given) or read(*given))
+    train.train(config, tmp_path / "run")
+    assert len(calls) == 1
 
 
 def test_a_stop_during_the_scoring_saves_the_step_and_the_resumed_run_scores_it(config, tmp_path, monkeypatch):
