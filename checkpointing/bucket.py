@@ -16,7 +16,7 @@ from http import HTTPStatus
 from cluster import compiled_programs
 from cluster.hub import RunError
 from configs.errors import ConfigError
-from files.atomic import replacing, write_atomically
+from files.atomic import write_atomically, writing
 
 SUMMARY = "summary.txt"
 GROWING = ("metrics.jsonl", "ledger.jsonl", "rollouts.jsonl")  # append-only
@@ -117,7 +117,7 @@ class Bucket:
 def _fetch_file(there, here: pathlib.Path) -> None:
     here.parent.mkdir(exist_ok=True)
     written = there.stat().mtime
-    with there.open("rb") as sent, replacing(here) as file:
+    with there.open("rb") as sent, writing(here, durable=False) as file:
         shutil.copyfileobj(sent, file, PIECE_BYTES)
     os.utime(here, (written, written))  # only what is written here has a time of this host's clock
 

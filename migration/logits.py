@@ -80,10 +80,7 @@ def read_tokens(file: pathlib.Path, model) -> np.ndarray:
 
 def write(file: pathlib.Path, shape: tuple[int, ...], rows: Iterator[np.ndarray]) -> None:
     """Write a float32 array row by row to an .npy file, atomically; no memory map, for which a full disk is fatal."""
-    try:
-        with writing(file) as npy:
-            np.lib.format.write_array_header_1_0(npy, {"descr": "<f4", "fortran_order": False, "shape": shape})
-            for row in rows:
-                npy.write(row.astype("<f4").tobytes())
-    finally:
-        file.with_name(file.name + ".part").unlink(missing_ok=True)  # in the user's folder, no next write replaces it
+    with writing(file) as npy:
+        np.lib.format.write_array_header_1_0(npy, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        for row in rows:
+            npy.write(row.astype("<f4").tobytes())

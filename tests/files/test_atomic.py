@@ -11,7 +11,7 @@ from files import atomic
 
 
 def write_whole(path, content: bytes) -> None:
-    """Write through the other function of the module."""
+    """Write a file that is on disk when it appears."""
     with atomic.writing(path) as file:
         file.write(content)
 
@@ -38,6 +38,17 @@ def test_a_pipe_is_written_and_not_replaced(tmp_path, write):
         assert os.read(reader, 100) == b"content" and stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
     finally:
         os.close(reader)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_write_that_fails_leaves_nothing_also_beside_the_file_of_a_link(tmp_path, durable):
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    with pytest.raises(ValueError, match="wrong"), atomic.writing(tmp_path / "link", durable=durable) as file:
+        file.write(b"new")
+        raise ValueError("wrong")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+    assert (tmp_path / "link").read_text() == "old"
 
 
 def test_the_first_error_is_the_one_that_is_reported(tmp_path, monkeypatch):
