@@ -87,16 +87,16 @@ def read_config(folder) -> dict[str, Scalar]:
             f"--workdir={folder} holds no run: there is no {path.absolute()}; train first, or name another"
         )
     try:
-        if PUBLISHED & read_json(path, Object).keys():
-            raise ConfigError(
-                f"{folder} holds a published model and no run; import it by convert.py import --hf={folder} "
-                "--workdir=FOLDER, and name that folder"
-            )
-        values = read_json(path, dict[str, Scalar])
+        values = read_json(path, Object)
     except JsonError as error:
         raise ConfigError(f"{error}; each checkpoint's record.json has a copy, as `config`") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name a run that can be read") from None
+    if PUBLISHED & values.keys():
+        raise ConfigError(
+            f"{folder} holds a published model and no run; import it by convert.py import --hf={folder} "
+            "--workdir=FOLDER, and name that folder"
+        )
     if unknown := values.keys() - KEYS.keys():
         first = shown(min(unknown))
         raise ConfigError(f"{path} has {first}, which this version does not know; use the version that wrote it")

@@ -10,6 +10,7 @@ import pytest
 from configs import base, tiny, topologies
 from configs.errors import ConfigError
 from reporting import preflight
+from reporting.sinks import alerts
 
 
 @pytest.mark.parametrize(
@@ -96,8 +97,9 @@ def test_a_step_that_no_gpu_has_room_for_is_refused_with_advice(monkeypatch):
     """Else it would fail at the first step, in the words of an allocator."""
     on_a_gpu(monkeypatch, 9)
     said = r"needs 10\.0 GiB, but JAX gives arrays 9 GiB of a device; try .*accumulation=2 or .*MEM_FRACTION"
-    with pytest.raises(preflight.StepTooLarge, match=said):
+    with pytest.raises(preflight.StepTooLarge, match=said) as refused:
         preflight._memory_line(a_run(), compiled(unit=2**30))
+    assert alerts.event_of(str(refused.value)) == "out_of_memory", "also if another process has said it, in a line"
 
 
 class State(NamedTuple):
