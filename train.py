@@ -39,13 +39,11 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from checkpointing import frozen_models, host_folders, lease
-from checkpointing import workdir as workdirs
+from checkpointing import frozen_models, host_folders, lease, workdir as workdirs
 from checkpointing.bucket import syncing
 from checkpointing.checkpoints import Checkpoints, Damaged
 from checkpointing.lost_data import DataGone, LostData
 from checkpointing.retention import Retention
-from checkpointing.source_run import initial
 from checkpointing.store import Store
 from cluster import processes
 from cluster.interruption import Interrupted, check_main_thread, interruption
@@ -62,8 +60,8 @@ from core.sampling import BatchSampler, samples
 from core.between_steps.slow_data import SlowData
 from core.between_steps.stages import Stages, position_of
 from core.start import (
-    announce, check_sources, check_tokenizers, device_lines, initial_state, may_change, prepare_corpus, set_eval_every,
-    set_steps,
+    announce, check_new, check_sources, check_tokenizers, device_lines, initial_state, may_change, prepare_corpus,
+    set_eval_every, set_steps,
 )  # fmt: skip
 from input_pipeline import batches as pipeline, corpus as corpora, ledger
 from input_pipeline.errors import DataError
@@ -75,7 +73,6 @@ from reporting.clock import Clock
 from reporting.display import Display
 from reporting.goodput import Goodput
 from reporting.metrics import MetricsWriter
-from reporting.step_log import NonFinite, every
 from settings import cycles, layouts, preference, ramp, stored_config
 from settings.keys import DATA_READ, flat
 from training import replicas
@@ -142,7 +139,8 @@ def train(
         with layouts.named(after):
             run = assembly.assemble(on_mesh)
             preflight.check_device(run)
-    check_sources(run.objective, config, is_new=not (bucket or store or (workdir / stored_config.CONFIG).exists()))
+    is_new = not (bucket or store or (workdir / stored_config.CONFIG).exists())
+    check_sources(run.objective, config, is_new=is_new)
     if batches is None:
         check_name(config.data)
     else:
@@ -156,6 +154,8 @@ def train(
     check_tokenizers(run.objective, config, corpus)
     if corpus:
         pipeline.check_enough(corpus.train, config.train.sequence_length, config.train.global_batch)
+    if is_new:
+        check_new(config, corpus)  # before its folder is made
     set_eval_every(config, corpus)
     evaluators = of_run(config, corpus, items, evaluators)  # reports mistakes before anything is compiled
     store = store or host_folders.of_config(config, workdir, bucket)
@@ -173,8 +173,8 @@ def train(
     ):
         checkpoints.on_save = send = syncing(bucket, processes.log_file(workdir), first=processes.index() == 0)
         record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir, may_change(run))
-        if config.train.init_from and not record:
-            initial(config).check_can_initialize(config, corpus and corpus.tokenizer)
+        if not record:
+            check_new(config, corpus)
         corpus = corpus.resume(record) if corpus and record else corpus
         start, last_step = set_steps(config, corpus, record)
         for change in stored_config.changes(record["config"], flat(config)) if start else ():
@@ -194,7 +194,7 @@ def train(
             result = run_training(
                 config, workdir, checkpoints, record, corpus, batches, topology, clock, faults, callbacks, evaluators
             )
-        except (Interrupted, NonFinite, DataGone):
+        except (Interrupted, step_log.NonFinite, DataGone):
             with contextlib.suppress(*checkpoints.store.failures):  # a bucket error must not hide the first error
                 send()
             raise
@@ -319,7 +319,7 @@ def train_from(job: Job, record: dict | None):
         actions = job.ask_callbacks(state, step)
         interrupted = job.signals.agreed()
         ends = interrupted or Stop in actions or step == last_step
-        if ends or Save in actions or every(step, save_every) or job.checkpoints.due_again(step, save_every):
+        if ends or Save in actions or step_log.every(step, save_every) or job.checkpoints.due_again(step, save_every):
             job.save(state, step, ends=ends)
         if interrupted:
             raise job.lost.stop_error(step)

@@ -118,28 +118,43 @@ def set_eval_every(config, corpus: corpora.Corpus | None) -> None:
         train.eval_every, evaluation.every_epochs = max(1, math.floor(examples / train.global_batch)), 0.0
 
 
-def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tuple[int, int]:
-    """Convert tokens or epochs to `train.steps` in place; return (steps done, last step).
+def check_new(config, corpus: corpora.Corpus | None) -> None:
+    """Raise ConfigError if a run without a checkpoint cannot begin with its weights, or has no step."""
+    if config.train.init_from:
+        initial(config).check_can_initialize(config, corpus and corpus.tokenizer)
+    last_step(config, corpus, None)
+
+
+def last_step(config, corpus: corpora.Corpus | None, record: dict | None) -> int:
+    """Return `train.steps`, or what tokens or epochs come to. Raises ConfigError if the epochs have no step.
 
     Tokens are rounded up to complete steps, and epochs down. During a ramp, each step counts with its own batch size.
-    A line is printed if a run reads the default corpus too often. Raises ConfigError if the epochs have no step.
     """
-    train = config.train
+    train, steps = config.train, config.train.steps
     start, done, increases = position_of(record)
     if train.tokens:
         left = train.tokens / train.sequence_length - done
-        train.steps = start + math.ceil(ramp.num_steps(config, left, start, increases))
+        steps = start + math.ceil(ramp.num_steps(config, left, start, increases))
     elif train.epochs:
         pass_examples = corpus.train.num_examples(train.sequence_length)
         left = train.epochs * pass_examples - done
-        train.steps = start + math.floor(ramp.num_steps(config, left, start, increases))
-        if not train.steps:
+        steps = start + math.floor(ramp.num_steps(config, left, start, increases))
+        if not steps:
             raise ConfigError(
                 f"train.epochs={train.epochs:g} of {pass_examples:,} rows is less than one step; train longer, or with "
                 "a smaller batch"
             )
-    train.tokens, train.epochs = 0, 0.0
-    ranges.check_steps(train.steps, train.global_batch)
+    ranges.check_steps(steps, train.global_batch)
+    return steps
+
+
+def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tuple[int, int]:
+    """Convert tokens or epochs to `train.steps` in place; return (steps done, last step).
+
+    A line is printed if a run reads the default corpus too often, or holds out very much.
+    """
+    start, train = position_of(record)[0], config.train
+    train.steps, train.tokens, train.epochs = last_step(config, corpus, record), 0, 0.0
     for line in filter(None, (repetition(config, corpus), "" if start else large_heldout(config, corpus))):
         announce(line)
     return start, train.steps
