@@ -66,18 +66,22 @@ class Claims:
 
     @contextlib.contextmanager
     def kept(self, name: str):
-        """Count a claim up in a thread, so that no other worker takes it over while this one works for long."""
-        done = threading.Event()
+        """Count a claim up in a thread, so that no other worker takes it over while this one works for long.
+
+        The block gets an event, which is set once another worker has taken it over.
+        """
+        done, lost = threading.Event(), threading.Event()
 
         def count() -> None:
             while not done.wait(BEAT_SECONDS):
                 with contextlib.suppress(exc.SQLAlchemyError):  # the next count may reach the database again
-                    self.keep(name)
+                    if not self.keep(name):
+                        lost.set()
 
         thread = threading.Thread(target=count, daemon=True)
         thread.start()
         try:
-            yield
+            yield lost
         finally:
             done.set()
             thread.join()

@@ -7,6 +7,7 @@ the next worker takes the claim over, and train.py resumes from the checkpoint i
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable
 
@@ -162,8 +163,8 @@ class Queue:
             raise LostClaim(f"another worker runs {title(trial)}")
         return self._fresh(trial).user_attrs["cancelled"]
 
-    def kept(self, trial: FrozenTrial) -> contextlib.AbstractContextManager[None]:
-        """Count the claim up in a thread, while this process works on something else for long."""
+    def kept(self, trial: FrozenTrial) -> contextlib.AbstractContextManager[threading.Event]:
+        """Count the claim up in a thread, while this process works on something else for long; see `Claims.kept`."""
         return self.claims.kept(self._claim(trial))
 
     def finish(

@@ -7,6 +7,7 @@ the storage: a worker that died leaves a trial that the next one continues, and 
 
 import collections
 import dataclasses
+import threading
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -87,8 +88,10 @@ class Searcher(Worker):
             self._began = None  # no process runs yet
             member = self.search.member(self.recipe, trial.user_attrs["configuration"], trial.user_attrs["changes"])
             try:
-                with self.queue.kept(trial):
-                    second = second_objective.value_of(self.search.also, member, self.search.topology, self._go_on)
+                with self.queue.kept(trial) as lost:
+                    second = second_objective.value_of(
+                        self.search.also, member, self.search.topology, lambda _: self._go_on(trial, lost)
+                    )
                 self.queue.keep(trial)  # another worker may have taken it over, if this machine slept
             except Stopped:
                 return self.queue.give_back(trial)
@@ -133,10 +136,12 @@ class Searcher(Worker):
         else:
             super().end_early(trial, how)
 
-    def _go_on(self, seconds: float) -> None:
-        """Raise Stopped after `stop`; a rehearsal calls it with its `seconds`."""
+    def _go_on(self, trial: FrozenTrial, lost: threading.Event) -> None:
+        """Raise Stopped after `stop`, and LostClaim once the claim is `lost`; a rehearsal calls it often."""
         if self.asked_to_stop:
             raise Stopped
+        if lost.is_set():
+            self.queue.keep(trial)
 
     def _begun(self) -> FrozenTrial | None:
         """Begin a trial with the sampler's next point that is valid and new; None if there are enough trials."""

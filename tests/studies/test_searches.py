@@ -7,6 +7,7 @@ import json
 import math
 import sqlite3
 import statistics
+import time
 import types
 
 import pytest
@@ -173,6 +174,27 @@ def test_a_configuration_without_a_second_objective_has_failed_with_the_reason(t
     why = "its step_seconds is not known: the step does not fit in the memory of a chip of v4-8"
     assert trial.user_attrs["reason"] == why
     assert trial.user_attrs["chip_hours"] == 0.0, "no process ran"
+
+
+def test_a_rehearsal_ends_when_another_worker_takes_the_trial_over(tmp_path, monkeypatch):
+    from studies import claims, trials
+    from studies.search import searching, second_objective
+
+    searching.begin(search := asked(tmp_path, also="step_seconds", topology="v4-8", overrides={}, count=1))
+    (tmp_path / "space.py").write_text(SPACE)
+    monkeypatch.setattr(claims, "BEAT_SECONDS", 0.05)
+    searcher = searching.Searcher(search)
+
+    def compile(*_, waiting):
+        searcher.queue.claims.worker = "a machine 1 2"  # so that the claim is another's
+        for _ in range(500):
+            waiting(9.0)
+            time.sleep(0.02)
+        pytest.fail("the rehearsal went on")
+
+    monkeypatch.setattr(second_objective.Compiler, "compile", compile)
+    with pytest.raises(trials.LostClaim, match="another worker runs"):
+        searcher.run_trial(searcher.next_trial())
 
 
 def test_step_seconds_are_those_of_the_recorded_rehearsal():
