@@ -7,11 +7,13 @@ The words before `--` are flags of `sweep.py search`, and those after it are arg
 an earlier start left: a search that has ended is not repeated. The keys of the best trial come before the typed ones.
 """
 
+import contextlib
 import os
 import pathlib
 import signal
 import subprocess
 import sys
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SIGNALS = signal.SIGINT, signal.SIGTERM
@@ -21,6 +23,8 @@ from checkpointing.bucket import path_of
 from files.json_reader import JsonError, Object, Scalar, parse_json
 from reporting.sink import INTERRUPTED
 
+LOOK_SECONDS = 0.2  # between two looks at the search
+OWN_SECONDS = 2.0  # in which the search may end by a signal to the group of processes, before it is passed on
 NEEDED = ("name", "root")  # flags of the search that are read here too
 
 
@@ -45,6 +49,16 @@ def failed(message: str, status: int) -> int:
     return status
 
 
+def status_of(search: subprocess.Popen, asked: list[int]) -> int:
+    """Return the exit status of the search, which saves and ends by the first of the signals that are `asked`."""
+    while not asked and search.poll() is None:
+        time.sleep(LOOK_SECONDS)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return search.wait(OWN_SECONDS)
+    search.send_signal(asked[0])  # again, which does no harm, if the whole group got it
+    return search.wait()
+
+
 def main(words: list[str]) -> int:
     """Search, and continue as train.py; return the status of a search that did not end well, or was interrupted."""
     if "--" not in words:
@@ -53,9 +67,9 @@ def main(words: list[str]) -> int:
     given = dict(flag.removeprefix("--").partition("=")[::2] for flag in flags)
     if missing := [f"--{name}=VALUE" for name in NEEDED if not given.get(name)]:
         return failed(f"no {missing[0]} before `--`; it says where the best trial is read, and is written with =", 2)
-    asked: list[int] = []  # the group of processes gets these signals: the search saves and ends
+    asked: list[int] = []
     usual = {number: signal.signal(number, lambda number, _: asked.append(number)) for number in SIGNALS}
-    if status := subprocess.run([sys.executable, "sweep.py", "search", *flags], cwd=ROOT).returncode:
+    if status := status_of(subprocess.Popen([sys.executable, "sweep.py", "search", *flags], cwd=ROOT), asked):
         return status
     try:
         keys = [f"--config.{key}={value}" for key, value in best(given).items()]

@@ -268,9 +268,8 @@ def test_evolution_searches_with_short_trials_and_then_trains(tmp_path):
 def test_after_the_search_the_best_trial_is_trained_and_what_was_typed_wins(tmp_path, monkeypatch):
     """The search and the training are stand-ins: each has tests of its own."""
     asked, trained = [], []
-    monkeypatch.setattr(
-        subprocess, "run", lambda words, **_: asked.append(words) or types.SimpleNamespace(returncode=0)
-    )
+    ended = types.SimpleNamespace(poll=lambda: 0, wait=lambda _: 0)
+    monkeypatch.setattr(subprocess, "Popen", lambda words, **_: asked.append(words) or ended)
     monkeypatch.setattr(os, "execv", lambda _, words: trained.append(words))
     monkeypatch.chdir(ROOT)
     (tmp_path / "evolution").mkdir()
@@ -288,7 +287,7 @@ def test_after_the_search_the_best_trial_is_trained_and_what_was_typed_wins(tmp_
 
 @pytest.mark.parametrize("flags", [["--root=r", "--trials=1"], ["--name=x", "--trials=1", "--root", "r"]])
 def test_a_flag_of_the_search_that_is_missing_is_said_before_the_search(monkeypatch, capfd, flags):
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("the search runs"))
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("the search runs"))
     assert search_then_train.main([*flags, "--"]) == 2
     flag = "--root" if "--root" in flags else "--name"
     said = "it says where the best trial is read, and is written with ="
@@ -312,8 +311,9 @@ def test_a_best_trial_that_cannot_be_read_is_one_line(tmp_path, content, says):
     assert done.stderr.startswith("error: the best trial of the search cannot be read: ")
 
 
+@pytest.mark.parametrize("send", [os.killpg, os.kill])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_search_saves_and_nothing_is_trained(tmp_path, number):
+def test_an_interrupted_search_saves_and_nothing_is_trained(tmp_path, number, send):
     """The search is a stand-in that takes a moment to save, and ends well then."""
     save = "(time.sleep(0.5), pathlib.Path('saved').touch(), sys.exit(0))"
     (tmp_path / "sweep.py").write_text(
@@ -329,7 +329,7 @@ def test_an_interrupted_search_saves_and_nothing_is_trained(tmp_path, number):
     words = [sys.executable, "-c", f"{program}sys.exit(s.main(sys.argv[2:]))", str(tmp_path), *flags]
     process = subprocess.Popen(words, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL)
     wait_until((tmp_path / "began").exists, "the search")
-    os.killpg(process.pid, number)
+    send(process.pid, number)
     assert process.wait(20) == 75 and (tmp_path / "saved").exists() and not (tmp_path / "trained").exists()
 
 
