@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write files atomically: each is complete or absent."""
+"""Write files atomically: each is complete or absent, and so is the last line of one that grows."""
 
 import contextlib
 import os
@@ -7,6 +7,8 @@ import pathlib
 import threading
 from collections.abc import Iterator
 from typing import BinaryIO
+
+BLOCK_BYTES = 1 << 16  # read at once to find the last line, where a run's rollouts may be hundreds of gigabytes
 
 
 def write_atomically(path: pathlib.Path, content: bytes) -> None:
@@ -40,3 +42,15 @@ def writing(path: pathlib.Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     finally:
         with contextlib.suppress(OSError):  # the first error is the cause
             partial.unlink(missing_ok=True)
+
+
+def keep_whole_lines(file: BinaryIO) -> None:
+    """Remove the last line of an open file, found from its end, if a killed process left it without an end."""
+    end = file.seek(0, os.SEEK_END)
+    place = -1
+    while end and place < 0:
+        begin = max(0, end - BLOCK_BYTES)
+        file.seek(begin)
+        place = file.read(end - begin).rfind(b"\n")
+        end = begin + place + 1
+    file.truncate(end)

@@ -15,6 +15,7 @@ from typing import Annotated, NamedTuple, NotRequired
 import numpy as np
 import pydantic
 
+from files.atomic import keep_whole_lines
 from files.json_reader import Count, JsonError, Object, parse_json
 from input_pipeline.corpus import Corpus
 from input_pipeline.errors import DataError
@@ -89,8 +90,7 @@ def append(folder: Path, section: Section) -> None:
     path = folder / NAME
     try:
         with path.open("a+b") as file:
-            file.seek(0)
-            file.truncate(_finished(file.read()))
+            keep_whole_lines(file)
             file.write(json.dumps(section).encode() + b"\n")
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}; it must be writable, on a disk with free space") from error
@@ -111,7 +111,7 @@ def sections(folder: Path) -> list[Section]:
         raise DataError(f"{path}: {error.strerror}") from error
     if len(content) > MOST_BYTES:
         raise DataError(f"{path} is larger than {MOST_BYTES:,} bytes, too large for the ledger of a run")
-    lines = content[: _finished(content)].splitlines()
+    lines = content[: content.rfind(b"\n") + 1].splitlines()  # a killed process may leave an incomplete one
     return [_parsed(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
 
 
@@ -191,11 +191,6 @@ def _excerpts(corpus: Corpus, part: int, window: int, sequence_length: int) -> I
     for document, *place in source.pieces(window, sequence_length):
         name = corpus.documents[part][document].name if corpus.documents else source.document_name(document)
         yield Excerpt(name, *place)
-
-
-def _finished(content: bytes) -> int:
-    """Return the end of the last complete line; a killed process may leave an incomplete one after it."""
-    return content.rfind(b"\n") + 1
 
 
 def _parsed(line: bytes, where: str) -> Section:

@@ -14,13 +14,13 @@ from typing import Annotated, Required
 
 import pydantic
 
+from files.atomic import keep_whole_lines
 from files.json_reader import JsonError, Object, parse_json
 from reporting.clock import steady_time
 from reporting.sink import Sink
 
 Figure = Annotated[float, pydantic.Field(allow_inf_nan=False)] | None
 LOG = logging.getLogger("torus")
-BLOCK_BYTES = 1 << 16  # read at once to find the last line, where a run's rollouts may be hundreds of gigabytes
 
 
 class Line(Object, total=False):
@@ -116,7 +116,8 @@ class MetricsWriter:
         """Open the file in `workdir` if this is the `first` process; the other processes write only to `sinks`."""
         self.path = workdir / name if first else pathlib.Path(os.devnull)
         if first and self.path.exists():
-            os.truncate(self.path, _size_of_whole_lines(self.path))
+            with self.path.open("r+b") as file:
+                keep_whole_lines(file)
         self.lock, self.pending, self.sinks = threading.Lock(), [], sinks
 
     def __enter__(self):
@@ -158,17 +159,3 @@ class MetricsWriter:
                 self.pending.clear()
             else:
                 file.truncate(size)
-
-
-def _size_of_whole_lines(path: pathlib.Path) -> int:
-    """Return the number of bytes up to the last end of a line, found from the end of the file; 0 if there is none."""
-    with path.open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            begin = max(0, end - BLOCK_BYTES)
-            file.seek(begin)
-            place = file.read(end - begin).rfind(b"\n")
-            if place >= 0:
-                return begin + place + 1
-            end = begin
-    return 0
