@@ -35,6 +35,8 @@ PRESETS = {  # --preset: the values of some fields, in place of their defaults
     "research": {"model_size": "medium", "enable_evolution": True},
 }
 CHOICES = {"transport": ("gcloud", "local"), "dtype": ("", "bf16", "f32"), "preset": ("", *PRESETS)}
+RUNTIMES = {"v6e": "v2-alpha-tpuv6e", "v5p": "v2-alpha-tpuv5"}  # software by chip, cloud.google.com/tpu/docs/runtimes
+RUNTIMES |= dict.fromkeys(("v5e", "v5litepod"), "v2-alpha-tpuv5-lite")  # of others the default of `version`
 SHAPE = re.compile(r"[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}")  # of --topology, in gcloud's syntax
 LARGEST = {  # the largest value of a field; for fields not named here it is LARGEST_NUMBER
     "workers": 1_000, "slices": 999, "port": 65_535, "coordinator_worker": 99_999, "retries": 20,
@@ -62,7 +64,7 @@ class Settings:
     zone: str = variable("", "zone of the pod, as us-central2-b; needed for every call of gcloud", "pod")
     name: str = variable("torus", "name of the pod", "pod")
     accel: str = variable("v4-32", "accelerator type", "pod")
-    version: str = variable("tpu-ubuntu2204-base", "software of the hosts; `versions` lists them", "pod")
+    version: str = variable("tpu-ubuntu2204-base", "software of the hosts; default: by the chip, see `versions`", "pod")
     transport: str = variable("gcloud", "gcloud, or local: processes of this machine in place of hosts", "pod")
     pod_root: str = variable("runs/pods", "folder here for local pods and the records of launches", "pod")
     workers: int = variable(0, "number of workers of a local pod; 0: as many as ACCEL has hosts", "pod")
@@ -251,6 +253,9 @@ def read(arguments: list[str], environment: Mapping[str, str] = os.environ) -> t
         elif variable_name == "VERSION" and variable_name in environment:
             given, origins[name] = "", "environment"  # empty: `create` lists the versions
         values[name] = field.default if given is None else _convert(name, given, field.default, origins[name])
+    if origins["version"] == "default":
+        chip = values["type"] or values["accel"].partition("-")[0]
+        values["version"] = RUNTIMES.get(chip, values["version"])
     values["zone"] = values["zone"] or values["zones"].partition(",")[0]
     home = os.path.expanduser("~/")
     if values["repo_dir"].startswith(home):  # the local shell expanded $HOME, but the host's is meant
@@ -354,10 +359,7 @@ def _check(settings: Settings) -> None:
             raise usage_error(f"{label}={shown(name)}: use lowercase letters, digits and hyphens; begin with a letter")
     if settings.worker:
         check_worker(settings.worker)
-    if bool(settings.type) != bool(settings.topology):
-        raise usage_error("--type and --topology must be given together: --type=v4 --topology=2x2x4")
-    if settings.topology and not SHAPE.fullmatch(settings.topology):
-        raise usage_error(f"--topology={shown(settings.topology)} is not the shape of a slice, such as 2x2x4")
+    _check_shape(settings)
     if settings.slices < 1 or (settings.slices > 1 and not settings.queued):
         raise usage_error(f"--slices={settings.slices} must be 1, or greater with --queued")
     if not (ROOT / settings.recipe).is_file():
@@ -368,6 +370,16 @@ def _check(settings: Settings) -> None:
         raise usage_error(f"REPO_DIR={settings.repo_dir}: write a path below the home folder as ~/FOLDER")
     if settings.transport == "local":
         topologies.get(settings.accel, "ACCEL")
+
+
+def _check_shape(settings: Settings) -> None:
+    """Raise PodError if --type and --topology are not a slice that gcloud can create."""
+    if bool(settings.type) != bool(settings.topology):
+        raise usage_error("--type and --topology must be given together: --type=v4 --topology=2x2x4")
+    if settings.type not in ("", "v2", "v3", "v4"):
+        raise usage_error(f"--type={shown(settings.type)}: gcloud takes v2, v3 or v4; use ACCEL=v6e-8 for other types")
+    if settings.topology and not SHAPE.fullmatch(settings.topology):
+        raise usage_error(f"--topology={shown(settings.topology)} is not the shape of a slice, such as 2x2x4")
 
 
 def check_worker(worker: str) -> None:

@@ -59,6 +59,7 @@ MISTAKES = [
     ("", {"NAME": "My Pod"}, "NAME=My Pod: use lowercase letters"),
     ("--tags=a,B", {}, "--tags=B: use lowercase letters"),
     ("--type=v4", {}, "--type and --topology must be given together"),
+    ("--type=v5p --topology=2x2x1", {}, "--type=v5p: gcloud takes v2, v3 or v4; use ACCEL=v6e-8 for other types"),
     ("--slices=2", {}, "--slices=2 must be 1, or greater with --queued"),
     ("", {"REPO_DIR": "~me/x"}, "as ~/FOLDER"),
     ("--config.train.steps", {}, "has no value"),
@@ -111,6 +112,17 @@ def test_the_run_has_one_folder_for_all_hosts_or_one_of_each():
     with pytest.raises(PodError, match="BUCKET=my-bucket") as error:
         read(CKPT_OUT="models").shared_folder(4)
     assert error.value.exit_status == 2
+
+
+def test_the_software_of_the_hosts_is_that_of_the_chip_unless_it_is_set():
+    """The table is in cloud.google.com/tpu/docs/runtimes."""
+    lite, older = "v2-alpha-tpuv5-lite", "tpu-ubuntu2204-base"
+    software = {"v6e-8": "v2-alpha-tpuv6e", "v5p-32": "v2-alpha-tpuv5", "v5e-16": lite, "v5litepod-16": lite}
+    for accel, version in (software | {"v4-32": older, "v3-8": older}).items():
+        assert read(ACCEL=accel).version == version
+    assert read("--type=v4 --topology=2x2x4", ACCEL="v6e-8").version == older
+    assert read("--version=mine", ACCEL="v6e-8").version == "mine"
+    assert read(ACCEL="v6e-8", VERSION="").version == ""
 
 
 def test_the_table_shows_each_value_and_where_it_is_from():
