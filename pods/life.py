@@ -111,8 +111,8 @@ def group_variables(settings: Settings, transport: Transport) -> dict[str, str]:
         raise usage_error(
             f"COORDINATOR_WORKER={settings.coordinator_worker}: the workers are 0 to {len(endpoints) - 1}"
         )
-    if not (address := endpoints[settings.coordinator_worker].get("ipAddress")):
-        raise PodError(f"worker {settings.coordinator_worker} of {settings.name} has no address yet; `wait` for it")
+    if not (address := endpoints[0].get("ipAddress")):  # of process 0, which opens the ports
+        raise PodError(f"worker 0 of {settings.name} has no address yet; `wait` for it")
     return {
         "JAX_COORDINATOR_ADDRESS": f"{address}:{settings.port}",
         "JAX_PROCESS_COUNT": str(len(endpoints)),
@@ -190,8 +190,7 @@ def _summary(settings: Settings, pod: dict) -> str:
     addresses = [endpoint.get("ipAddress", "?") for endpoint in pod.get("networkEndpoints", [])]
     count = pod.get("workers", len(addresses))
     lines = [f"{settings.name}: {', '.join(filter(None, facts))}, {count} worker{'s' * (count != 1)}"]
-    coordinator = {settings.coordinator_worker: " (coordinator)"}
-    lines += [f"  worker {i}: {address}{coordinator.get(i, '')}" for i, address in enumerate(addresses)]
+    lines += [f"  worker {i}: {address}{' (coordinator)' * (i == 0)}" for i, address in enumerate(addresses)]
     return "\n".join(lines)
 
 

@@ -96,7 +96,7 @@ class Settings:
     python_bin: str = variable("python3", "Python of a host for .venv, if its version is 3.11 to 3.13", "hosts")
     venv_activate: str = variable("", "activate script of a host, used in place of REPO_DIR/.venv", "hosts")
     port: int = variable(12355, "port of the coordinator; setting it names the process group by variables", "hosts")
-    coordinator_worker: int = variable(0, "worker that coordinates; logs and backups come from it", "hosts")
+    coordinator_worker: int = variable(0, "worker that logs and backups come from; worker 0 always coordinates", "hosts")
 
     model_size: str = variable("medium", "recipe: small, medium, large, or another of configs/", "training")
     num_experts: int = variable(0, "experts of a block; not 0: the recipe MODEL_SIZE_moe", "training")
@@ -254,8 +254,7 @@ def read(arguments: list[str], environment: Mapping[str, str] = os.environ) -> t
             given, origins[name] = "", "environment"  # empty: `create` lists the versions
         values[name] = field.default if given is None else _convert(name, given, field.default, origins[name])
     if origins["version"] == "default":
-        chip = values["type"] or values["accel"].partition("-")[0]
-        values["version"] = RUNTIMES.get(chip, values["version"])
+        values["version"] = RUNTIMES.get(values["type"] or values["accel"].partition("-")[0], values["version"])
     values["zone"] = values["zone"] or values["zones"].partition(",")[0]
     home = os.path.expanduser("~/")
     if values["repo_dir"].startswith(home):  # the local shell expanded $HOME, but the host's is meant

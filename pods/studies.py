@@ -71,8 +71,7 @@ def lines(record: dict) -> list[str]:
 
 
 def _read(settings: Settings, transport: Transport, root: str) -> Progress | None:
-    command = hosts.read_command(settings, root, FILE)
-    [result] = transport.run(command, worker=str(settings.coordinator_worker), show=False)
+    [result] = transport.run(hosts.read_command(settings, root, FILE), worker="0", show=False)
     if result.status or not result.output:
         return None
     try:

@@ -162,7 +162,7 @@ def metrics(settings: Settings, transport: Transport, rest: list[str]) -> int:
         workdir = records.read(settings)["workdir"] if records.launched(settings) else ""
         workdir = workdir or settings.run_folder()
         for name in ("metrics.jsonl", "config.json"):
-            transport.run(hosts.read_command(settings, workdir, name), worker=str(settings.coordinator_worker))
+            transport.run(hosts.read_command(settings, workdir, name), worker="0")
         return 0
     record = records.read(settings)
     if not (record["workdir"] or record.get("study")):
@@ -302,8 +302,8 @@ def _read_run(settings: Settings, transport: Transport, workdir: str) -> tuple[l
     """Return the lines of a run's metrics.jsonl, without a torn last one, and its flat configuration."""
 
     def read(name: str) -> str:
-        worker, command = str(settings.coordinator_worker), hosts.read_command(settings, workdir, name)
-        [result] = transport.run(command, worker=worker, show=False)
+        command = hosts.read_command(settings, workdir, name)
+        [result] = transport.run(command, worker="0", show=False)  # process 0 writes it
         if result.status and NOT_THERE.search(result.message):
             raise PodError(f"{workdir} has no {name} before the first logged step; `status` shows the current state")
         if result.status:

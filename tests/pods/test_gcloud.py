@@ -430,8 +430,10 @@ def test_workers_are_selected():
 def test_the_group_is_named_only_where_it_was_asked_for():
     pod = types.SimpleNamespace(found=lambda: {"networkEndpoints": [{"ipAddress": f"10.0.0.{i}"} for i in range(4)]})
     assert life.group_variables(shared(), pod) == {}
-    named = {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:8476", "JAX_PROCESS_COUNT": "4", "JAX_PROCESS_INDEX": "$W"}
+    named = {"JAX_COORDINATOR_ADDRESS": "10.0.0.0:8476", "JAX_PROCESS_COUNT": "4", "JAX_PROCESS_INDEX": "$W"}
     assert life.group_variables(shared("--port=8476", "--coordinator_worker=1"), pod) == named
+    marked = [" (coordinator)" in line for line in life._summary(shared("--coordinator_worker=1"), pod.found()).split("\n")]
+    assert marked == [False, True, False, False, False], "process 0 opens the ports, whichever worker is looked at"
     with pytest.raises(PodError, match="the workers are 0 to 3"):
         life.group_variables(shared("--coordinator_worker=4"), pod)
 
