@@ -27,21 +27,18 @@ TRANSIENT = re.compile(
     r"|name resolution|could not resolve|unable to find the server|kex_exchange",
     re.IGNORECASE,
 )
-SSH_FAILED = 255  # ssh's own status if no command ran
+SSH_FAILED = 255  # ssh's own status, for a host that it did not reach or has lost
 _running: set[subprocess.Popen] = set()
 _ending = threading.Event()
 
 
-def call(
-    settings: Settings, argv: list[str], *, show: bool = False, remote: bool = False, repeat: bool = True
-) -> Result:
+def call(settings: Settings, argv: list[str], *, show: bool = False, remote: bool = False) -> Result:
     """Run a program and return its result; with --dry_run only print the call. Only a failed result has stderr.
 
     Args:
       show: whether to display its output as it comes.
       remote: whether it runs a command on a host, whose status and output are not gcloud's. Then only failures of
-        gcloud or ssh themselves are retried.
-      repeat: whether it is safe to run the call twice, even if a part of it was done.
+        gcloud itself are retried: it tries ten times to reach a host, and a lost connection may have run the command.
 
     Raises:
       PodError: the program is not installed.
@@ -53,7 +50,7 @@ def call(
         raise PodError(f"{argv[0]} is not installed here; see https://cloud.google.com/sdk/docs/install")
     for attempt in range(settings.retries + 1):
         result = _run(argv, show)
-        if _ending.is_set() or attempt == settings.retries or not _may_be_transient(result, remote, repeat):
+        if _ending.is_set() or attempt == settings.retries or not _may_be_transient(result, remote):
             break
         pause = settings.retry_seconds * 2**attempt * random.uniform(0.75, 1.25)
         what = " ".join(word for word in argv[:5] if not word.startswith("-"))
@@ -81,13 +78,9 @@ def note(settings: Settings, line: str) -> None:
     print(f"# {line}" if settings.dry_run else line, flush=True)
 
 
-def _may_be_transient(result: Result, remote: bool, repeat: bool) -> bool:
+def _may_be_transient(result: Result, remote: bool) -> bool:
     """Return whether a call failed for a reason that may pass."""
-    if result.status == 0:
-        return False
-    if remote and result.status == SSH_FAILED:
-        return repeat and not re.search(r"permission denied", result.output, re.IGNORECASE)
-    if remote and "ERROR: (gcloud." not in result.output:
+    if result.status == 0 or (remote and (result.status == SSH_FAILED or "ERROR: (gcloud." not in result.output)):
         return False
     return not PERMANENT.search(result.message) and bool(TRANSIENT.search(result.message))
 

@@ -33,6 +33,8 @@ OPTIONS = (  # settings that become flags of gcloud's create
     "spot", "reserved", "network", "subnetwork", "internal_ips", "service_account", "scopes", "labels", "metadata",
     "tags", "data_disk",
 )  # fmt: skip
+SSH_FLAGS = ("-oConnectTimeout=10", "-oServerAliveInterval=15", "-oServerAliveCountMax=4")  # else silence lasts hours
+LOOKS_AT_ONCE = 32  # processes of gcloud
 Word = Annotated[str, pydantic.Field(pattern="^[A-Za-z0-9_ ./-]{0,200}$")]  # no control sequence of a terminal
 RUN_SECRET = "torus-run-secret"  # metadata of every host, with which the processes of a run authenticate
 
@@ -134,10 +136,11 @@ class Gcloud:
         nodes = [self._describe(node) for node in self.nodes]
         if self.settings.dry_run:
             return self._imagined()
+        sizes = [len(node.get("networkEndpoints", [])) for node in nodes]  # 0 while a slice is made
         slowest = next((node for node in nodes if node.get("state") != "READY"), nodes[0])
         endpoints = [endpoint for node in nodes for endpoint in node.get("networkEndpoints", [])]
         created = {"createTime": nodes[0]["createTime"]} if "createTime" in nodes[0] else {}
-        return slowest | created | {"networkEndpoints": endpoints, "workers": len(endpoints)}
+        return slowest | created | {"networkEndpoints": endpoints, "workers": max(sizes) * len(nodes)}
 
     def exists(self) -> bool:
         """Return whether there is a pod or a queued resource of this name, in any state."""
@@ -177,20 +180,27 @@ class Gcloud:
         expect_success(self.run(hosts.setup(settings, url, commit)), "set up the code")
 
     def run(self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "") -> list[Result]:
-        """Run a command with one ssh call for each node."""
-        extra = [f"--output-directory={output_directory}"] if output_directory else []
+        """Run a command with one ssh call for each node; for some workers, or for their files, one for each worker.
+
+        gcloud forgets the status of some of several workers, and its own --output-directory opens None/WORKER.log.
+        """
 
         def ssh(target: tuple[str, str, int]) -> Result:
             node, chosen, first = target
-            words = ["tpu-vm", "ssh", node, *self.scope, f"--worker={chosen}", f"--command={command}", *extra]
-            # gcloud retries ten times to reach each worker. Some of several workers may have run the command.
-            result = self._call(words, show=show, remote=True, repeat=chosen.isdigit())
-            return dataclasses.replace(result, worker=first + int(chosen)) if chosen.isdigit() else result
+            numbered = f"{hosts.FIRST_WORKER}={first}; {command}" if first else command
+            words = ["tpu-vm", "ssh", node, *self.scope, f"--worker={chosen}", f"--command={numbered}"]
+            result = self._call([*words, *(f"--ssh-flag={flag}" for flag in SSH_FLAGS)], show=show, remote=True)
+            if chosen.isdigit():
+                result = dataclasses.replace(result, worker=first + int(chosen))
+            if output_directory and not self.settings.dry_run:
+                pathlib.Path(output_directory, f"{result.worker}.log").write_text(result.output)
+            return result
 
-        return self._side_by_side(ssh, self._targets(worker))
+        return self._side_by_side(ssh, self._targets(worker, each=bool(output_directory)))
 
-    def run_each(self, command: str) -> list[Result]:
-        return self._side_by_side(lambda i: self.run(command, worker=str(i), show=False)[0], range(self.num_workers))
+    def run_each(self, command: str, *, together: bool = False) -> list[Result]:
+        each, most = range(self.num_workers), None if together else LOOKS_AT_ONCE
+        return self._side_by_side(lambda i: self.run(command, worker=str(i), show=False)[0], each, most)
 
     def copy(self, source: str, target: str, *, worker: str = "all", recurse: bool = True) -> None:
         """Copy with scp; for a copy from a worker, `worker` is one number.
@@ -204,7 +214,7 @@ class Gcloud:
         for node, chosen, _ in self._targets(worker):
             pair = [re.sub(f"^{self.settings.name}:", f"{node}:", text) for text in (source, target)]
             words = ["tpu-vm", "scp", *pair, *self.scope, f"--worker={chosen}", *(["--recurse"] if recurse else [])]
-            self._gcloud(words, remote=True)
+            self._gcloud([*words, *(f"--scp-flag={flag}" for flag in SSH_FLAGS)], remote=True)
 
     def _describe(self, node: str) -> dict:
         text = self._gcloud(["tpu-vm", "describe", node, *self.scope, "--format=json"]).output
@@ -251,21 +261,23 @@ class Gcloud:
             words += [flag] if value is True else [f"{flag}={value}"] if value else []
         return words
 
-    def _targets(self, worker: str) -> list[tuple[str, str, int]]:
-        """Return (node, its workers in gcloud's syntax, number of its first worker) for each node of --worker."""
+    def _targets(self, worker: str, *, each: bool = False) -> list[tuple[str, str, int]]:
+        """Return (node, its workers in gcloud's syntax, number of its first worker) of each call for --worker."""
         check_worker(worker)
-        if len(self.nodes) == 1 or worker == "all":
-            return [(node, worker, 0) for node in self.nodes]
+        if len(self.nodes) == 1 and (worker.isdigit() or (worker == "all" and not each)):
+            return [(self.nodes[0], worker, 0)]
         size = self.num_workers // len(self.nodes)
+        if worker == "all" and not each:
+            return [(node, worker, index * size) for index, node in enumerate(self.nodes)]
         chosen = [divmod(number, size) for number in worker_numbers(worker, self.num_workers)]
         return [(self.nodes[node], str(index), node * size) for node, index in chosen]
 
-    def _side_by_side(self, function, targets) -> list[Result]:
-        """Return the results of `function` for all targets, concurrently; in a dry run in order."""
+    def _side_by_side(self, function, targets, most: int | None = None) -> list[Result]:
+        """Return the results of `function` for all targets, concurrently, at `most` so many; in a dry run in order."""
         targets = list(targets)
         if len(targets) == 1:  # in this thread, because it receives Ctrl-C
             return [function(targets[0])]
-        with ThreadPoolExecutor(max_workers=1 if self.settings.dry_run else min(32, len(targets))) as pool:
+        with ThreadPoolExecutor(max_workers=1 if self.settings.dry_run else most or len(targets)) as pool:
             try:
                 return list(pool.map(function, targets))
             except KeyboardInterrupt:

@@ -29,11 +29,13 @@ OURS = (  # files that git ignores on a host
 )  # fmt: skip
 # For programs that run on a host during a training: they use no device, and have low priority.
 IN_BACKGROUND = ("env", "JAX_PLATFORMS=cpu", "nice", "-n", "19")
+FIRST_WORKER = "POD_FIRST_WORKER"  # variable with the number of a slice's first worker; the hosts count from 0 in each
 WORKER_NUMBER = "$W"  # a variable with this value gets the number of each worker
 # An ssh shell on a TPU VM has no TPU_WORKER_ID.
 WORKER = (
     f"W=${{POD_WORKER:-$(curl -sf --max-time 10 -H 'Metadata-Flavor: Google' {METADATA} | head -c 9)}}; "
-    'case "$W" in ""|*[!0-9]*) echo "the metadata server did not return the number of this worker" >&2; exit 1;; esac'
+    'case "$W" in ""|*[!0-9]*) echo "the metadata server did not return the number of this worker" >&2; exit 1;; esac; '
+    f"W=$((W + ${{{FIRST_WORKER}:-0}}))"
 )
 # kill -0 would count a zombie as alive.
 ALIVE = (

@@ -151,7 +151,7 @@ class Local:
             pathlib.Path(output_directory, f"{result.worker}.log").write_text(result.output)
         return results
 
-    def run_each(self, command: str) -> list[Result]:
+    def run_each(self, command: str, *, together: bool = False) -> list[Result]:
         return self.run(command, show=False)
 
     def copy(self, source: str, target: str, *, worker: str = "all", recurse: bool = True) -> None:

@@ -96,7 +96,7 @@ class Settings:
     python_bin: str = variable("python3", "Python of a host for .venv, if its version is 3.11 to 3.13", "hosts")
     venv_activate: str = variable("", "activate script of a host, used in place of REPO_DIR/.venv", "hosts")
     port: int = variable(12355, "port of the coordinator; setting it names the process group by variables", "hosts")
-    coordinator_worker: int = variable(0, "worker that logs and backups come from; worker 0 always coordinates", "hosts")
+    coordinator_worker: int = variable(0, "worker that logs and backups come from; worker 0 coordinates", "hosts")
 
     model_size: str = variable("medium", "recipe: small, medium, large, or another of configs/", "training")
     num_experts: int = variable(0, "experts of a block; not 0: the recipe MODEL_SIZE_moe", "training")
@@ -135,7 +135,7 @@ class Settings:
     worker: str = variable("", "all, 0, 0-3 or 0,2; default: all, for tail the coordinator", "call")
     dry_run: bool = variable(False, "print the commands and run none", "call")
     lines: int = variable(200, "tail: number of lines to begin with", "call")
-    output_directory: str = variable("", "tail --worker=all: folder here for a file of each worker", "call")
+    output_directory: str = variable("", "ssh, tail: folder here for a file of each worker", "call")
     json: bool = variable(False, "describe, status, metrics: print JSON", "call")
     watch: bool = variable(False, "status, metrics: repeat until interrupted", "call")
     poll_seconds: float = variable(15.0, "wait, create --zones, supervise, --watch: seconds between checks", "call")

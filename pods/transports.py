@@ -78,8 +78,11 @@ class Transport(Protocol):
         a file WORKER.log there.
         """
 
-    def run_each(self, command: str) -> list[Result]:
-        """Run a command with one silent call for each worker, so that an unreachable worker does not hide others."""
+    def run_each(self, command: str, *, together: bool = False) -> list[Result]:
+        """Run a command with one silent call for each worker, so that an unreachable worker does not hide others.
+
+        `together`: whether the commands wait for each other, so that all have to run at once.
+        """
 
     def copy(self, source: str, target: str, *, worker: str = "all", recurse: bool = True) -> None:
         """Copy between this machine and the workers, whose paths are NAME:PATH; PodError if it fails."""

@@ -294,7 +294,7 @@ def _three_steps(settings: Settings, transport: Transport, words: list[str], scr
     """Train on all hosts, then remove the scratch folder."""
     print(f"training three steps on {counted(transport.num_workers, 'host')}", flush=True)
     try:
-        return transport.run_each(_command(settings, words))
+        return transport.run_each(_command(settings, words), together=True)
     finally:
         transport.run(hosts.in_code(settings, f"rm -rf {hosts.here(scratch)}"), show=False)
         if "://" in scratch:

@@ -46,6 +46,8 @@ class Recorder:
         self.folder = folder
         (folder / "bin").mkdir()
         (folder / "bin" / "gcloud").symlink_to(HERE / "fake_gcloud")
+        (folder / "bin" / "curl").write_text('#!/bin/sh\nprintf %s "$FAKE_AGENT_WORKER_NUMBER"\n')  # of a host
+        (folder / "bin" / "curl").chmod(0o755)
         self.log = folder / "calls.jsonl"
         self.environment = {
             "PATH": os.pathsep.join(

@@ -9,14 +9,17 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import types
 
 import pytest
 
 from pods import deploy, hosts, launch, life, recipes, settings
 from pods.calls import PERMANENT, TRANSIENT
+from pods.connection import connect
 from pods.errors import PodError
 from pods.settings import check_worker, worker_numbers
+from pods.transports import Result
 from tests.pods.recording import BASE, OPTIMIZED, POD, Recorder, check_flags
 from tests.support import ROOT
 
@@ -39,8 +42,12 @@ def queued(verb: str, *words: str) -> list[str]:
     return ["compute", "tpus", "queued-resources", *verb.split(), *words]
 
 
-def ssh(worker: str, command: str, *words: str) -> list[str]:
-    return vm("ssh", NAME, *SCOPE, f"--worker={worker}", f"--command={command}", *words)
+PATIENCE = ("-oConnectTimeout=10", "-oServerAliveInterval=15", "-oServerAliveCountMax=4")
+SSH, SCP = ([f"--{name}-flag={option}" for option in PATIENCE] for name in ("ssh", "scp"))
+
+
+def ssh(worker: str, command: str) -> list[str]:
+    return vm("ssh", NAME, *SCOPE, f"--worker={worker}", f"--command={command}", *SSH)
 
 
 def shared(*words: str, **environment: str) -> settings.Settings:
@@ -52,9 +59,9 @@ def backup_of(num_hosts: int, target: str) -> list[list[str]]:
     """Return the calls that copy the models of a pod without a bucket; those of several hosts are joined here."""
     models, describe = f"{NAME}:{CODE}/models", vm("describe", NAME, *SCOPE, "--format=json")
     if num_hosts == 1:
-        return [describe, vm("scp", models, target, *SCOPE, "--worker=0", "--recurse")]
+        return [describe, vm("scp", models, target, *SCOPE, "--worker=0", "--recurse", *SCP)]
     return [describe] + [
-        vm("scp", models, f"{target}/PARTS/worker-{number}", *SCOPE, f"--worker={number}", "--recurse")
+        vm("scp", models, f"{target}/PARTS/worker-{number}", *SCOPE, f"--worker={number}", "--recurse", *SCP)
         for number in range(num_hosts)
     ]
 
@@ -87,19 +94,17 @@ def lifecycle(accel: str, num_hosts: int) -> dict[str, tuple[list[str], list[lis
         "describe": (["describe"], [describe]),
         "ssh": (["ssh", "--", "ls -la ~/aura_tpu"], [ssh("all", "ls -la ~/aura_tpu")]),
         "ssh words": (["ssh", "--worker=0", "--", "echo", "a b"], [ssh("0", "echo 'a b'")]),
-        "ssh some": (["ssh", "--worker=0-3,7", "--", "true"], [ssh("0-3,7", "true")]),
         "copy up": (["copy", "configs", f"{NAME}:~/app"], [
-            vm("scp", "configs", f"{NAME}:~/app", *SCOPE, "--worker=all", "--recurse")]),
+            vm("scp", "configs", f"{NAME}:~/app", *SCOPE, "--worker=all", "--recurse", *SCP)]),
         "copy file": (["copy", "pod.py", f"{NAME}://remote/path/", "--worker=0"], [
-            vm("scp", "pod.py", f"{NAME}:/remote/path/", *SCOPE, "--worker=0")]),
+            vm("scp", "pod.py", f"{NAME}:/remote/path/", *SCOPE, "--worker=0", *SCP)]),
         "copy down": (["copy", f"{NAME}:{CODE}/models", "OUT/models", "--worker=0"], [
-            vm("scp", models, "OUT/models", *SCOPE, "--worker=0", "--recurse")]),
+            vm("scp", models, "OUT/models", *SCOPE, "--worker=0", "--recurse", *SCP)]),
         "backup": (["backup", "OUT/backup"], backup_of(num_hosts, "OUT/backup")),
         "backup bucket": (["backup", "OUT/bucket", "--bucket=b"], [
             ["storage", "rsync", "-r", f"gs://b/runs/{NAME}/models", "OUT/bucket"]]),
         "tail": (["tail"], [ssh("0", hosts.tail(shared(), follow=True))]),
-        "tail all": (["tail", "--worker=all", "--output-directory=OUT/logs"], [
-            ssh("all", hosts.tail(shared(), follow=False), "--output-directory=OUT/logs")]),
+        "tail all": (["tail", "--worker=all"], [ssh("all", hosts.tail(shared(), follow=False))]),
         "delete": (["delete"], [describe, vm("delete", NAME, *SCOPE, "--quiet")]),
         "delete queued": (["delete", "--queued"], [queued("delete", NAME, *SCOPE, "--force", "--quiet")]),
     }  # fmt: skip
@@ -175,7 +180,7 @@ def test_what_is_copied_from_all_workers_lies_apart(gcloud):
     done = gcloud.run("copy", f"{NAME}:/tmp/training.log", f"{gcloud.folder}/logs", NAME=NAME, FAKE_HOSTS="4")
     assert done.status == 0
     folders = [f"{gcloud.folder}/logs/worker-{i}/" for i in range(4)]
-    scps = [vm("scp", f"{NAME}:/tmp/training.log", folder, *SCOPE, f"--worker={i}", "--recurse")
+    scps = [vm("scp", f"{NAME}:/tmp/training.log", folder, *SCOPE, f"--worker={i}", "--recurse", *SCP)
             for i, folder in enumerate(folders)]  # fmt: skip
     assert done.argvs == [vm("describe", NAME, *SCOPE, "--format=json"), *scps]
 
@@ -183,13 +188,50 @@ def test_what_is_copied_from_all_workers_lies_apart(gcloud):
 def test_the_pod_of_a_copy_is_the_one_in_the_path(gcloud):
     source = str(ROOT / "pod.py")
     done = gcloud.run("copy", source, "node-1://remote/path/", "--zone=us-central2-b", "--worker=all")
-    assert done.argvs == [vm("scp", source, "node-1:/remote/path/", *SCOPE, "--worker=all")]
+    assert done.argvs == [vm("scp", source, "node-1:/remote/path/", *SCOPE, "--worker=all", *SCP)]
 
 
 def test_workers_of_several_slices_are_counted_through(gcloud):
     done = gcloud.run("ssh", "--worker=1,5", "--queued", "--slices=2", "--", "true", FAKE_HOSTS="4")
     asked = [argv for argv in done.argvs if argv[3] == "ssh"]
     assert sorted(argv[4:5] + argv[7:8] for argv in asked) == [["torus-0", "--worker=1"], ["torus-1", "--worker=1"]]
+
+
+def test_a_worker_has_one_number_in_all_slices(gcloud):
+    """The hosts of each slice count from 0; jax counts its processes slice by slice."""
+    text = hosts.in_code(shared(REPO_DIR="~/."), f"echo number {hosts.WORKER_NUMBER} > number")
+    common = {"FAKE_RUN": "1", "FAKE_HOSTS": "2", "FAKE_SLICES": "3"}
+    for words in ([], ["--worker=3-4,1"]):
+        done = gcloud.run("ssh", "--queued", "--slices=3", *words, "--", text, **common)
+        assert done.status == 0, done.stderr
+        found = {file.parent.name: file.read_text() for file in gcloud.folder.glob("worker-*/number")}
+        assert found == {f"worker-{i}": f"number {i}\n" for i in range(6)}
+    missing = gcloud.run("ssh", "--queued", "--slices=3", "--worker=6", "--", text, **common)
+    assert missing.status == 2 and "the pod has workers 0 to 5" in missing.last_line
+
+
+@pytest.mark.parametrize("worker, calls", [("2-3", 2), ("all", 1), ("0", 1)])
+def test_the_failure_of_any_worker_is_known(gcloud, worker, calls):
+    done = gcloud.run("ssh", f"--worker={worker}", "--", "false", FAKE_SSH_STATUS="3")
+    assert (done.status, len([argv for argv in done.argvs if argv[3] == "ssh"])) == (3, calls)
+
+
+def test_the_output_of_each_worker_is_in_a_file(gcloud):
+    for words in (["tail", "--worker=all"], ["ssh", "--worker=1,2", "--", "true"]):
+        logs = gcloud.folder / words[0]
+        done = gcloud.run(*words[:2], f"--output-directory={logs}", *words[2:], FAKE_SSH_OUTPUT="its log")
+        assert done.status == 0, done.stderr
+        names = [f"{i}.log" for i in (range(4) if words[0] == "tail" else (1, 2))]
+        assert {file.name: file.read_text() for file in logs.iterdir()} == dict.fromkeys(names, "its log\n")
+
+
+def test_processes_that_wait_for_each_other_run_all_at_once(gcloud):
+    """As those of `validate` do; with a limit they would wait for ever."""
+    given = shared("--zone=us-central2-b", "--project=p", "--type=v4", "--topology=8x8x8", NAME=NAME)
+    pod = connect(given)
+    pod.num_workers, meeting = 40, threading.Barrier(40)
+    pod.run = lambda command, worker, show: [Result(int(worker), meeting.wait(timeout=20) and 0)]
+    assert [result.worker for result in pod.run_each("true", together=True)] == list(range(40))
 
 
 def test_a_run_on_several_slices_is_one_of_all_their_chips():
@@ -207,7 +249,7 @@ def test_setup_brings_the_commit_and_the_secrets_but_no_secret_on_a_command_line
     given = shared(*words[1:], REPO_DIR="~/torus")
     code, scp, protect, count = done.argvs
     assert code == ssh("all", hosts.setup(given, "https://example.com/torus.git", COMMIT))
-    assert scp[:4] == vm("scp") and scp[5:] == [f"{NAME}:~/torus/.env", *SCOPE, "--worker=all"]
+    assert scp[:4] == vm("scp") and scp[5:] == [f"{NAME}:~/torus/.env", *SCOPE, "--worker=all", *SCP]
     assert (done.calls[1]["mode"], done.calls[1]["text"]) == ("0o600", "HF_TOKEN=hf_secret\n")
     assert not pathlib.Path(scp[4]).exists() and not pathlib.Path(scp[4]).parent.exists()
     assert protect == ssh("all", hosts.protect_secrets(given))
@@ -231,7 +273,7 @@ def test_launch_runs_on_every_host_until_it_is_stopped(gcloud, num_hosts, monkey
         code.mkdir(parents=True)
     common = {"FAKE_RUN": "1", "FAKE_HOSTS": str(num_hosts), "NAME": NAME, "ACCEL": ACCEL[num_hosts]}
     given = shared(REPO_DIR="~/torus")
-    program = 'trap "exit 75" TERM; echo "token $HF_TOKEN of $POD_WORKER"; while true; do sleep 0.1; done'
+    program = 'trap "exit 75" TERM; echo "token $HF_TOKEN of $FAKE_AGENT_WORKER_NUMBER"; while true; do sleep 0.1; done'
     each = [ssh(str(i), hosts.status_line(given)) for i in range(num_hosts)]
     start, stop = ssh("all", hosts.launch(given, ["bash", "-c", program])), ssh("all", hosts.stop(given))
     protect = ssh("all", hosts.protect_secrets(given))
@@ -318,12 +360,21 @@ def test_words_of_a_command_are_no_reason_to_run_it_again(gcloud):
     assert "exit status 3" in done.last_line and "503 internal error" in done.stderr
 
 
-@pytest.mark.parametrize("worker, calls", [("2", 3), ("all", 1)])
-def test_a_connection_refused_is_tried_again_where_nothing_can_have_run(gcloud, worker, calls):
-    refused = "ssh: connect to host 10.0.0.4 port 22: Connection refused"
-    failure = {"verb": "tpu-vm ssh", "status": 255, "stderr": refused, "times": 2}
-    done = gcloud.run("ssh", f"--worker={worker}", "--", "true", FAKE_FAILURES=json.dumps([failure]))
-    assert (done.status, len(done.calls)) == (0 if calls == 3 else 255, calls)
+@pytest.mark.parametrize("words", ["ssh --worker=2 -- true", "ssh -- true", "copy pod.py torus:/x"])
+def test_a_host_that_gcloud_did_not_reach_is_not_asked_again(gcloud, words):
+    """It has tried ten times, and a connection that was lost may have run the command."""
+    refused = "ssh: connect to host 10.0.0.4 port 22: Connection timed out"
+    refused += "\nERROR: (gcloud.compute.tpus.tpu-vm.ssh) [/usr/bin/ssh] exited with return code [255]."
+    failure = {"verb": f"tpu-vm {'scp' if 'copy' in words else 'ssh'}", "status": 255, "stderr": refused, "times": 2}
+    done = gcloud.run(*words.split(), FAKE_FAILURES=json.dumps([failure]))
+    assert (done.status, len(done.calls)) == (255 if "ssh" in words else 1, 1)
+
+
+def test_an_unreachable_host_is_looked_at_once_by_status(gcloud):
+    unreachable = {"verb": "--worker=2", "status": 255, "stderr": "Connection timed out"}
+    done = gcloud.run("status", FAKE_FAILURES=json.dumps([unreachable]), FAKE_SSH_OUTPUT="{}")
+    assert len([argv for argv in done.argvs if argv[3] == "ssh"]) == 4
+    assert "worker 2 is unreachable: Connection timed out" in done.stdout
 
 
 def test_the_patterns_exclude_each_other_where_it_matters():
@@ -432,8 +483,8 @@ def test_the_group_is_named_only_where_it_was_asked_for():
     assert life.group_variables(shared(), pod) == {}
     named = {"JAX_COORDINATOR_ADDRESS": "10.0.0.0:8476", "JAX_PROCESS_COUNT": "4", "JAX_PROCESS_INDEX": "$W"}
     assert life.group_variables(shared("--port=8476", "--coordinator_worker=1"), pod) == named
-    marked = [" (coordinator)" in line for line in life._summary(shared("--coordinator_worker=1"), pod.found()).split("\n")]
-    assert marked == [False, True, False, False, False], "process 0 opens the ports, whichever worker is looked at"
+    summary = life._summary(shared("--coordinator_worker=1"), pod.found())
+    assert re.findall(r"worker (\d): \S+ .coordinator", summary) == ["0"], "process 0 opens the ports"
     with pytest.raises(PodError, match="the workers are 0 to 3"):
         life.group_variables(shared("--coordinator_worker=4"), pod)
 
