@@ -27,7 +27,8 @@ from pods.settings import Settings, check_worker, worker_numbers
 from pods.transports import Result, expect_success
 
 QUEUED_AND_LOST = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")  # such a request never becomes active
-NODE_AND_LOST = ("PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDDEN", "HIDING")
+NODE_AND_LOST = ("PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDDEN", "HIDING", "UNKNOWN")
+NODE_AND_REPAIRED = ("CREATING", "STARTING", "RESTARTING", "REIMAGING", "REPAIRING", "UNHIDING")  # READY afterwards
 SHELL_TEXT = re.compile(r"[$`;&|<>()\\\"'!\n\r]")
 OPTIONS = (  # settings that become flags of gcloud's create
     "spot", "reserved", "network", "subnetwork", "internal_ips", "service_account", "scopes", "labels", "metadata",
@@ -240,7 +241,7 @@ class Gcloud:
     def _state(self) -> tuple[str, tuple[str, ...]]:
         """Return the state of the request or the pod, and the states from which it never becomes usable."""
         if not self.settings.queued:
-            return self.found().get("state", "UNKNOWN"), NODE_AND_LOST
+            return self.found().get("state", "STATE_UNSPECIFIED"), NODE_AND_LOST
         state = self._request_state()
         return "ACTIVE" if self.settings.dry_run else state, QUEUED_AND_LOST
 

@@ -139,7 +139,7 @@ class Settings:
     json: bool = variable(False, "describe, status, metrics: print JSON", "call")
     watch: bool = variable(False, "status, metrics: repeat until interrupted", "call")
     poll_seconds: float = variable(15.0, "wait, create --zones, supervise, --watch: seconds between checks", "call")
-    wait_seconds: float = variable(21600.0, "wait, create --zones: seconds until it gives up", "call")
+    wait_seconds: float = variable(21600.0, "wait, create --zones, supervise: seconds to wait for a pod", "call")
     grace_seconds: int = variable(180, "stop: seconds to save before a kill", "call")
     join_seconds: int = variable(300, "seconds that hosts wait for each other at a start", "call")
     max_restarts: int = variable(10, "supervise: restarts without progress before it gives up", "call")

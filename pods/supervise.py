@@ -17,14 +17,15 @@ import time
 
 from pods import hosts, launch, records, studies, watch
 from pods.calls import note
+from pods.capacity import LASTING
 from pods.connection import connect
 from pods.errors import PodError
-from pods.gcloud import NODE_AND_LOST
+from pods.gcloud import NODE_AND_LOST, NODE_AND_REPAIRED
 from pods.settings import Settings
 from pods.transports import Transport
 from reporting.display import counted
 
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 600.0  # before a restart; doubled until there is progress
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 600.0  # before a restart or a creation; doubled until it helps
 PROGRESS_STEPS = 5  # steps beyond the furthest so far that count as progress
 LOCAL_POLL_SECONDS = 1.0
 UNREACHABLE_LOOKS = 3  # in a row; fewer may be a network failure
@@ -73,6 +74,7 @@ class Supervisor:
         self.trial = ""  # of a study: the last that began
         self.final = studies.FINAL if record.get("study") else hosts.FINAL
         self.mixed_since: float | None = None
+        self.repaired = ""  # state or health of a pod that Google repairs
         self.recovering = False
         self.needs_code = False  # whether a pod was created, and its code is not installed yet
         given = settings.given("poll_seconds") or settings.transport != "local"
@@ -104,6 +106,8 @@ class Supervisor:
             pod = self.transport.describe()
             if pod is None or pod.get("state") in NODE_AND_LOST:
                 return Verdict(trouble=f"the pod is {pod['state'] if pod else 'gone'}", lost=True)
+            if self._is_repaired(pod):
+                return Verdict()
             record = studies.with_progress(self.settings, self.transport, self.record)
             workers = watch.look(self.settings, self.transport, record)
         except PodError as error:  # a failure of gcloud says nothing about the run
@@ -147,7 +151,7 @@ class Supervisor:
         self.restarts += 1
         count = f"restart {self.restarts} of {self.settings.max_restarts}"
         self.alert(f"{self.settings.name}: {verdict.trouble}; {count} from the newest good checkpoint")
-        time.sleep(min(FIRST_PAUSE_SECONDS * 2 ** (self.restarts - 1), LONGEST_PAUSE_SECONDS))
+        time.sleep(_pause(self.restarts))
         if not records.launched(self.settings):  # deleted meanwhile; the next check ends the loop
             return True
         try:
@@ -166,10 +170,25 @@ class Supervisor:
         return True
 
     def create_again(self) -> None:
-        """Delete the rest of the pod, create it as before and wait for it."""
+        """Delete the rest of the pod, create it as before and wait for it; try again while there is no capacity.
+
+        PodError after wait_seconds, for a failure that another try does not change, and after `delete`.
+        """
         self.needs_code = True
-        for step in (self.transport.delete, self.transport.create, self.transport.wait):
-            print(step(), flush=True)
+        end, tries = time.monotonic() + self.settings.wait_seconds, 0
+        while True:
+            try:
+                for step in (self.transport.delete, self.transport.create, self.transport.wait):
+                    print(step(), flush=True)
+                return
+            except PodError as error:
+                tries += 1
+                if error.exit_status == 2 or LASTING.search(str(error)) or time.monotonic() + _pause(tries) > end:
+                    raise
+                print(f"no pod yet: {error}; next try in {_pause(tries):.0f} s", file=sys.stderr, flush=True)
+            time.sleep(_pause(tries))
+            if not records.launched(self.settings):
+                raise PodError("the pod was deleted by `delete`")
 
     def stop(self) -> None:
         """Stop all programs that still run."""
@@ -190,6 +209,15 @@ class Supervisor:
             status = str(error)
         if status:
             print(f"--alert={self.settings.alert} failed: {status}", file=sys.stderr, flush=True)
+
+    def _is_repaired(self, pod: dict) -> bool:
+        """Return whether Google repairs or maintains the pod, which passes; print each change."""
+        state, health = pod.get("state", ""), pod.get("health", "")
+        now = state if state in NODE_AND_REPAIRED else health if health == "UNHEALTHY_MAINTENANCE" else ""
+        if now and now != self.repaired:
+            print(f"the pod is {now}; waiting until it is READY", flush=True)
+        self.repaired = now
+        return bool(now)
 
     def _note_progress(self, workers: list[watch.Worker], trial: str) -> None:
         """Reset the count of restarts if the run has got further than before, or a study has come to another trial."""
@@ -215,6 +243,11 @@ class Supervisor:
         numbers = ", ".join(str(worker.number) for worker in ended)
         who = f"worker {numbers} has" if len(ended) == 1 else f"workers {numbers} have"
         return Verdict(trouble=f"{who} ended and the others have not")
+
+
+def _pause(tries: int) -> float:
+    """Return the seconds to wait after so many tries."""
+    return min(FIRST_PAUSE_SECONDS * 2 ** min(tries - 1, 30), LONGEST_PAUSE_SECONDS)
 
 
 def _as_created(settings: Settings, record: dict) -> Settings:

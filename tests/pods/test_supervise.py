@@ -157,7 +157,7 @@ def test_a_death_stops_the_rest_and_starts_all_again(looks, capfd):
     assert "ALERT: mine: worker 1 ended with status 137 (signal 9); restart 1 of 10" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("state", ["PREEMPTED", None])
+@pytest.mark.parametrize("state", ["PREEMPTED", "UNKNOWN", None])
 def test_a_pod_that_was_taken_away_is_made_again(looks, state):
     found, launched = looks
     found += [FINISHED]
@@ -172,6 +172,73 @@ def test_a_pod_that_was_taken_away_is_made_again(looks, state):
     one.create_again = come_back
     assert one.run() == 0 and len(launched) == 1
     assert one.transport.asked == ["delete", "create", "wait", "put_code"]
+
+
+STOCK_OUT = PodError("gcloud compute tpus tpu-vm create: There is no more capacity in the zone")
+
+
+def test_a_pod_that_no_zone_can_give_back_yet_is_waited_for_without_a_restart(looks, monkeypatch, capfd):
+    found, launched = looks
+    found += [FINISHED]
+    one, failures = supervisor("--max_restarts=1"), [STOCK_OUT] * 20
+    one.transport.described = None
+
+    def create():
+        if failures:
+            raise failures.pop()
+        one.transport.described = {"state": "READY"}
+        return "created"
+
+    monkeypatch.setattr(one.transport, "create", create, raising=False)
+    assert one.run() == 0 and len(launched) == 1 and one.restarts == 1
+    said = capfd.readouterr().err
+    assert said.count("no pod yet: gcloud compute tpus tpu-vm create: There is no more capacity") == 20
+    assert said.count("ALERT") == 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "wait"), [(STOCK_OUT, 0), (PodError("Quota limit exceeded"), 60), (PodError("no VERSION", 2), 60)]
+)
+def test_a_creation_that_fails_for_good_is_a_restart(looks, monkeypatch, capfd, failure, wait):
+    """After wait_seconds, or for a reason that time does not change."""
+    one, tries = supervisor("--max_restarts=3", f"--wait_seconds={wait}"), []
+    one.transport.described = None
+
+    def create():
+        tries.append(failure)
+        raise failure
+
+    monkeypatch.setattr(supervise, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(one.transport, "create", create, raising=False)
+    assert one.run() == 1 and len(tries) == 3
+    assert "supervise gives up after 3 restarts without progress" in capfd.readouterr().err
+
+
+def test_the_pauses_between_two_tries_grow_to_a_limit():
+    pauses = [supervise._pause(tries) for tries in (1, 2, 3, 9, 10, 2000)]
+    assert pauses == [2, 4, 8, 512, 600, 600]
+
+
+@pytest.mark.parametrize(
+    "described",
+    [{"state": "REPAIRING"}, {"state": "RESTARTING"}, {"state": "STARTING"},
+     {"state": "READY", "health": "UNHEALTHY_MAINTENANCE"}],
+)  # fmt: skip
+def test_what_google_repairs_is_waited_for_and_said_once(looks, monkeypatch, capfd, described):
+    found, launched = looks
+    found += [workers(reachable=False, error="timed out")]
+    one, polls = supervisor("--max_restarts=1"), []
+
+    def sleep(_):
+        polls.append(1)
+        if len(polls) == 9:
+            one.transport.described, found[:] = {"state": "READY", "health": "HEALTHY"}, [FINISHED]
+
+    one.transport.described = described
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert one.run() == 0 and (launched, one.restarts, len(polls)) == ([], 0, 9)
+    said = f"the pod is {list(described.values())[-1]}; waiting until it is READY"
+    assert capfd.readouterr().out.count(said) == 1
 
 
 def test_code_whose_installation_failed_is_installed_by_the_next_restart(looks, monkeypatch):
