@@ -129,6 +129,17 @@ def launch(
     return in_environment(settings, f"{ALIVE}; {one_at_a_time}")
 
 
+def attached(command: str) -> str:
+    """Return `command` for a call that waits for it, with a run.pid meanwhile, so that `stop` ends it as a launch.
+
+    The end of the call does not end it: without a terminal, a lost connection sends no SIGHUP.
+    """
+    busy = fail("another program runs; stop it first")
+    begin = f"{{ {LOCK}; if alive; then {busy}; fi; boot > run.boot; echo attached > run.command; echo $$ > run.pid; }}"
+    end = 's=$?; if [ "$(cat run.pid 2>/dev/null)" = $$ ]; then rm -f run.pid; fi; exit $s'
+    return f"{ALIVE}; {begin} 9> run.lock; trap : TERM; {command}; {end}"  # sshd gives each shell a process group
+
+
 def stop(settings: Settings, *, for_good: bool = True) -> str:
     """Stop the launched program: TERM, time to save, then KILL; if nothing runs, print so and succeed.
 

@@ -83,7 +83,7 @@ class Settings:
     topology: str = variable("", "shape of the slice, as 2x2x4; with --type, in place of ACCEL", "create")
     network: str = variable("", "network of the hosts", "create")
     subnetwork: str = variable("", "subnetwork of the hosts", "create")
-    internal_ips: bool = variable(False, "no external addresses", "create")
+    internal_ips: bool = variable(False, "no external addresses: call from their network; it needs Cloud NAT", "create")
     service_account: str = variable("", "service account of the hosts", "create")
     scopes: str = variable("", "its scopes, as https://www.googleapis.com/auth/cloud-platform", "create")
     labels: str = variable("", "KEY=VALUE,...", "create")

@@ -286,8 +286,8 @@ def markdown(settings: Settings, items: list[Item], points: list[dict]) -> str:
 
 def _command(settings: Settings, words: list[str], prefix: tuple[str, ...] = (), more: str = "") -> str:
     """Return the command of scripts/check_host.py with train.py's arguments, and `more` for the shell."""
-    program = shlex.join([*prefix, hosts.python(settings), "scripts/check_host.py", *words])
-    return hosts.in_environment(settings, f"{program}{more}")
+    program = shlex.join([*prefix, hosts.python(settings), "scripts/check_host.py", *words]) + more
+    return hosts.in_environment(settings, program if "--ahead" in words else hosts.attached(program))
 
 
 def _three_steps(settings: Settings, transport: Transport, words: list[str], scratch: str) -> list[Result]:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 import time
@@ -133,6 +134,30 @@ def test_launching_the_same_again_says_so_and_another_is_refused(host):
     other = host.launch("true")
     assert other.returncode == 1 and "another program runs" in other.stderr
     assert host.status()["pid"] == pid
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_a_program_that_a_call_waits_for_is_ended_by_stop(host, shell):
+    """As those of `validate`, whose devices it keeps after the end of the call."""
+
+    def begin(program: str) -> subprocess.Popen:  # as sshd does
+        command = hosts.in_environment(host.settings, hosts.attached(program))
+        environment = {"PATH": os.environ["PATH"], "HOME": str(host.home), "POD_WORKER": "3"}
+        return subprocess.Popen(
+            [shell, "-c", command], cwd=host.home, env=environment, start_new_session=True, text=True,
+            stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    first = begin("(echo answer; exit 4)")
+    assert (first.communicate()[0], first.returncode) == ("answer\n", 4) and host.status()["pid"] is None
+    waiting = begin(f"bash -c {shlex.quote(SAVES)}")
+    assert waiting.stdout.readline() == "started\n" and host.status()["alive"]
+    assert "another program runs" in host.launch("true").stderr
+    second = begin("echo begun")
+    assert (second.communicate()[0], second.returncode) == ("", 1)
+    assert host.run(hosts.stop(host.settings)).stdout.startswith("worker 3: stopped")
+    waiting.communicate(timeout=20)
+    assert waiting.returncode == 75 and host.status()["pid"] is None
 
 
 @pytest.mark.parametrize("shell", ["bash", "sh"])
