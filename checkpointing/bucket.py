@@ -53,10 +53,7 @@ class Bucket:
         self.folder.mkdir(parents=True, exist_ok=True)
         store = path_of(self.url)
         try:
-            if not path_of("/".join(self.url.split("/")[:3])).exists():
-                raise ConfigError(
-                    f"--workdir={self.url}: the bucket does not exist, or you have no permission to list it"
-                )
+            _list_one(self.url)
             by_step = [f"{name}/{path.name}" for name in BY_STEP for path in (store / name).glob(BY_STEP[name])]
             for name in (*GROWING, *WHOLE, *by_step):
                 there, here = store / name, self.folder / name
@@ -112,6 +109,23 @@ class Bucket:
                 if not there.exists() or there.stat().length != path.stat().st_size:
                     found.append(path)
         return found
+
+
+def _list_one(url: str) -> None:
+    """Ask the bucket for an object; ConfigError if there is no such bucket, and gcsfs's error if it refuses.
+
+    gcsfs itself asks for the bucket, which takes a permission that a run does not need, and finds no empty one without.
+    """
+    import fsspec
+
+    if "://" not in url:
+        return
+    try:
+        store, name = fsspec.core.url_to_fs(url)
+        store.call("GET", "b/{}/o", name.partition("/")[0], maxResults=1, json_out=True)
+    except FileNotFoundError:
+        what = "the bucket does not exist, or you have no permission to list it"
+        raise ConfigError(f"--workdir={url}: {what}") from None
 
 
 def _fetch_file(there, here: pathlib.Path) -> None:

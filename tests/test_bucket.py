@@ -7,10 +7,12 @@ import os
 import pathlib
 import threading
 import time
-import types
+from http import HTTPStatus
 
 import fsspec
 import pytest
+from gcp_storage_emulator import server
+from gcp_storage_emulator.handlers import buckets
 from gcsfs.retry import HttpError
 from google.auth.exceptions import DefaultCredentialsError, TransportError
 
@@ -237,9 +239,23 @@ def test_a_supervised_run_is_started_again_after_what_may_pass_and_not_after_mis
     def fail():
         raise error
 
-    monkeypatch.setattr("checkpointing.bucket.path_of", lambda name: types.SimpleNamespace(exists=fail))
+    monkeypatch.setattr("checkpointing.bucket._list_one", lambda url: fail())
     with pytest.raises(kind, match=r"--workdir=gs://b/run: .*why"):
         Bucket("gs://b/run", tmp_path).fetch()
+
+
+def test_an_empty_bucket_is_there_for_an_account_that_may_only_use_objects(bucket, tmp_path, monkeypatch):
+    """Such as one with the role storage.objectAdmin, which may not ask for the bucket itself."""
+
+    def forbidden(request, response, *unused):
+        response.status = HTTPStatus.FORBIDDEN
+
+    methods = next(methods for _, methods in server.HANDLERS if methods.get("GET") is buckets.get)
+    bucket.mkdir("new")
+    monkeypatch.setitem(methods, "GET", forbidden)
+    Bucket("gs://new/mine", tmp_path).fetch()
+    with pytest.raises(ConfigError, match="--workdir=gs://nothing/mine: the bucket does not exist"):
+        Bucket("gs://nothing/mine", tmp_path).fetch()
 
 
 @pytest.mark.slow
