@@ -9,17 +9,14 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import types
 
 import pytest
 
 from pods import deploy, hosts, launch, life, recipes, settings
 from pods.calls import PERMANENT, TRANSIENT
-from pods.connection import connect
 from pods.errors import PodError
 from pods.settings import check_worker, worker_numbers
-from pods.transports import Result
 from tests.pods.recording import BASE, OPTIMIZED, POD, Recorder, check_flags
 from tests.support import ROOT
 
@@ -197,43 +194,6 @@ def test_workers_of_several_slices_are_counted_through(gcloud):
     assert sorted(argv[4:5] + argv[7:8] for argv in asked) == [["torus-0", "--worker=1"], ["torus-1", "--worker=1"]]
 
 
-def test_a_worker_has_one_number_in_all_slices(gcloud):
-    """The hosts of each slice count from 0; jax counts its processes slice by slice."""
-    text = hosts.in_code(shared(REPO_DIR="~/."), f"echo number {hosts.WORKER_NUMBER} > number")
-    common = {"FAKE_RUN": "1", "FAKE_HOSTS": "2", "FAKE_SLICES": "3"}
-    for words in ([], ["--worker=3-4,1"]):
-        done = gcloud.run("ssh", "--queued", "--slices=3", *words, "--", text, **common)
-        assert done.status == 0, done.stderr
-        found = {file.parent.name: file.read_text() for file in gcloud.folder.glob("worker-*/number")}
-        assert found == {f"worker-{i}": f"number {i}\n" for i in range(6)}
-    missing = gcloud.run("ssh", "--queued", "--slices=3", "--worker=6", "--", text, **common)
-    assert missing.status == 2 and "the pod has workers 0 to 5" in missing.last_line
-
-
-@pytest.mark.parametrize("worker, calls", [("2-3", 2), ("all", 1), ("0", 1)])
-def test_the_failure_of_any_worker_is_known(gcloud, worker, calls):
-    done = gcloud.run("ssh", f"--worker={worker}", "--", "false", FAKE_SSH_STATUS="3")
-    assert (done.status, len([argv for argv in done.argvs if argv[3] == "ssh"])) == (3, calls)
-
-
-def test_the_output_of_each_worker_is_in_a_file(gcloud):
-    for words in (["tail", "--worker=all"], ["ssh", "--worker=1,2", "--", "true"]):
-        logs = gcloud.folder / words[0]
-        done = gcloud.run(*words[:2], f"--output-directory={logs}", *words[2:], FAKE_SSH_OUTPUT="its log")
-        assert done.status == 0, done.stderr
-        names = [f"{i}.log" for i in (range(4) if words[0] == "tail" else (1, 2))]
-        assert {file.name: file.read_text() for file in logs.iterdir()} == dict.fromkeys(names, "its log\n")
-
-
-def test_processes_that_wait_for_each_other_run_all_at_once(gcloud):
-    """As those of `validate` do; with a limit they would wait for ever."""
-    given = shared("--zone=us-central2-b", "--project=p", "--type=v4", "--topology=8x8x8", NAME=NAME)
-    pod = connect(given)
-    pod.num_workers, meeting = 40, threading.Barrier(40)
-    pod.run = lambda command, worker, show: [Result(int(worker), meeting.wait(timeout=20) and 0)]
-    assert [result.worker for result in pod.run_each("true", together=True)] == list(range(40))
-
-
 def test_a_run_on_several_slices_is_one_of_all_their_chips():
     given = shared("--queued", "--slices=2", ACCEL="v4-32")
     assert recipes.preset(given).chips == 32 and "--topology=2xv4-32" in recipes.arguments(given, {})
@@ -358,23 +318,6 @@ def test_words_of_a_command_are_no_reason_to_run_it_again(gcloud):
     done = gcloud.run("ssh", "--worker=0", "--", "train", FAKE_FAILURES=json.dumps([failure]))
     assert (done.status, len(done.calls)) == (3, 1)
     assert "exit status 3" in done.last_line and "503 internal error" in done.stderr
-
-
-@pytest.mark.parametrize("words", ["ssh --worker=2 -- true", "ssh -- true", "copy pod.py torus:/x"])
-def test_a_host_that_gcloud_did_not_reach_is_not_asked_again(gcloud, words):
-    """It has tried ten times, and a connection that was lost may have run the command."""
-    refused = "ssh: connect to host 10.0.0.4 port 22: Connection timed out"
-    refused += "\nERROR: (gcloud.compute.tpus.tpu-vm.ssh) [/usr/bin/ssh] exited with return code [255]."
-    failure = {"verb": f"tpu-vm {'scp' if 'copy' in words else 'ssh'}", "status": 255, "stderr": refused, "times": 2}
-    done = gcloud.run(*words.split(), FAKE_FAILURES=json.dumps([failure]))
-    assert (done.status, len(done.calls)) == (255 if "ssh" in words else 1, 1)
-
-
-def test_an_unreachable_host_is_looked_at_once_by_status(gcloud):
-    unreachable = {"verb": "--worker=2", "status": 255, "stderr": "Connection timed out"}
-    done = gcloud.run("status", FAKE_FAILURES=json.dumps([unreachable]), FAKE_SSH_OUTPUT="{}")
-    assert len([argv for argv in done.argvs if argv[3] == "ssh"]) == 4
-    assert "worker 2 is unreachable: Connection timed out" in done.stdout
 
 
 def test_the_patterns_exclude_each_other_where_it_matters():
