@@ -203,7 +203,7 @@ MISTAKES = [
     (f"{TRAIN} --config.data.path=HERE/one.txt", ONE, "train.sequence_length=32 is longer than the 11 tokens to train"),
     (f"{TRAIN} --config.data.path=HERE/texts --config.train.global_batch=4096", FEW, "use --config.train.global_b"),
     (f"{TRAIN} '--config.data.mixture=1 HERE/texts, 1 HERE/one.txt'", FEW, "is not a weight and a path; write, for e"),
-    (f"{TRAIN} --config.data.source=json --config.data.path=HERE/texts", FEW, "data.source=json is unknown; did you mean j"),
+    (f"{TRAIN} --config.data.source=json --config.data.path=HERE/texts", FEW, "data.source=json is unknown; did you"),
     (f"{TRAIN} --config.data.path=s3://bucket/x", {}, "s3://bucket/x: Install s3fs to access S3, or use gs:// or a lo"),
     (f"train.py {SUDOKUS} --config.data.path=HERE/none", {}, "is not a folder; name a folder with train.csv and t"),
     (f"train.py {SUDOKUS} --config.data.path=HERE/texts", FEW, "train.csv: No such file or directory; data.path"),
