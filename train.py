@@ -173,7 +173,7 @@ def train(
     ):
         checkpoints.on_save = send = syncing(bucket, processes.log_file(workdir), first=processes.index() == 0)
         record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir, may_change(run))
-        if not record:
+        if not record and not is_new:
             check_new(config, corpus)
         corpus = corpus.resume(record) if corpus and record else corpus
         start, last_step = set_steps(config, corpus, record)

@@ -41,7 +41,7 @@ ADDRESS = re.compile(  # a bare IPv6 address has no port
 )
 OF_OTHERS = ("TPU_WORKER_ID",)  # also set on every GKE worker, where jax finds the rest
 ONE_HOST = {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_HOST_BOUNDS": "1,1,1"}  # libtpu uses the chips of one host only
-HOSTS = "TPU_WORKER_HOSTNAMES"  # of a slice; jax asks the metadata server for them even where there is none
+HOSTS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")  # of a slice; jax asks the metadata server even with them
 LISTENING = "JAX_COORDINATOR_BIND_ADDRESS"  # jax's variable, for a coordinator address that is not local to process 0
 
 
@@ -94,10 +94,11 @@ def find(environment: Mapping[str, str], accelerator: str, join_seconds: float) 
         if accelerator == "tpu" and not one_host:
             _check_hosts(groups[0], environment)
         return groups[0]
-    hosts = environment.get(HOSTS)
-    only_worker = hosts and "," not in hosts and not environment.get("MEGASCALE_NUM_SLICES")
-    of_slice = accelerator == "tpu" and not (one_host or only_worker)
-    managed = of_slice or any(name in environment for name in MANAGED)
+    hosts = next((environment[name] for name in HOSTS if environment.get(name)), ",")
+    only_worker = "," not in hosts and not environment.get("MEGASCALE_NUM_SLICES")
+    if accelerator == "tpu" and (one_host or only_worker):
+        return None
+    managed = accelerator == "tpu" or any(name in environment for name in MANAGED)
     group = _found_by_jax(join_seconds) if managed else None
     for name, (alone, remedy) in ANNOUNCED.items():
         if group is None and accelerator != "tpu" and _number(name, environment.get(name) or alone) > int(alone):

@@ -55,8 +55,8 @@ def attached_accelerator() -> str:
         return asked
     if found == "cpu" and (kind := metadata.accelerator_type()):
         raise ConfigError(
-            f"this machine is a TPU VM ({kind}), but shows no chips: its software version is that of another TPU, or "
-            "its driver failed; create it with the version of its chips, or set JAX_PLATFORMS=cpu to use its CPU"
+            f"this machine is a TPU VM ({kind}), but shows no chips: its software version is that of another TPU, its "
+            "driver failed, or this container was given no devices; mend that, or set JAX_PLATFORMS=cpu to use its CPU"
         )
     if not asked:
         return found

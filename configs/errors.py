@@ -65,6 +65,14 @@ def check_returned(name: str, found: object, is_right: bool, wanted: str) -> Non
         raise TypeError(f"{name} returned {found!r:.60}; it must return {wanted}")
 
 
+def made_by(modules, kind: type, *arguments) -> list:
+    """Return what `make(*arguments)` of each module makes, if anything; TypeError if it is not of a kind."""
+    found = [(module.__name__, module.make(*arguments)) for module in modules]
+    for name, made in found:
+        check_returned(f"make of {name}", made, not made or isinstance(made, kind), f"None or a {kind.__name__}")
+    return [made for _, made in found if made]
+
+
 def one_of(key: str, value: str, choices) -> None:
     """Raise ConfigError if the value of a key is not one of the choices."""
     if value not in choices:

@@ -18,7 +18,7 @@ from checkpointing.checkpoints import Checkpoints
 from checkpointing.source_run import newest_checkpoint, restore_eval_params
 from checkpointing.store import Store
 from cluster import processes
-from configs.errors import ConfigError, check_returned
+from configs.errors import ConfigError, made_by
 from core.assembly import Run, assemble
 from core.evaluation import Progress, evaluate_heldout, heldout_lines, vote_and_keep, vote_lines
 from core.scored_model import check_same_on_hosts, scored_model
@@ -284,14 +284,11 @@ def of_corpus(config, corpus: Corpus, items: list[questions.Item]) -> list[Evalu
     if items:
         tasks.check_lengths(items, corpus.tokenizer, config.model.max_length, "evaluation.tasks")
     of_tasks = [Tasks(config.evaluation.tasks_every, items)] if items else []
-    made = {module.__name__: module.make(config, corpus) for module in _modules()}
-    for name, found in made.items():
-        check_returned(f"make of {name}", found, isinstance(found, Evaluator | None), "an Evaluator, or None")
     return [
         HeldOut(config.train.eval_every, config.evaluation.batches),
         Votes(config.evaluation.votes_every),
         *of_tasks,
-        *filter(None, made.values()),
+        *made_by(_modules(), Evaluator, config, corpus),
     ]
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import importlib
 import math
+import numbers
 from collections.abc import Callable
 
 import jax
@@ -88,15 +89,15 @@ def model_module(config):
 def hidden_units(config) -> tuple[Units, ...]:
     """Return the hidden units of the model; TypeError if its module returns something else."""
     found = model_module(config).hidden_units(config.model)
-    is_right = isinstance(found, tuple) and all(isinstance(one, Units) for one in found)
+    is_right = isinstance(found, tuple | list) and all(isinstance(one, Units) for one in found)
     check_returned(f"hidden_units of models/{config.model.name}.py", found, is_right, "a tuple of layers.units.Units")
-    return found
+    return tuple(found)
 
 
 def flops_per_token(config, length: int, **how) -> float:
     """Return the floating-point operations of a token; TypeError if the model's module returns no number."""
     found = model_module(config).flops_per_token(config.model, length, **how)
-    is_right = isinstance(found, int | float)
+    is_right = isinstance(found, numbers.Real)
     check_returned(f"flops_per_token of models/{config.model.name}.py", found, is_right, "a number")
     return found
 

@@ -9,7 +9,7 @@ import importlib
 import pathlib
 from collections.abc import Callable, Mapping
 
-from configs.errors import check_returned
+from configs.errors import made_by
 
 INTERRUPTED = 75  # exit status
 # Called with the last line and the exit status of a process that ends while its `with` blocks are still open, as at a
@@ -53,10 +53,7 @@ def check(config) -> None:
 
 def sinks_of(config, workdir: pathlib.Path, process: int) -> list[Sink]:
     """Return the sinks of a process that the configuration asks for."""
-    made = {module.__name__: module.make(config, workdir, process) for module in _modules()}
-    for name, found in made.items():
-        check_returned(f"make of {name}", found, isinstance(found, Sink | None), "a reporting.sink.Sink, or None")
-    return list(filter(None, made.values()))
+    return made_by(_modules(), Sink, config, workdir, process)
 
 
 def _modules() -> list:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration keys by dotted names: read and set values, parse typed text, and suggest keys for unknown names."""
 
+import re
 from collections.abc import Mapping
 
 from ml_collections import ConfigDict
@@ -11,6 +12,7 @@ from configs.key import SECRET
 
 DASHES = ("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2212")  # editors replace hyphens by these
 DATA_READ = ("data.path", "data.mixture", "data.stream", "data.validation_path")  # keys that name data
+WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s]*@")  # the user of a URL
 NAMES_ELSEWHERE = {  # names in other programs, and the keys here
     "batch_size": "train.global_batch", "num_epochs": "train.epochs", "max_steps": "train.steps",
     "num_steps": "train.steps", "seq_len": "train.sequence_length", "block_size": "train.sequence_length",
@@ -55,12 +57,23 @@ def from_flat(values: dict[str, object]) -> ConfigDict:
 def parse_typed(overrides: dict[str, str], current: dict[str, object]) -> dict[str, object]:
     """Return {key: value} of typed text, and of the alternatives that a typed key clears.
 
-    `current` has the values of all keys before. Raises ConfigError if a key is unknown, a value is empty or of the
-    wrong type, or two alternatives are typed.
+    `current` has the values of all keys before. Raises ConfigError if a key is unknown, a value is empty, of the wrong
+    type or a URL with a password, or two alternatives are typed.
     """
     typed = {key: parse_value(key, text, current) for key, text in overrides.items()}
     _refuse_empty(typed, current)
+    refuse_passwords(typed)
     return typed | _put_out_of_force(typed, current)
+
+
+def refuse_passwords(values: dict[str, object]) -> None:
+    """Raise ConfigError if a key names data by a URL with a password."""
+    for name in DATA_READ:
+        if WITH_PASSWORD.search(values.get(name, "")):
+            raise ConfigError(
+                f"{name} has a URL with a password, which would be printed and stored; leave out USER:PASSWORD@, put "
+                'them in ~/.netrc, and set FSSPEC_HTTPS=\'{"client_kwargs": {"trust_env": true}}\' in the environment'
+            )
 
 
 def parse_value(key: str, text: str, current: dict[str, object]):

@@ -16,7 +16,7 @@ from configs import base
 from configs.errors import ConfigError, did_you_mean, similar
 from files.paths import expanded
 from settings import stored_config
-from settings.keys import flat
+from settings.keys import flat, refuse_passwords
 from settings.resolving import Loaded, resolve
 
 WRONG_TYPE = re.compile(  # as ml_collections says it
@@ -40,11 +40,12 @@ def load(
         training length.
       topology_name, overrides, environment: those of `resolve`.
 
-    Raises ConfigError if the recipe is missing or broken, and where `resolve` does.
+    Raises ConfigError if the recipe is missing, broken, or has a URL with a password, and where `resolve` does.
     """
     recipe_path = os.fspath(recipe_path)
     config, origins = run_recipe(recipe_path)
     name, values = pathlib.Path(recipe_path).stem, flat(config)
+    refuse_passwords(values)
     loaded = resolve(config, origins, name, recipe_path, topology_name, overrides, environment)
     loaded.origin = {"recipe": recipe_path, "recipe_config": values}
     return loaded

@@ -7,7 +7,6 @@ import re
 
 from configs.base import KEYS
 from configs.errors import ConfigError, check_text, one_of, shown
-from settings.keys import DATA_READ
 from settings.loading import ROOT
 from settings.stored_config import check_types
 
@@ -17,7 +16,6 @@ FLOAT16 = (
     "model.dtype=float16 is refused: gradients below 6e-8 are 0 in it without loss scaling, and TPUs do not multiply "
     "it; use bfloat16 or float32"
 )
-WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s]*@")  # the user of a URL
 MAKE = re.compile(r"^(def )?make\b", re.MULTILINE)  # in a module that a configuration may name
 
 
@@ -37,11 +35,6 @@ def check(values: dict[str, object]) -> None:
             one_of(name, value, key.choices or _names(key.defined_in))
         if name in TEXTS:
             check_text(name, value)
-        if name in DATA_READ and WITH_PASSWORD.search(value):
-            raise ConfigError(
-                f"{name} has a URL with a password, which would be printed and stored; leave out USER:PASSWORD@, put "
-                'them in ~/.netrc, and set FSSPEC_HTTPS=\'{"client_kwargs": {"trust_env": true}}\' in the environment'
-            )
         if isinstance(value, int | float) and not isinstance(value, bool):
             check_number(name, value)
     check_steps(values["train.steps"], values["train.global_batch"])

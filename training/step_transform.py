@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from configs.errors import check_returned
+from configs.errors import made_by
 from layers.taps import Measure
 from training.optimizers import Weights
 from training.state import TrainState
@@ -199,10 +199,7 @@ def check_storable(part: str, state: object) -> None:
 
 def of_config(config, weights: Weights, schedule: optax.Schedule) -> tuple[StepTransform, ...]:
     modules = (importlib.import_module(f"training.transforms.{path.stem}") for path in sorted(FOLDER.glob("*.py")))
-    made = {module.__name__: module.make(config, weights, schedule) for module in modules}
-    for name, found in made.items():
-        check_returned(f"make of {name}", found, isinstance(found, StepTransform | None), "a StepTransform, or None")
-    return tuple(filter(None, made.values()))
+    return tuple(made_by(modules, StepTransform, config, weights, schedule))
 
 
 def ordered(transforms: Iterable[StepTransform]) -> tuple[StepTransform, ...]:

@@ -8,10 +8,9 @@ from typing import Literal, NotRequired
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
-from typing_extensions import TypedDict
 
 from configs.errors import ConfigError
-from files.json_reader import check_parsed
+from files.json_reader import Object, check_parsed
 from reporting.display import aligned, counted
 from studies import trials
 from studies.cost.budget import cost_of, taken_by
@@ -24,7 +23,7 @@ MOST = 10  # best trials that are shown
 ONCE = "Each configuration was trained once: a difference within the spread over seeds means nothing"
 
 
-class Definition(TypedDict):
+class Definition(Object):
     """What is searched and how, as it is stored; see searching.Search, which names it."""
 
     recipe: str
@@ -36,8 +35,8 @@ class Definition(TypedDict):
     root: str
     topology: str
     overrides: dict[str, str]
-    population: int
-    also: NotRequired[Literal["", "parameters", "step_seconds"]]  # of ALSO; earlier versions had one objective
+    population: NotRequired[int]  # earlier versions had neither of these two
+    also: NotRequired[Literal["", "parameters", "step_seconds"]]  # of ALSO
 
 
 @dataclasses.dataclass(frozen=True)

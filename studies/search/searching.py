@@ -217,8 +217,8 @@ def begin(search: Search) -> trials.Queue:
     study = optuna.create_study(storage=storage, study_name=search.study, directions=directions, load_if_exists=True)
     queue = trials.Queue(storage, search.study, create=False)
     with understood(f"the search {search.study}"):
-        kept = searches.checked(study.user_attrs.get("search", search.definition()), search.study)
-    kept.setdefault("also", "")  # searches of earlier versions have one objective
+        stored = searches.checked(study.user_attrs.get("search", search.definition()), search.study)
+    kept = {"also": "", "population": 0} | stored  # earlier versions had neither
     differs = [name for name, value in search.definition().items() if kept[name] != value]
     if differs:
         name, now = differs[0], search.definition()[differs[0]]

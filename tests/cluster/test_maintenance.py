@@ -78,7 +78,7 @@ def test_the_firmware_says_where_there_is_a_metadata_server(monkeypatch, tmp_pat
     monkeypatch.setattr(compute_engine, "PRODUCT", tmp_path / "product_name")
     before = threading.active_count()
     with maintenance_notices(print):
-        assert threading.active_count() == before
+        assert threading.active_count() <= before  # a thread of an earlier test may end meanwhile
     (tmp_path / "product_name").write_text("Google Compute Engine\n")
     assert compute_engine.find_host() == "metadata.google.internal"
     (tmp_path / "product_name").write_text("Standard PC\n")

@@ -93,18 +93,23 @@ def test_a_process_that_has_one_host_may_be_alone(endpoints):
     assert find(LONE | {"RANK": "3", "WORLD_SIZE": "8"}, "tpu").count == 8
 
 
-@pytest.mark.parametrize("variables", [{"TPU_WORKER_HOSTNAMES": "localhost"}, {"TPU_PROCESS_BOUNDS": "1,1,1"}])
+@pytest.mark.parametrize("variables", [
+        {"TPU_WORKER_HOSTNAMES": "localhost"}, {"TPU_PROCESS_BOUNDS": "1,1,1"},
+        {"TPU_PROCESS_BOUNDS": "1,1,1", "KUBERNETES_SERVICE_HOST": "10.0.0.1"},
+    ])  # fmt: skip
 def test_jax_is_not_asked_for_the_others_of_a_host_that_uses_its_own_chips(monkeypatch, variables):
     """It would ask a metadata server, which a container may not reach, or find all hosts of the slice."""
     monkeypatch.setattr(processes, "_found_by_jax", lambda join_seconds: pytest.fail("jax was asked"))
     assert find(variables, "tpu") is None
 
 
-@pytest.mark.parametrize("more", [{"TPU_WORKER_HOSTNAMES": "a,b"}, {"MEGASCALE_NUM_SLICES": "2"}, {}])
+@pytest.mark.parametrize("more", [
+        {"TPU_WORKER_HOSTNAMES": "a,b"}, {"TPU_WORKER_HOSTNAMES": "a", "MEGASCALE_NUM_SLICES": "2"},
+        {"TPU_WORKER_HOSTNAMES": "a", "TPU_PROCESS_ADDRESSES": "a:8471,b:8471"}, {},
+    ])  # fmt: skip
 def test_jax_is_asked_for_the_others_of_a_slice(monkeypatch, more):
     monkeypatch.setattr(processes, "_found_by_jax", lambda join_seconds: "group")
-    hosts = {"TPU_WORKER_HOSTNAMES": "a"} if "MEGASCALE_NUM_SLICES" in more else {}
-    assert find(hosts | more, "tpu") == "group"
+    assert find(more, "tpu") == "group"
 
 
 EIGHT_PROCESSES = """

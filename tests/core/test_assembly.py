@@ -209,7 +209,7 @@ def test_a_model_without_a_cache_is_not_evaluated_in_parts(monkeypatch):
         (decoder_lm, "hidden_units", "hidden_units of models/decoder_lm.py returned 'wrong'; it must return a tuple"),
         (decoder_lm, "make", "make of models/decoder_lm.py returned 'wrong'; it must return an nnx.Module"),
         (decoder_lm, "flops_per_token", "flops_per_token of models/decoder_lm.py returned 'wrong'; it must return a n"),
-        (guard, "make", "make of training.transforms.guard returned 'wrong'; it must return a StepTransform, or None"),
+        (guard, "make", "make of training.transforms.guard returned 'wrong'; it must return None or a StepTrans"),
     ],
 )
 def test_what_an_addition_returns_is_checked_by_its_name(monkeypatch, module, name, says):
@@ -217,6 +217,14 @@ def test_what_an_addition_returns_is_checked_by_its_name(monkeypatch, module, na
     with pytest.raises(TypeError) as error:
         assembly.assemble(small_config())
     assert str(error.value).startswith(says)
+
+
+def test_figures_of_numpy_and_lists_of_units_are_taken_from_a_model(monkeypatch):
+    config, usual = small_config(), decoder_lm.hidden_units
+    monkeypatch.setattr(decoder_lm, "hidden_units", lambda *given: list(usual(*given)))
+    monkeypatch.setattr(decoder_lm, "flops_per_token", lambda *_, **__: np.int64(7))
+    assert models.flops_per_token(config, 8) == 7
+    assert models.hidden_units(config) == usual(config.model)
 
 
 def test_a_data_source_that_does_not_exist_is_named_before_anything_is_compiled(tmp_path, monkeypatch):

@@ -52,7 +52,7 @@ def test_a_run_has_the_sinks_that_its_configuration_asks_for(workdir):
 
 def test_a_sink_that_is_none_is_named_by_its_module(workdir, monkeypatch):
     monkeypatch.setattr(track_io, "make", lambda *_: "wrong")
-    with pytest.raises(TypeError, match=r"^make of reporting\.sinks\.track_io returned 'wrong'; it must return a"):
+    with pytest.raises(TypeError, match=r"^make of reporting\.sinks\.track_io returned 'wrong'; it must return None"):
         sink.sinks_of(config_with(), workdir, 0)
 
 

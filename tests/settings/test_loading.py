@@ -12,7 +12,7 @@ import pytest
 from configs import base
 from configs.errors import ConfigError
 from settings import loading, stored_config, validation
-from settings.keys import HIDDEN, flat, parse_value
+from settings.keys import HIDDEN, flat, parse_value, refuse_passwords
 from tests.support import RECIPES, ROOT
 
 
@@ -26,6 +26,31 @@ def test_every_recipe_loads_and_is_consistent(recipe):
     config = loading.load(f"configs/{recipe}.py", "", {}).config
     validation.validate(config, 1)
     assert config.is_locked and config.mesh.fsdp == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [("data.path", "{}a.txt"), ("data.mixture", "0.5 {}a.txt; 0.5 b.txt"), ("data.validation_path", "{}a.txt")],
+)
+def test_a_password_in_the_url_of_data_is_refused_and_not_shown(tmp_path, key, text):
+    """Typed or in a recipe; a run that has one already stays readable."""
+    text = text.format("https://user:s3:cr@t@host/")
+    recipe = tmp_path / "mine.py"
+    recipe.write_text(
+        "from configs import base\n\n\ndef get_config():\n    config = base.get_config()\n"
+        f"    config.{key} = {text!r}\n    return config\n"
+    )
+    for path, typed in (("configs/tiny.py", {key: text}), (str(recipe), {})):
+        with pytest.raises(ConfigError) as error:
+            loading.load(path, "", typed)
+        assert str(error.value).startswith(f"{key} has a URL with a password") and "cr@t" not in str(error.value)
+    (tmp_path / stored_config.CONFIG).write_text(json.dumps(flat(base.get_config()) | {key: text}))
+    assert flat(stored_config.load_to_read(tmp_path, {}).config)[key] == text
+
+
+@pytest.mark.parametrize("place", ["sftp://user@host:22/", "abfs://box@host/a:b@c/", "https://host/a:b@c/"])
+def test_other_uses_of_a_colon_in_a_url_are_no_passwords(place):
+    refuse_passwords({"data.path": place})
 
 
 def test_topology_stands_between_recipe_and_command_line(tmp_path):

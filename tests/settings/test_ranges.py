@@ -60,17 +60,6 @@ def test_a_prompt_that_is_not_utf8_is_refused_by_its_key():
     assert line == r"causality.prompt='a\udcff' is not UTF-8"
 
 
-@pytest.mark.parametrize(
-    ("key", "text"),
-    [("data.path", "{}a.txt"), ("data.mixture", "0.5 {}a.txt; 0.5 b.txt"), ("data.validation_path", "{}a.txt")],
-)
-def test_a_password_in_the_url_of_data_is_refused_and_not_shown(key, text):
-    line = refused(**{key: text.format("https://user:s3:cr@t@host/")})
-    assert line.startswith(f"{key} has a URL with a password") and "cr@t" not in line
-    for place in ("sftp://user@host:22/", "abfs://box@host/a:b@c/", "https://host/a:b@c/"):
-        assert not ranges.WITH_PASSWORD.search(text.format(place))
-
-
 def test_products_of_the_largest_sizes_fit_64_bits():
     size = {name: key.largest for name, key in KEYS.items()}
     assert size["train.global_batch"] * size["train.sequence_length"] < 2**63

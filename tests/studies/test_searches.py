@@ -237,6 +237,7 @@ def test_what_cannot_have_a_second_objective_is_refused(given, message):
     [
         ('{"method": "tpe"}', "the search s: recipe is missing; restore the database of --storage, or name another"),
         ("7", "the search s: should be "),
+        (json.dumps(dict.fromkeys(("recipe", "space", "method", "prune"), "") | {"seed": "3"}), "s: seed: should be "),
         ("{", "search s: is not valid JSON (Expecting property name"),
     ],
 )
@@ -250,6 +251,19 @@ def test_a_definition_that_was_edited_is_refused_in_one_line(tmp_path, stored, s
     with pytest.raises(ConfigError) as error:
         searching.begin(asked(tmp_path))
     assert says in str(error.value)
+
+
+def test_a_definition_of_an_earlier_version_goes_on_and_keeps_what_a_later_one_added(tmp_path):
+    from studies.search import searching
+
+    search = asked(tmp_path)
+    searching.begin(search)
+    earlier = {key: value for key, value in search.definition().items() if key not in ("population", "also")}
+    edit(tmp_path, "study_user_attributes", "search", json.dumps(earlier | {"later": 1}))
+    searching.begin(search)
+    with contextlib.closing(sqlite3.connect(tmp_path / "studies.db")) as database:
+        [[kept]] = database.execute("select value_json from study_user_attributes where key = 'search'")
+    assert json.loads(kept) == search.definition() | {"later": 1}
 
 
 @pytest.mark.parametrize(
