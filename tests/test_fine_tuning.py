@@ -128,8 +128,8 @@ def test_what_does_not_go_together_is_one_line(base, tmp_path):
     refused("holds no run .no config.json there.; name the folder of one", begun(of(tmp_path / "none")))
     wider = of(base, model__mlp_dim=64)
     refused(f"model.mlp_dim=64 differs from the 48 of train.init_from={base}; .* --config={base}", begun(wider))
-    short = of(base, train__steps=0, train__epochs=0.001, data__source="synthetic")
-    refused("train.epochs=0.001 of .* is less than one step", lambda: train.train(short, tmp_path / "mine"))
+    short = of(base, train__steps=0, train__epochs=1e-7, data__source="synthetic")
+    refused("train.epochs=1e-07 of .* is less than one step", lambda: train.train(short, tmp_path / "mine"))
     assert not (tmp_path / "mine").exists(), "neither its lock nor its logs"
     same = of(base, model__head_dim=16, model__max_length=64, model__rope_theta=1e6)  # the same weights
     initial(same).check_can_initialize(same, None)
