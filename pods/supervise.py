@@ -30,6 +30,7 @@ PROGRESS_STEPS = 5  # steps beyond the furthest so far that count as progress
 LOCAL_POLL_SECONDS = 1.0
 UNREACHABLE_LOOKS = 3  # in a row; fewer may be a network failure
 ALERT_SECONDS = 60.0
+MAINTAINED = "UNHEALTHY_MAINTENANCE"  # health of a pod whose hosts Google maintains
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Supervisor:
         self.trial = ""  # of a study: the last that began
         self.final = studies.FINAL if record.get("study") else hosts.FINAL
         self.mixed_since: float | None = None
-        self.repaired = ""  # state or health of a pod that Google repairs
+        self.waiting_since: float | None = None  # for a pod that Google repairs or maintains
         self.recovering = False
         self.needs_code = False  # whether a pod was created, and its code is not installed yet
         given = settings.given("poll_seconds") or settings.transport != "local"
@@ -106,8 +107,9 @@ class Supervisor:
             pod = self.transport.describe()
             if pod is None or pod.get("state") in NODE_AND_LOST:
                 return Verdict(trouble=f"the pod is {pod['state'] if pod else 'gone'}", lost=True)
-            if self._is_repaired(pod):
-                return Verdict()
+            if pod.get("state") in NODE_AND_REPAIRED:
+                waits = self._waits(pod["state"])
+                return Verdict(trouble="" if waits else f"the pod is still {pod['state']}", lost=not waits)
             record = studies.with_progress(self.settings, self.transport, self.record)
             workers = watch.look(self.settings, self.transport, record)
         except PodError as error:  # a failure of gcloud says nothing about the run
@@ -118,7 +120,10 @@ class Supervisor:
             return Verdict()
         self.blind = 0
         self._note_progress(workers, record["progress"]["trial"] if record.get("progress") else "")
-        return self.judge(workers)
+        verdict = self.judge(workers)
+        absent = verdict.end is None and any(not worker.reachable or worker.died for worker in workers)
+        maintained = absent and pod.get("health") == MAINTAINED
+        return Verdict() if self._waits(MAINTAINED if maintained else "") else verdict
 
     def judge(self, workers: list[watch.Worker]) -> Verdict:
         """Return the verdict on the workers' states."""
@@ -180,6 +185,7 @@ class Supervisor:
             try:
                 for step in (self.transport.delete, self.transport.create, self.transport.wait):
                     print(step(), flush=True)
+                self.waiting_since = None
                 return
             except PodError as error:
                 tries += 1
@@ -210,14 +216,18 @@ class Supervisor:
         if status:
             print(f"--alert={self.settings.alert} failed: {status}", file=sys.stderr, flush=True)
 
-    def _is_repaired(self, pod: dict) -> bool:
-        """Return whether Google repairs or maintains the pod, which passes; print each change."""
-        state, health = pod.get("state", ""), pod.get("health", "")
-        now = state if state in NODE_AND_REPAIRED else health if health == "UNHEALTHY_MAINTENANCE" else ""
-        if now and now != self.repaired:
-            print(f"the pod is {now}; waiting until it is READY", flush=True)
-        self.repaired = now
-        return bool(now)
+    def _waits(self, now: str) -> bool:
+        """Return whether to wait for a pod that is `now` repaired or maintained ("": neither), at most wait_seconds."""
+        if not now:
+            self.waiting_since = None
+            return False
+        if self.waiting_since is None:
+            self.waiting_since = time.monotonic()
+            self.alert(f"{self.settings.name}: the pod is {now}; waiting until it is READY")
+        if time.monotonic() - self.waiting_since >= self.settings.wait_seconds:
+            return False
+        self.blind, self.unreachable, self.mixed_since = 0, 0, None
+        return True
 
     def _note_progress(self, workers: list[watch.Worker], trial: str) -> None:
         """Reset the count of restarts if the run has got further than before, or a study has come to another trial."""

@@ -238,7 +238,38 @@ def test_what_google_repairs_is_waited_for_and_said_once(looks, monkeypatch, cap
     monkeypatch.setattr(time, "sleep", sleep)
     assert one.run() == 0 and (launched, one.restarts, len(polls)) == ([], 0, 9)
     said = f"the pod is {list(described.values())[-1]}; waiting until it is READY"
-    assert capfd.readouterr().out.count(said) == 1
+    assert capfd.readouterr().err.count(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("described", "trouble", "looks_more"),
+    [({"state": "REPAIRING"}, "the pod is still REPAIRING", 1),
+     ({"state": "READY", "health": "UNHEALTHY_MAINTENANCE"}, "worker 1 is unreachable: timed out", 3)],
+)  # fmt: skip
+def test_a_repair_that_does_not_end_is_trouble(looks, monkeypatch, described, trouble, looks_more):
+    looks[0].append(workers(reachable=False, error="timed out"))
+    one, now, alerts = supervisor("--wait_seconds=100"), [1000.0], []
+    one.transport.described = described
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(one, "alert", alerts.append)
+    one.blind, one.unreachable, one.mixed_since = 2, 2, 5.0
+    assert [one.look() for _ in range(5)] == [supervise.Verdict()] * 5
+    assert (one.blind, one.unreachable, one.mixed_since) == (0, 0, None)
+    now[0] += 100
+    verdicts = [one.look() for _ in range(looks_more)]
+    assert [verdict.trouble for verdict in verdicts] == [""] * (looks_more - 1) + [trouble]
+    assert verdicts[-1].lost == (described["state"] != "READY") and len(alerts) == 1
+
+
+def test_a_run_of_a_maintained_pod_can_end(looks):
+    found, _ = looks
+    one = supervisor()
+    one.transport.described = {"state": "READY", "health": "UNHEALTHY_MAINTENANCE"}
+    for ending, status in ((FINISHED, 0), (workers(**ended(3)), 3), ([Worker(n, stopped=True) for n in range(2)], 75)):
+        found[:] = [ending]
+        assert one.look().end == status
+    found[:] = [workers(**ended(137))]
+    assert one.look() == supervise.Verdict()
 
 
 def test_code_whose_installation_failed_is_installed_by_the_next_restart(looks, monkeypatch):
