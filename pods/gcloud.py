@@ -29,6 +29,7 @@ from pods.transports import Result, expect_success
 QUEUED_AND_LOST = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")  # such a request never becomes active
 NODE_AND_LOST = ("PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDDEN", "HIDING", "UNKNOWN")
 NODE_AND_REPAIRED = ("CREATING", "STARTING", "RESTARTING", "REIMAGING", "REPAIRING", "UNHIDING")  # READY afterwards
+HEALTHY = ("HEALTHY", "HEALTH_UNSPECIFIED")
 SHELL_TEXT = re.compile(r"[$`;&|<>()\\\"'!\n\r]")
 OPTIONS = (  # settings that become flags of gcloud's create
     "spot", "reserved", "network", "subnetwork", "internal_ips", "service_account", "scopes", "labels", "metadata",
@@ -138,10 +139,9 @@ class Gcloud:
         if self.settings.dry_run:
             return self._imagined()
         sizes = [len(node.get("networkEndpoints", [])) for node in nodes]  # 0 while a slice is made
-        slowest = next((node for node in nodes if node.get("state") != "READY"), nodes[0])
         endpoints = [endpoint for node in nodes for endpoint in node.get("networkEndpoints", [])]
         created = {"createTime": nodes[0]["createTime"]} if "createTime" in nodes[0] else {}
-        return slowest | created | {"networkEndpoints": endpoints, "workers": max(sizes) * len(nodes)}
+        return min(nodes, key=_rank) | created | {"networkEndpoints": endpoints, "workers": max(sizes) * len(nodes)}
 
     def exists(self) -> bool:
         """Return whether there is a pod or a queued resource of this name, in any state."""
@@ -297,6 +297,12 @@ class Gcloud:
             verb = " ".join(words[: 3 if words[2] == "list" else 2])
             raise (kinds or [PodError])[0](f"gcloud compute tpus {verb}: {result.message}")
         return result
+
+
+def _rank(node: dict) -> tuple[bool, bool, bool]:
+    """Return a sort key that puts a lost node first, then one that is not READY, then an unhealthy one."""
+    state, is_healthy = node.get("state"), node.get("health", HEALTHY[0]) in HEALTHY
+    return state not in NODE_AND_LOST, state == "READY", is_healthy
 
 
 class _Missing(PodError):

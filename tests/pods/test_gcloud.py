@@ -15,6 +15,7 @@ import pytest
 
 from pods import deploy, hosts, launch, life, recipes, settings
 from pods.calls import PERMANENT, TRANSIENT
+from pods.connection import connect
 from pods.errors import PodError
 from pods.settings import check_worker, worker_numbers
 from tests.pods.recording import BASE, OPTIMIZED, POD, Recorder, check_flags
@@ -192,6 +193,22 @@ def test_workers_of_several_slices_are_counted_through(gcloud):
     done = gcloud.run("ssh", "--worker=1,5", "--queued", "--slices=2", "--", "true", FAKE_HOSTS="4")
     asked = [argv for argv in done.argvs if argv[3] == "ssh"]
     assert sorted(argv[4:5] + argv[7:8] for argv in asked) == [["torus-0", "--worker=1"], ["torus-1", "--worker=1"]]
+
+
+WELL = {"state": "READY", "health": "HEALTHY"}
+MAINTAINED = WELL | {"health": "UNHEALTHY_MAINTENANCE"}
+
+
+@pytest.mark.parametrize(
+    "worst, other",
+    [({"state": "PREEMPTED"}, {"state": "REPAIRING"}), ({"state": "REPAIRING"}, MAINTAINED), (MAINTAINED, WELL),
+     ({"state": "TERMINATED"}, WELL)],
+)  # fmt: skip
+def test_the_state_of_slices_is_that_of_the_worst(monkeypatch, worst, other):
+    for nodes in ([other, worst, WELL], [worst, other, WELL]):
+        pod = connect(shared("--queued", "--slices=3", ZONE="z", PROJECT="p"))
+        monkeypatch.setattr(pod, "_describe", lambda node, nodes=nodes: nodes[int(node[-1])])
+        assert worst.items() <= pod.found().items()
 
 
 def test_a_run_on_several_slices_is_one_of_all_their_chips():
