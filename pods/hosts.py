@@ -6,6 +6,7 @@
     run.status   the exit status (75: saved)
     run.stopped  exists if `pod.py stop` was called since the launch
     run.boot     the boot id of the launch, because process ids are reused after a reboot
+    run.kept/    these of the last launch while a call waits for a program (`attached`), whose own take their place
     run.lock     held during a launch, and while `stop` looks for what to stop
     logs/        train_worker_I.out or train_optimized_worker_I.out, appended to
     .env         secrets, mode 600, sourced at a launch
@@ -41,7 +42,8 @@ WORKER = (
 ALIVE = (
     "boot() { cat /proc/sys/kernel/random/boot_id 2>/dev/null || echo unknown; }; "
     'alive() { [ -s run.pid ] && [ "$(cat run.boot 2>/dev/null)" = "$(boot)" ] && ps -A -o pgid=,stat= | '
-    "awk -v p=\"$(cat run.pid)\" '$1 == p && $2 !~ /^Z/ { found = 1 } END { exit !found }'; }"
+    "awk -v p=\"$(cat run.pid 2>/dev/null)\" '$1 == p && $2 !~ /^Z/ { found = 1 } END { exit !found }'; }; "
+    'is_attached() { [ "$(cat run.command 2>/dev/null)" = attached ]; }'
 )
 LOCK = "flock -w 60 9 2>/dev/null"  # without it where there is none, and if .env takes long
 # The program handles TERM and saves; the shell around it survives TERM and records the exit status.
@@ -132,11 +134,16 @@ def launch(
 def attached(command: str) -> str:
     """Return `command` for a call that waits for it, with a run.pid meanwhile, so that `stop` ends it as a launch.
 
+    Afterwards the files are those of the last launch again. A killed one leaves them in run.kept for the next.
     The end of the call does not end it: without a terminal, a lost connection sends no SIGHUP.
     """
     busy = fail("another program runs; stop it first")
-    begin = f"{{ {LOCK}; if alive; then {busy}; fi; boot > run.boot; echo attached > run.command; echo $$ > run.pid; }}"
-    end = 's=$?; if [ "$(cat run.pid 2>/dev/null)" = $$ ]; then rm -f run.pid; fi; exit $s'
+    files = "run.pid run.boot run.command"
+    keep = f"is_attached || {{ rm -rf run.kept; mkdir run.kept; mv {files} run.kept 2>/dev/null; }}"
+    own = "boot > run.boot; echo attached > run.command; echo $$ > run.pid"
+    begin = f"{{ {LOCK}; if alive; then {busy}; fi; {keep}; {own}; }}"
+    back = f"rm -f {files}; mv run.kept/* . 2>/dev/null; rmdir run.kept 2>/dev/null"
+    end = f's=$?; {{ {LOCK}; if [ "$(cat run.pid 2>/dev/null)" = $$ ]; then {back}; fi; }} 9> run.lock; exit $s'
     return f"{ALIVE}; {begin} 9> run.lock; trap : TERM; {command}; {end}"  # sshd gives each shell a process group
 
 
@@ -148,7 +155,7 @@ def stop(settings: Settings, *, for_good: bool = True) -> str:
     """
     grace = settings.grace_seconds
     mark = "touch run.stopped; " if for_good else ""
-    look = f"look() {{ {mark}if alive; then P=$(cat run.pid); else rm -f run.pid; fi; }}"
+    look = f"look() {{ {mark}if alive; then P=$(cat run.pid); is_attached; A=$?; else rm -f run.pid; fi; }}"
     # Without the lock, a launch at the same time would lose its run.pid. A full disk may refuse the lock.
     locked = f"P=; {{ {LOCK}; look; }} 9> run.lock || look"
     mine = 'named() { [ "$(cat run.pid 2>/dev/null)" = "$P" ]; }; mine() { named && alive; }'  # a launch may follow
@@ -160,7 +167,8 @@ def stop(settings: Settings, *, for_good: bool = True) -> str:
         "if mine; then "
         f'kill -s KILL -- "-$P"; {forget}; '
         f'echo "worker $W: did not end within {grace} s and was killed" >&2; exit 1; '
-        f'else {forget}; echo "worker $W: stopped, exit status $(cat run.status 2>/dev/null || echo unknown)"; fi'
+        f"else {forget}; code() {{ cat run.status 2>/dev/null || echo unknown; }}; "
+        'echo "worker $W: stopped$([ $A = 0 ] || echo ", exit status $(code)")"; fi'
     )
     absent = f"cd {path(settings.repo_dir)} 2>/dev/null || {{ {say('nothing runs')}; exit 0; }}"
     return f'{WORKER}; {absent}; {ALIVE}; {look}; {locked}; if [ -n "$P" ]; then {end}; else {say("nothing runs")}; fi'
@@ -179,7 +187,7 @@ def status_line(settings: Settings, heartbeat: str = "") -> str:
     fields = (
         ("alive", "%s", '"$(alive && echo true || echo false)"'),
         ("pid", "%s", '"$(cat run.pid 2>/dev/null | grep . || echo null)"'),
-        ("status", "%s", '"$(cat run.status 2>/dev/null | grep . || echo null)"'),
+        ("status", "%s", '"$({ is_attached || cat run.status 2>/dev/null; } | grep . || echo null)"'),
         ("stopped", "%s", '"$([ -e run.stopped ] && echo true || echo false)"'),
         ("now", "%s", '"$(date +%s)"'),
         ("started", "%s", '"$(date -r run.pid +%s 2>/dev/null || echo null)"'),

@@ -136,28 +136,51 @@ def test_launching_the_same_again_says_so_and_another_is_refused(host):
     assert host.status()["pid"] == pid
 
 
+def attached(host: Host, shell: str, program: str) -> subprocess.Popen:
+    """Run a program as sshd does for a call that waits for it."""
+    command = hosts.in_environment(host.settings, hosts.attached(program))
+    environment = {"PATH": os.environ["PATH"], "HOME": str(host.home), "POD_WORKER": "3"}
+    return subprocess.Popen(
+        [shell, "-c", command], cwd=host.home, env=environment, start_new_session=True, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("shell", ["bash", "sh"])
 def test_a_program_that_a_call_waits_for_is_ended_by_stop(host, shell):
     """As those of `validate`, whose devices it keeps after the end of the call."""
-
-    def begin(program: str) -> subprocess.Popen:  # as sshd does
-        command = hosts.in_environment(host.settings, hosts.attached(program))
-        environment = {"PATH": os.environ["PATH"], "HOME": str(host.home), "POD_WORKER": "3"}
-        return subprocess.Popen(
-            [shell, "-c", command], cwd=host.home, env=environment, start_new_session=True, text=True,
-            stdout=subprocess.PIPE,
-        )  # fmt: skip
-
-    first = begin("(echo answer; exit 4)")
+    first = attached(host, shell, "(echo answer; exit 4)")
     assert (first.communicate()[0], first.returncode) == ("answer\n", 4) and host.status()["pid"] is None
-    waiting = begin(f"bash -c {shlex.quote(SAVES)}")
+    waiting = attached(host, shell, f"bash -c {shlex.quote(SAVES)}")
     assert waiting.stdout.readline() == "started\n" and host.status()["alive"]
     assert "another program runs" in host.launch("true").stderr
-    second = begin("echo begun")
+    second = attached(host, shell, "echo begun")
     assert (second.communicate()[0], second.returncode) == ("", 1)
     assert host.run(hosts.stop(host.settings)).stdout.startswith("worker 3: stopped")
     waiting.communicate(timeout=20)
     assert waiting.returncode == 75 and host.status()["pid"] is None
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_what_is_known_of_the_last_launch_outlives_a_call_that_waits(host, shell):
+    host.launch("sh", "-c", "echo begun; exit 9")
+    end = time.monotonic() + 20
+    while (before := host.status())["status"] is None or before["alive"]:
+        assert time.monotonic() < end
+    files = {name: (host.code / name).read_text() for name in ("run.pid", "run.boot", "run.command")}
+    os.utime(host.code / "run.pid", (1_700_000_000, 1_700_000_000))
+    for stubborn, said in ((False, "worker 3: stopped\n"), (True, "")):  # a killed one cannot put back the files
+        waiting = attached(host, shell, f"bash -c {shlex.quote(f'echo started; {HANGS}' if stubborn else SAVES)}")
+        assert waiting.stdout.readline() == "started\n"
+        assert (host.status()["alive"], host.status()["status"]) == (True, None)
+        assert host.run(hosts.stop(host.settings, for_good=False), shell).stdout == said
+        waiting.communicate(timeout=20)
+    last = attached(host, shell, "echo answer")
+    assert last.communicate() == ("answer\n", "") and last.returncode == 0
+    after = host.status()
+    assert (after["pid"], after["status"], after["started"]) == (before["pid"], 9, 1_700_000_000)
+    assert {name: (host.code / name).read_text() for name in files} == files
+    assert not (host.code / "run.kept").exists()
 
 
 @pytest.mark.parametrize("shell", ["bash", "sh"])
