@@ -106,7 +106,10 @@ def group_variables(settings: Settings, transport: Transport) -> dict[str, str]:
     is_named = settings.given("port") or settings.given("coordinator_worker")
     if not is_named or settings.transport == "local":
         return {}
-    endpoints = transport.found()["networkEndpoints"]
+    pod = transport.found()
+    endpoints = pod["networkEndpoints"]
+    if not endpoints or len(endpoints) != pod["workers"]:  # while the slices are made
+        raise PodError(f"only {counted(len(endpoints), 'host')} of {settings.name} so far; `wait` for it and try again")
     if settings.coordinator_worker >= len(endpoints):
         raise usage_error(
             f"COORDINATOR_WORKER={settings.coordinator_worker}: the workers are 0 to {len(endpoints) - 1}"

@@ -439,7 +439,8 @@ def test_workers_are_selected():
 
 
 def test_the_group_is_named_only_where_it_was_asked_for():
-    pod = types.SimpleNamespace(found=lambda: {"networkEndpoints": [{"ipAddress": f"10.0.0.{i}"} for i in range(4)]})
+    found = {"networkEndpoints": [{"ipAddress": f"10.0.0.{i}"} for i in range(4)], "workers": 4}
+    pod = types.SimpleNamespace(found=lambda: found)
     assert life.group_variables(shared(), pod) == {}
     named = {"JAX_COORDINATOR_ADDRESS": "10.0.0.0:8476", "JAX_PROCESS_COUNT": "4", "JAX_PROCESS_INDEX": "$W"}
     assert life.group_variables(shared("--port=8476", "--coordinator_worker=1"), pod) == named
@@ -447,6 +448,9 @@ def test_the_group_is_named_only_where_it_was_asked_for():
     assert re.findall(r"worker (\d): \S+ .coordinator", summary) == ["0"], "process 0 opens the ports"
     with pytest.raises(PodError, match="the workers are 0 to 3"):
         life.group_variables(shared("--coordinator_worker=4"), pod)
+    found["workers"] = 8  # a second slice has no hosts yet
+    with pytest.raises(PodError, match=f"only 4 hosts of {NAME} so far; `wait` for it and try again"):
+        life.group_variables(shared("--port=8476"), pod)
 
 
 def test_output_is_displayed_as_it_comes_and_ctrl_c_is_one_line(gcloud):
