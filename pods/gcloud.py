@@ -180,7 +180,10 @@ class Gcloud:
             note(settings, "warning: the hosts get the commit without the uncommitted changes of this clone")
         expect_success(self.run(hosts.setup(settings, url, commit)), "set up the code")
 
-    def run(self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "") -> list[Result]:
+    def run(
+        self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "",
+        together: bool = True,
+    ) -> list[Result]:  # fmt: skip
         """Run a command with one ssh call for each node; for some workers, or for their files, one for each worker.
 
         gcloud forgets the status of some of several workers, and its own --output-directory opens None/WORKER.log.
@@ -197,11 +200,11 @@ class Gcloud:
                 pathlib.Path(output_directory, f"{result.worker}.log").write_text(result.output)
             return result
 
-        return self._side_by_side(ssh, self._targets(worker, each=bool(output_directory)))
+        return self._side_by_side(ssh, self._targets(worker, each=bool(output_directory)), together)
 
     def run_each(self, command: str, *, together: bool = False) -> list[Result]:
-        each, most = range(self.num_workers), None if together else LOOKS_AT_ONCE
-        return self._side_by_side(lambda i: self.run(command, worker=str(i), show=False)[0], each, most)
+        each = range(self.num_workers)
+        return self._side_by_side(lambda i: self.run(command, worker=str(i), show=False)[0], each, together)
 
     def copy(self, source: str, target: str, *, worker: str = "all", recurse: bool = True) -> None:
         """Copy with scp; for a copy from a worker, `worker` is one number.
@@ -273,12 +276,13 @@ class Gcloud:
         chosen = [divmod(number, size) for number in worker_numbers(worker, self.num_workers)]
         return [(self.nodes[node], str(index), node * size) for node, index in chosen]
 
-    def _side_by_side(self, function, targets, most: int | None = None) -> list[Result]:
-        """Return the results of `function` for all targets, concurrently, at `most` so many; in a dry run in order."""
+    def _side_by_side(self, function, targets, together: bool) -> list[Result]:
+        """Return the results of `function` for all targets, all or LOOKS_AT_ONCE at once; in a dry run in order."""
         targets = list(targets)
         if len(targets) == 1:  # in this thread, because it receives Ctrl-C
             return [function(targets[0])]
-        with ThreadPoolExecutor(max_workers=1 if self.settings.dry_run else most or len(targets)) as pool:
+        at_once = 1 if self.settings.dry_run else len(targets) if together else LOOKS_AT_ONCE
+        with ThreadPoolExecutor(at_once) as pool:
             try:
                 return list(pool.map(function, targets))
             except KeyboardInterrupt:

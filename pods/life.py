@@ -182,7 +182,7 @@ def tail(settings: Settings, transport: Transport, rest: list[str]) -> None:
     worker = settings.worker or str(settings.coordinator_worker)
     folder = local_folder(settings, settings.output_directory)
     command = hosts.tail(settings, follow=worker.isdigit() and not folder)
-    expect_success(transport.run(command, worker=worker, output_directory=folder), "show its log")
+    expect_success(transport.run(command, worker=worker, output_directory=folder, together=False), "show its log")
     if folder:
         note(settings, f"the logs are in {folder}")
 

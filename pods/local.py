@@ -139,7 +139,10 @@ class Local:
         for index in range(self.found()["workers"] if not self.settings.dry_run else 0):
             self._put_code(index)
 
-    def run(self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "") -> list[Result]:
+    def run(
+        self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "",
+        together: bool = True,
+    ) -> list[Result]:  # fmt: skip
         """Run a command as one process group; a worker without a folder has status 255, as with ssh."""
         workers = worker_numbers(worker, self.num_workers)
         if self.settings.dry_run:

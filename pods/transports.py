@@ -71,11 +71,16 @@ class Transport(Protocol):
     def put_code(self) -> None:
         """Install the current commit and its packages on every worker, or update them."""
 
-    def run(self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "") -> list[Result]:
+    def run(
+        self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "",
+        together: bool = True,
+    ) -> list[Result]:  # fmt: skip
         """Run a shell command in the home folder of the given workers: "all", "0", "0-3" or "0,2".
 
         With `show` its output is displayed as it comes. With `output_directory` each worker's output is written to
         a file WORKER.log there.
+
+        `together`: whether the commands may wait for each other, so that all have to run at once.
         """
 
     def run_each(self, command: str, *, together: bool = False) -> list[Result]:

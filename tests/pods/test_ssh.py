@@ -3,10 +3,11 @@
 
 import json
 import threading
+import time
 
 import pytest
 
-from pods import hosts, settings
+from pods import hosts, life, settings
 from pods.connection import connect
 from pods.transports import Result
 from tests.pods.recording import Recorder
@@ -56,6 +57,28 @@ def test_processes_that_wait_for_each_other_run_all_at_once(gcloud):
     pod.num_workers, meeting = 40, threading.Barrier(40)
     pod.run = lambda command, worker, show: [Result(int(worker), meeting.wait(timeout=20) and 0)]
     assert [result.worker for result in pod.run_each("true", together=True)] == list(range(40))
+
+
+@pytest.mark.parametrize("worker", ["all", "0-39"])
+def test_logs_of_many_workers_are_read_some_at_a_time(monkeypatch, tmp_path, worker):
+    """Each is a process of gcloud. The programs of `ssh` run all at once, because they may wait for each other."""
+    given = read("--zone=z", "--project=p", f"--output_directory={tmp_path}", f"--worker={worker}")
+    pod, running, seen = connect(given), [], []
+    pod.num_workers = 40
+
+    def call(words, **_):
+        running.append(words)
+        seen.append(len(running))
+        time.sleep(0.3)
+        running.pop()
+        return Result(None, 0, "")
+
+    monkeypatch.setattr(pod, "_call", call)
+    life.tail(given, pod, [])
+    assert len(seen) == 40 and 1 < max(seen) <= 32
+    meeting = threading.Barrier(40)
+    monkeypatch.setattr(pod, "_call", lambda *_, **__: Result(None, meeting.wait(timeout=20) and 0))
+    life.ssh(given, pod, ["true"])
 
 
 @pytest.mark.parametrize("words", ["ssh --worker=2 -- true", "ssh -- true", "copy pod.py torus:/x"])
