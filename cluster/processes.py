@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 
-from cluster import addresses, metadata, secret
+from cluster import addresses, gpus, metadata, secret
 from cluster.blame import Heartbeat, to_blame
 from cluster.hub import Hub
 from cluster.line import Line
@@ -93,7 +93,9 @@ def find(environment: Mapping[str, str], accelerator: str, join_seconds: float) 
     if groups:
         if accelerator == "tpu" and not one_host:
             _check_hosts(groups[0], environment)
-        return groups[0]
+        shares_host = accelerator == "gpu" and "LOCAL_WORLD_SIZE" in environment  # as torchrun sets it
+        place = _number("LOCAL_RANK", environment.get("LOCAL_RANK", "0")) if shares_host else None
+        return dataclasses.replace(groups[0], local_devices=gpus.of_process(environment, place))
     hosts = next((environment[name] for name in HOSTS if environment.get(name)), ",")
     only_worker = "," not in hosts and not environment.get("MEGASCALE_NUM_SLICES")
     if accelerator == "tpu" and (one_host or only_worker):
@@ -194,7 +196,8 @@ def _found_by_jax(join_seconds: float) -> Group | None:
     if address is None or count == 1:
         return None
     host, _, port = address.rpartition(":")
-    return Group(host, int(port), index, count, "jax", tuple(devices) if devices else None)
+    own = gpus.of_process(os.environ, devices[0] if devices else None)
+    return Group(host, int(port), index, count, "jax", own)
 
 
 _line: Line | None = None

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Before jax is imported, chooses the platform of a command and the number of simulated devices."""
 
-import ctypes.util
+import contextlib
+import ctypes
 import gc
 import glob
 import importlib.util
@@ -29,6 +30,7 @@ ONE_CHIP = {
     "TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_VISIBLE_CHIPS": "0",
     "CLOUD_TPU_TASK_ID": "0",
 }  # fmt: skip
+CUDA = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 MOST_SIMULATED = 256  # devices of a process: XLA takes 2 GiB for 256, over 22 GiB for 1,023, and aborts from 2,048 on
 # XLA's CPU collectives abort when a participant is late, which happens with 32 device threads on 2 cores.
 PATIENCE = {
@@ -48,7 +50,7 @@ def attached_accelerator() -> str:
     has_tpu = bool(glob.glob("/dev/accel[0-9]*")) or (
         bool(glob.glob("/dev/vfio/[0-9]*")) and GOOGLE_PCI_VENDOR in vendors
     )
-    has_gpu = bool(glob.glob("/dev/nvidia[0-9]*")) and ctypes.util.find_library("cuda") is not None
+    has_gpu = bool(glob.glob("/dev/nvidia[0-9]*") or glob.glob("/dev/dxg")) and _has_cuda()  # dxg: under WSL
     found = "tpu" if has_tpu else "gpu" if has_gpu else "cpu"
     asked = os.environ.get("JAX_PLATFORMS", "").split(",")[0].replace("cuda", "gpu")
     if asked == "cpu":
@@ -65,6 +67,13 @@ def attached_accelerator() -> str:
     if asked != found:
         raise ConfigError(f"JAX_PLATFORMS={asked}, but this machine has no {asked}; unset it to use the {found}")
     return found
+
+
+def _has_cuda() -> bool:
+    """Return whether the driver's library loads; containers may have it on LD_LIBRARY_PATH alone."""
+    with contextlib.suppress(OSError):
+        return bool(ctypes.CDLL("libcuda.so.1"))
+    return False
 
 
 def is_simulation(topology: Topology | None, accelerator: str) -> bool:
@@ -85,7 +94,7 @@ def choose_platform(topology: Topology | None, accelerator: str, cache: pathlib.
             f"--topology={topology.name} is a {topology.accelerator} slice, but a {accelerator} is attached; "
             f"omit --topology, or set JAX_PLATFORMS=cpu to simulate it"
         )
-    elif accelerator == "gpu" and importlib.util.find_spec("jax_cuda12_plugin") and not os.environ.get("JAX_PLATFORMS"):
+    elif accelerator == "gpu" and any(map(importlib.util.find_spec, CUDA)) and not os.environ.get("JAX_PLATFORMS"):
         os.environ["JAX_PLATFORMS"] = "cuda,cpu"  # otherwise jax first looks for TPUs, since libtpu is installed
 
 
@@ -93,6 +102,15 @@ def use_one_chip() -> None:
     """Use the first chip of this TPU host, unless the environment chooses others; call this before jax is imported."""
     if not (ONE_CHIP.keys() | {"TPU_VISIBLE_DEVICES"}) & os.environ.keys():
         os.environ.update(ONE_CHIP)
+
+
+def compile_at_each_start() -> None:
+    """Switch the cache of compiled programs off, unless the environment says otherwise; call it before jax is imported.
+
+    The processes of several GPUs tune a program together (XLA's sharded autotuning). One that loads it from its own
+    cache, which jax writes in process 0 alone, would let the others wait for its part for ever.
+    """
+    os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
 
 
 def choose_libraries() -> None:

@@ -179,6 +179,8 @@ def parse(
         os.environ.setdefault("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")  # their folder would be in every key
         bucket.fetch_compiled()
     group = None if one_device else processes.find(os.environ, accelerator, FLAGS.join_seconds)
+    if accelerator == "gpu" and group and group.count > 1:
+        startup.compile_at_each_start()
     chips = loaded.topology.chips if loaded.topology else math.prod(loaded.environment_mesh.values())
     num_devices = scaled_down = None
     if accelerator == "cpu":

@@ -18,7 +18,7 @@ from settings import layouts, meta_learning
 from settings.architecture import divisors, recompute_flags
 
 ORDERED_SUMS = "exclude_nondeterministic_ops", "deterministic_ops"  # options of XLA for GPUs; the second has the first
-MORE_OF_A_GPU = "export XLA_PYTHON_CLIENT_MEM_FRACTION=.95"  # the default is .75
+MORE_OF_A_GPU = "export XLA_CLIENT_MEM_FRACTION=.95"  # the default is .75
 LARGE_INITIAL_PART = 0.1  # of an average of the parameters at the end of a run
 _measured_peak = functools.cache(throughput.measured_matmul_peak)  # a process that trains several runs measures once
 # Of the peak, for the estimate before step 1. With AMX only products are that fast: tiny measured 11 and 17 %.

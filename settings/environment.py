@@ -8,7 +8,7 @@ UNREAD_VARIABLES = {  # the reason for each
     "TPU_NUM_DEVICES": "jax finds the devices of each host",
     "PJRT_DEVICE": "JAX_PLATFORMS chooses the platform",
     "XRT_TPU_CONFIG": "it is of PyTorch/XLA's xla_dist; `pod.py launch -- COMMAND` starts a command on every host",
-    "LOCAL_RANK": "one process drives all chips of a host",
+    "LOCAL_RANK": "one process drives all chips of a TPU host",
 }
 
 

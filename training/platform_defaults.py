@@ -7,6 +7,7 @@ from configs.base import batch_shards
 from reporting import throughput
 from settings import meta_learning
 
+AMPERE = "8.0"  # compute capability
 CPU_MICROBATCH_FLOPS = 2e12  # about 10 s on two CPU cores
 UNROLLED_LAYERS = {"cpu": 12, "gpu": 32}  # at most; deeper stacks take longer to compile than unrolling saves
 # Limit of float32 logits per device. On CPU this size is fastest. Elsewhere few chunks are best: each chunk adds to the
@@ -20,8 +21,12 @@ def execution(config, mesh) -> dict:
 
 
 def kernel(config, mesh) -> str:
-    """Return the platform whose attention kernels are used where they serve; "": none."""
-    return "" if config.model.attention == "reference" else platform(mesh)
+    """Return the platform whose attention kernels are used where they serve; "": none.
+
+    The kernel of GPUs needs Triton, which XLA has from Ampere on (compute capability 8.0).
+    """
+    capability = getattr(mesh.devices.flat[0], "compute_capability", AMPERE)  # only GPUs have one
+    return "" if config.model.attention == "reference" or float(capability) < float(AMPERE) else platform(mesh)
 
 
 def platform(mesh) -> str:

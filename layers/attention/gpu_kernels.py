@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec
 
 from layers.axes import inside_shard_map, mesh_axes, num_shards
 
-LARGEST_HEAD_DIM = 128  # blocks of wider heads do not fit a multiprocessor's own memory
+# Triton's products have at least 16 entries; blocks of wider heads do not fit a multiprocessor's own memory.
+SMALLEST_HEAD_DIM, LARGEST_HEAD_DIM = 16, 128
 # With these blocks and 4 warps it takes half the time of its defaults on an H200 (docs/decisions/layers.md).
 BLOCKS = BlockSizes(block_q=128, block_k=64, block_q_dkv=64, block_kv_dkv=64, block_q_dq=64, block_kv_dq=64)
 BLOCK = BLOCKS.block_q  # the largest of them
@@ -30,7 +31,8 @@ def serves(shape: tuple[int, int], *, head_dim: int, dtype, sliding_window: int,
     """
     (batch, length), (rows, columns) = shape, map(num_shards, mesh_axes(("batch", "length")))
     full_blocks = batch % rows == 0 and columns == 1 and length % BLOCK == 0
-    return full_blocks and head_dim <= LARGEST_HEAD_DIM and dtype.itemsize == 2 and not sliding_window and not score_cap
+    fits = full_blocks and SMALLEST_HEAD_DIM <= head_dim <= LARGEST_HEAD_DIM
+    return fits and dtype.itemsize == 2 and not sliding_window and not score_cap
 
 
 def attend(

@@ -77,7 +77,8 @@ def test_torchrun_for_each_chip_of_a_host_is_named(nodes):
     environment = LONE | {"RANK": "3", "WORLD_SIZE": str(4 * nodes), "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
     with pytest.raises(ConfigError, match=r"LOCAL_WORLD_SIZE=4, .* one process drives all .*; .* --nproc_per_node=1"):
         find(environment, "tpu")
-    assert find(environment, "gpu").count == 4 * nodes
+    group = find(environment, "gpu")
+    assert group.count == 4 * nodes and group.local_devices == (3,)
     assert find(environment | {"TPU_PROCESS_BOUNDS": "1,1,1"}, "tpu").count == 4 * nodes
     assert find(environment | {"LOCAL_WORLD_SIZE": "1"}, "tpu").count == 4 * nodes
 

@@ -37,7 +37,17 @@ def attach(machine, *device_files: str) -> None:
     machine.setattr(
         startup.glob, "glob", lambda pattern: [f for f in device_files if f.startswith(pattern.split("[")[0])]
     )
-    machine.setattr(startup.ctypes.util, "find_library", lambda name: "libcuda.so.1")
+    machine.setattr(startup.ctypes, "CDLL", lambda name: name)
+
+
+def test_a_gpu_whose_driver_does_not_load_is_not_used(machine):
+    attach(machine, "/dev/nvidia0")
+
+    def missing(name: str):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    machine.setattr(startup.ctypes, "CDLL", missing)
+    assert startup.attached_accelerator() == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -50,6 +60,7 @@ def attach(machine, *device_files: str) -> None:
         (("/dev/accel0",), "cpu", "cpu"),
         (("/dev/nvidia0",), None, "gpu"),
         (("/dev/nvidia0",), "cuda,cpu", "gpu"),
+        (("/dev/dxg",), None, "gpu"),
     ],
 )
 def test_what_is_attached_counts_unless_the_cpu_is_asked_for(machine, device_files, asked, found):
@@ -170,6 +181,13 @@ def test_on_a_gpu_no_tpu_is_looked_for(machine, asked, installed, left):
     machine.setattr(startup.importlib.util, "find_spec", lambda name: object() if installed else None)
     startup.choose_platform(None, "gpu", pathlib.Path("/cache"))
     assert os.environ["JAX_PLATFORMS"] == left
+
+
+@pytest.mark.parametrize("chosen", [{}, {"JAX_ENABLE_COMPILATION_CACHE": "true"}])
+def test_processes_of_several_gpus_compile_at_each_start_unless_the_cache_is_asked_for(monkeypatch, chosen):
+    monkeypatch.setattr(os, "environ", dict(chosen))
+    startup.compile_at_each_start()
+    assert os.environ == (chosen or {"JAX_ENABLE_COMPILATION_CACHE": "false"})
 
 
 @pytest.mark.parametrize(("processes", "local"), [(1, 16), (4, 4), (16, 1)])

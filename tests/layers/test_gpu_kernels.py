@@ -6,9 +6,11 @@ float32's tolerance holds.
 """
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 from jax.interpreters.partial_eval import dce_jaxpr
@@ -84,7 +86,7 @@ def test_kernel_computes_the_same_for_one_device_of_a_mesh(interpreted):
 
 @pytest.mark.parametrize(
     "refused",
-    [{"head_dim": 256}, {"dtype": jnp.dtype("float32")}, {"sliding_window": 100}, {"score_cap": 30.0}],
+    [{"head_dim": 256}, {"head_dim": 8}, {"dtype": jnp.dtype("float32")}, {"sliding_window": 100}, {"score_cap": 30.0}],
 )
 def test_kernel_does_not_serve_what_it_cannot_compute(refused):
     with mesh(data=4):
@@ -102,7 +104,7 @@ def test_kernel_serves_whole_blocks_of_an_unsplit_length():
 
 def gradient_of(kernel: str, dtype, remat: str = "attention", **how):
     """Return gradient(params, carry, batch, key, frozen) of a decoder, and parameters."""
-    config = model_config(num_layers=2, remat=remat, vocab_size=38)
+    config = model_config(num_layers=2, remat=remat, vocab_size=38, head_dim=16)
     make = functools.partial(decoder_lm.make, config, dtype=jnp.dtype(dtype), scan=True, kernel=kernel)
     graph, state = nnx.split(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
     loss = language_modeling.LanguageModeling(0, 0, 1, 0.0).loss
@@ -142,13 +144,21 @@ def test_kernels_are_lowered_for_a_gpu():
     assert all(f'name = "{kind}"' in text for kind in KINDS)
 
 
+@pytest.mark.parametrize(("capability", "used"), [("7.5", ""), ("8.0", "gpu"), ("9.0", "gpu")])
+def test_a_gpu_before_ampere_has_no_triton_and_uses_plain_attention(capability, used):
+    """XLA refuses such a kernel for a T4, which many free notebooks have."""
+    device = types.SimpleNamespace(platform="gpu", compute_capability=capability)
+    mesh = types.SimpleNamespace(devices=np.array([device]))
+    assert platform_defaults.kernel(base.get_config(), mesh) == used
+
+
 @pytest.mark.parametrize(
     ("platform", "attention", "used"), [("gpu", "auto", True), ("gpu", "reference", False), ("cpu", "auto", False)]
 )
 def test_a_run_on_gpus_uses_the_kernel(monkeypatch, platform, attention, used):
     monkeypatch.setattr(platform_defaults, "platform", lambda mesh: platform)
     config = base.get_config()
-    config.model.update(dict(num_layers=1, embed_dim=16, num_heads=2, num_kv_heads=2, mlp_dim=24, vocab_size=32))
+    config.model.update(dict(num_layers=1, embed_dim=32, num_heads=2, num_kv_heads=2, mlp_dim=24, vocab_size=32))
     config.model.update(dict(attention=attention, dtype="bfloat16"))
     config.train.update(dict(global_batch=8, sequence_length=256, steps=4))
     config.mesh.fsdp = 8

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds which GPUs of its host a process uses."""
+
+from collections.abc import Mapping
+
+
+def of_process(environment: Mapping[str, str], place: int | None) -> tuple[int, ...] | None:
+    """Return the GPU of a process that shares its host with others; None for all that are visible.
+
+    jax's own detection gives each process of SLURM and Open MPI one GPU, also if it has the host to itself, and
+    processes of torchrun all of them, also if they share it.
+
+    Args:
+      place: of the process among those of its host; None if nothing says it.
+    """
+    are_chosen = environment.get("JAX_LOCAL_DEVICE_IDS") or "," not in environment.get("CUDA_VISIBLE_DEVICES", ",")
+    if place is None or are_chosen:
+        return None
+    nodes, tasks = environment.get("SLURM_STEP_NUM_NODES"), environment.get("SLURM_NTASKS")
+    on_host = environment.get("LOCAL_WORLD_SIZE") or environment.get("OMPI_COMM_WORLD_LOCAL_SIZE")
+    is_alone = on_host == "1" if on_host else nodes is not None and nodes == tasks
+    return None if is_alone else (place,)
