@@ -144,7 +144,7 @@ def attached(command: str) -> str:
     begin = f"{{ {LOCK}; if alive; then {busy}; fi; {keep}; {own}; }}"
     back = f"rm -f {files}; mv run.kept/* . 2>/dev/null; rmdir run.kept 2>/dev/null"
     end = f's=$?; {{ {LOCK}; if [ "$(cat run.pid 2>/dev/null)" = $$ ]; then {back}; fi; }} 9> run.lock; exit $s'
-    return f"{ALIVE}; {begin} 9> run.lock; trap : TERM; {command}; {end}"  # sshd gives each shell a process group
+    return f"{ALIVE}; {begin} 9> run.lock; trap : TERM PIPE; {command}; {end}"  # sshd gives each shell a process group
 
 
 def stop(settings: Settings, *, for_good: bool = True) -> str:
@@ -186,11 +186,11 @@ def status_line(settings: Settings, heartbeat: str = "") -> str:
     beat = f'"$(cat {heartbeat} 2>/dev/null | grep . || echo null)"' if heartbeat else "null"
     fields = (
         ("alive", "%s", '"$(alive && echo true || echo false)"'),
-        ("pid", "%s", '"$(cat run.pid 2>/dev/null | grep . || echo null)"'),
-        ("status", "%s", '"$({ is_attached || cat run.status 2>/dev/null; } | grep . || echo null)"'),
+        ("pid", "%s", '"$(cat $K/run.pid 2>/dev/null | grep . || echo null)"'),
+        ("status", "%s", '"$({ { is_attached && alive; } || cat run.status 2>/dev/null; } | grep . || echo null)"'),
         ("stopped", "%s", '"$([ -e run.stopped ] && echo true || echo false)"'),
         ("now", "%s", '"$(date +%s)"'),
-        ("started", "%s", '"$(date -r run.pid +%s 2>/dev/null || echo null)"'),
+        ("started", "%s", '"$(date -r $K/run.pid +%s 2>/dev/null || echo null)"'),
         ("commit", '"%s"', '"$(git rev-parse --verify -q HEAD 2>/dev/null)"'),
         ("changed", "%s", "\"$(git status --porcelain 2>/dev/null | wc -l | tr -d ' ')\""),
         ("rss_gib", "%s", '"$(memory)"'),
@@ -202,7 +202,8 @@ def status_line(settings: Settings, heartbeat: str = "") -> str:
         "'$1 == p { k += $2 } END { printf \"%.2f\", k / 1048576 }'; }"
     )
     values = " ".join(value for *_, value in fields)
-    return in_code(settings, f"{ALIVE}; {memory}; printf {shlex.quote(form)} {values}")
+    known = "K=.; if is_attached && ! alive; then K=run.kept; fi"  # a killed one hides the last launch no longer
+    return in_code(settings, f"{ALIVE}; {memory}; {known}; printf {shlex.quote(form)} {values}")
 
 
 def tail(settings: Settings, *, follow: bool) -> str:

@@ -169,12 +169,17 @@ def test_what_is_known_of_the_last_launch_outlives_a_call_that_waits(host, shell
         assert time.monotonic() < end
     files = {name: (host.code / name).read_text() for name in ("run.pid", "run.boot", "run.command")}
     os.utime(host.code / "run.pid", (1_700_000_000, 1_700_000_000))
-    for stubborn, said in ((False, "worker 3: stopped\n"), (True, "")):  # a killed one cannot put back the files
-        waiting = attached(host, shell, f"bash -c {shlex.quote(f'echo started; {HANGS}' if stubborn else SAVES)}")
+    hangs, stop = f"echo started; {HANGS}", hosts.stop(host.settings, for_good=False)
+    killed = [("kill -s KILL -- -{}", "", True), (stop, "", True)]  # a killed one cannot put back the files
+    for end, said, is_kept in [(stop, "worker 3: stopped\n", False), ("kill -s PIPE -- -{}", "", False), *killed]:
+        waiting = attached(host, shell, f"bash -c {shlex.quote(SAVES if said else hangs)}")
         assert waiting.stdout.readline() == "started\n"
         assert (host.status()["alive"], host.status()["status"]) == (True, None)
-        assert host.run(hosts.stop(host.settings, for_good=False), shell).stdout == said
+        assert host.run(end.replace("{}", str(waiting.pid)), shell).stdout == said
         waiting.communicate(timeout=20)
+        now = host.status()
+        assert (now["alive"], now["pid"], now["status"], now["started"]) == (False, before["pid"], 9, 1_700_000_000)
+        assert (host.code / "run.kept").exists() == is_kept
     last = attached(host, shell, "echo answer")
     assert last.communicate() == ("answer\n", "") and last.returncode == 0
     after = host.status()
