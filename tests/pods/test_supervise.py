@@ -268,8 +268,9 @@ def test_a_run_of_a_maintained_pod_can_end(looks):
     for ending, status in ((FINISHED, 0), (workers(**ended(3)), 3), ([Worker(n, stopped=True) for n in range(2)], 75)):
         found[:] = [ending]
         assert one.look().end == status
-    found[:] = [workers(**ended(137))]
-    assert one.look() == supervise.Verdict()
+    for interrupted in (workers(**ended(137)), [Worker(n, launched=True, status=75) for n in range(2)]):
+        found[:] = [interrupted]
+        assert one.look() == supervise.Verdict()
 
 
 def test_code_whose_installation_failed_is_installed_by_the_next_restart(looks, monkeypatch):
