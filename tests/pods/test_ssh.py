@@ -26,11 +26,14 @@ def test_a_worker_has_one_number_in_all_slices(gcloud):
     """The hosts of each slice count from 0; jax counts its processes slice by slice."""
     text = hosts.in_code(read(REPO_DIR="~/."), f"echo number {hosts.WORKER_NUMBER} > number")
     common = {"FAKE_RUN": "1", "FAKE_HOSTS": "2", "FAKE_SLICES": "3"}
-    for words in ([], ["--worker=3-4,1"]):
+    for words, workers in ([], range(6)), (["--worker=3-4,1"], (1, 3, 4)):
         done = gcloud.run("ssh", "--queued", "--slices=3", *words, "--", text, **common)
         assert done.status == 0, done.stderr
-        found = {file.parent.name: file.read_text() for file in gcloud.folder.glob("worker-*/number")}
-        assert found == {f"worker-{i}": f"number {i}\n" for i in range(6)}
+        files = list(gcloud.folder.glob("worker-*/number"))
+        found = {file.parent.name: file.read_text() for file in files}
+        assert found == {f"worker-{i}": f"number {i}\n" for i in workers}
+        for file in files:
+            file.unlink()
     missing = gcloud.run("ssh", "--queued", "--slices=3", "--worker=6", "--", text, **common)
     assert missing.status == 2 and "the pod has workers 0 to 5" in missing.last_line
 
