@@ -270,11 +270,23 @@ class Gcloud:
         check_worker(worker)
         if len(self.nodes) == 1 and (worker.isdigit() or (worker == "all" and not each)):
             return [(self.nodes[0], worker, 0)]
-        size = self.num_workers // len(self.nodes)
         if worker == "all" and not each:
+            size = self._slice_size()
             return [(node, worker, index * size) for index, node in enumerate(self.nodes)]
+        size = self.num_workers // len(self.nodes)
         chosen = [divmod(number, size) for number in worker_numbers(worker, self.num_workers)]
         return [(self.nodes[node], str(index), node * size) for node, index in chosen]
+
+    def _slice_size(self) -> int:
+        """Return the number of hosts of a slice; if a node is missing, of one that is there, so that it is reached."""
+        try:
+            return self.num_workers // len(self.nodes)
+        except _Missing:
+            for node in self.nodes:
+                with contextlib.suppress(_Missing):
+                    if endpoints := self._describe(node).get("networkEndpoints"):
+                        return len(endpoints)
+            raise
 
     def _side_by_side(self, function, targets, together: bool) -> list[Result]:
         """Return the results of `function` for all targets, all or LOOKS_AT_ONCE at once; in a dry run in order."""

@@ -38,6 +38,18 @@ def test_a_worker_has_one_number_in_all_slices(gcloud):
     assert missing.status == 2 and "the pod has workers 0 to 5" in missing.last_line
 
 
+@pytest.mark.parametrize("missing", [0, 1])
+def test_without_one_slice_the_hosts_of_the_others_are_reached(gcloud, missing):
+    """So `stop` ends what still runs there; the call of the missing one fails."""
+    gone = "ERROR: (gcloud.compute.tpus.tpu-vm) NOT_FOUND: Resource 'nodes/torus' was not found"
+    failures = [{"verb": f"{verb} torus-{missing} ", "status": 1, "stderr": gone} for verb in ("describe", "ssh")]
+    common = {"FAKE_RUN": "1", "FAKE_HOSTS": "2", "FAKE_SLICES": "3", "FAKE_FAILURES": json.dumps(failures)}
+    done = gcloud.run("stop", "--queued", "--slices=3", **common)
+    assert done.status == 1 and "was not found" in done.stderr
+    there = sorted({0, 1, 2, 3, 4, 5} - {2 * missing, 2 * missing + 1})
+    assert sorted(done.stdout.splitlines()) == [f"worker {i}: nothing runs" for i in there]
+
+
 @pytest.mark.parametrize("worker, calls", [("2-3", 2), ("all", 1), ("0", 1)])
 def test_the_failure_of_any_worker_is_known(gcloud, worker, calls):
     done = gcloud.run("ssh", f"--worker={worker}", "--", "false", FAKE_SSH_STATUS="3")
