@@ -52,7 +52,8 @@ def setup_optimizations(settings: Settings, transport: Transport, rest: list[str
     words += recipes.arguments(settings, {})
     worker = str(settings.coordinator_worker) if busy else "all"
     command = shlex.join([*hosts.IN_BACKGROUND, *words, "--ahead"] if busy else words)
-    results = transport.run(hosts.in_environment(settings, command), worker=worker)
+    command = hosts.in_environment(settings, command if busy else hosts.attached(command))
+    results = transport.run(command, worker=worker)
     expect_success(results, "deploy the optimizations")
     if settings.dry_run:
         return

@@ -111,3 +111,13 @@ def test_an_unreachable_host_is_looked_at_once_by_status(gcloud):
     done = gcloud.run("status", FAKE_FAILURES=json.dumps([unreachable]), FAKE_SSH_OUTPUT="{}")
     assert len([argv for argv in done.argvs if argv[3] == "ssh"]) == 4
     assert "worker 2 is unreachable: Connection timed out" in done.stdout
+
+
+@pytest.mark.parametrize("alive", [False, True])
+def test_stop_ends_setup_optimizations_only_where_it_holds_the_devices(gcloud, alive):
+    """After Ctrl-C it keeps the chips. Beside a run it uses none, and `stop` is for the run."""
+    answer = {"alive": alive, "pid": None, "status": None, "stopped": False, "now": 9, "started": None}
+    answer |= {"commit": "", "changed": 0, "rss_gib": 0, "heartbeat": None}
+    done = gcloud.run("setup_optimizations", "--model_size=tiny", FAKE_SSH_OUTPUT=json.dumps(answer))
+    [command] = [word for argv in done.argvs for word in argv if "deploy_optimizations.py" in word]
+    assert ("echo attached > run.command" in command) != alive and ("--ahead" in command) == alive
