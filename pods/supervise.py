@@ -77,7 +77,7 @@ class Supervisor:
         self.mixed_since: float | None = None
         self.waiting_since: float | None = None  # for a pod that Google repairs or maintains
         self.recovering = False
-        self.needs_code = False  # whether a pod was created, and its code is not installed yet
+        self.needs_code = False  # whether a pod was created or reimaged, and its code is not installed yet
         given = settings.given("poll_seconds") or settings.transport != "local"
         self.poll_seconds = settings.poll_seconds if given else LOCAL_POLL_SECONDS
 
@@ -108,6 +108,7 @@ class Supervisor:
             if pod is None or pod.get("state") in NODE_AND_LOST:
                 return Verdict(trouble=f"the pod is {pod['state'] if pod else 'gone'}", lost=True)
             if pod.get("state") in NODE_AND_REPAIRED:
+                self.needs_code |= pod["state"] == "REIMAGING"
                 waits = self._waits(pod["state"])
                 return Verdict(trouble="" if waits else f"the pod is still {pod['state']}", lost=not waits)
             record = studies.with_progress(self.settings, self.transport, self.record)

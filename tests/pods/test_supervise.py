@@ -290,6 +290,15 @@ def test_code_whose_installation_failed_is_installed_by_the_next_restart(looks, 
     assert one.transport.asked == ["delete", "create", "wait", "put_code", "stop", "put_code"]
 
 
+def test_a_reimaged_pod_gets_its_code_again(looks, monkeypatch):
+    found, launched = looks
+    found += [workers(reachable=False, error="there is no ~/torus here")] * 3 + [FINISHED]
+    one = supervisor()
+    states = iter(["REIMAGING"])
+    monkeypatch.setattr(one.transport, "describe", lambda: {"state": next(states, "READY")})
+    assert one.run() == 0 and len(launched) == 1 and one.transport.asked == ["stop", "put_code"]
+
+
 def test_restarts_are_bounded_and_progress_forgets_them(looks, capfd):
     found, launched = looks
     found += [workers(**ended(1))]
