@@ -92,7 +92,9 @@ def _on_host(settings: Settings, folder: str) -> str:
 
 def _join(settings: Settings, transport: Transport, num_workers: int, folder: str, target: pathlib.Path) -> None:
     """Copy the folder of every host, and join their parts in `target`; PodError if no checkpoint is complete."""
-    order = sorted(range(num_workers), key=lambda number: number != settings.coordinator_worker)
+    if (chosen := settings.coordinator_worker) >= num_workers:
+        raise usage_error(f"COORDINATOR_WORKER={chosen}: the workers are 0 to {num_workers - 1}")
+    order = sorted(range(num_workers), key=lambda number: number != chosen)
     local_folder(settings, str(target))
     with tempfile.TemporaryDirectory(prefix=".parts-", dir=None if settings.dry_run else target) as scratch:
         parts = pathlib.Path(f"{target}/.parts" if settings.dry_run else scratch)

@@ -102,18 +102,13 @@ def share_secrets(settings: Settings, transport: Transport) -> None:
 
 
 def group_variables(settings: Settings, transport: Transport) -> dict[str, str]:
-    """Return variables of the process group if PORT or COORDINATOR_WORKER is set; otherwise hosts detect the group."""
-    is_named = settings.given("port") or settings.given("coordinator_worker")
-    if not is_named or settings.transport == "local":
+    """Return variables of the process group if PORT is set; otherwise the hosts detect the group."""
+    if not settings.given("port") or settings.transport == "local":
         return {}
     pod = transport.found()
     endpoints = pod["networkEndpoints"]
     if not endpoints or len(endpoints) != pod["workers"]:  # while the slices are made
         raise PodError(f"only {counted(len(endpoints), 'host')} of {settings.name} so far; `wait` for it and try again")
-    if settings.coordinator_worker >= len(endpoints):
-        raise usage_error(
-            f"COORDINATOR_WORKER={settings.coordinator_worker}: the workers are 0 to {len(endpoints) - 1}"
-        )
     if not (address := endpoints[0].get("ipAddress")):  # of process 0, which opens the ports
         raise PodError(f"worker 0 of {settings.name} has no address yet; `wait` for it")
     return {
