@@ -295,6 +295,10 @@ def _three_steps(settings: Settings, transport: Transport, words: list[str], scr
     print(f"training three steps on {counted(transport.num_workers, 'host')}", flush=True)
     try:
         return transport.run_each(_command(settings, words), together=True)
+    except KeyboardInterrupt:
+        print("stopping the three steps", flush=True)  # the end of an ssh call does not, and they write the folder
+        transport.run(hosts.stop(settings, for_good=False), show=False)
+        raise
     finally:
         transport.run(hosts.in_code(settings, f"rm -rf {hosts.here(scratch)}"), show=False)
         if "://" in scratch:

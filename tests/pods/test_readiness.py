@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from pods import deploy, recipes, records, settings, switches
+from pods import deploy, hosts, recipes, records, settings, switches
 from pods.checks import readiness
 from pods.connection import connect
 from pods.errors import PodError
@@ -203,6 +203,26 @@ def test_on_a_busy_pod_all_that_needs_no_device_is_checked_and_the_run_goes_on(p
         assert all(map(alive, pair.groups())) and len(pair.groups()) == 2
     finally:
         assert pair.run("stop", "--grace_seconds=1").stdout.count("stopped") == 2
+
+
+def test_interrupted_three_steps_are_stopped_before_their_folder_is_removed(capfd):
+    asked = []
+
+    class Pod:
+        num_workers = 2
+
+        def run_each(self, command, together):
+            raise KeyboardInterrupt
+
+        def run(self, command, show):
+            asked.append(command)
+
+    given = found().settings
+    with pytest.raises(KeyboardInterrupt):
+        readiness._three_steps(given, Pod(), [], "/shared/run-readiness-1")
+    stopping, removal = asked
+    assert stopping == hosts.stop(given, for_good=False) and "rm -rf /shared/run-readiness-1" in removal
+    assert "stopping the three steps\n" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
