@@ -163,14 +163,18 @@ def drop_native_stdout() -> None:
 
 
 def check_platform(accelerator: str) -> None:
-    """Raise ConfigError if jax does not use the attached accelerator: jax falls back to the CPU silently."""
+    """Raise ConfigError if jax does not use the attached accelerator: it fails, or falls back to the CPU silently."""
     import jax  # default_backend() initializes the devices
 
-    if jax.default_backend() != accelerator:
+    try:
+        found, why = jax.default_backend(), ""
+    except RuntimeError as error:
+        found, why = "", f" ({' '.join(str(error).split())[:300]})"
+    if found != accelerator:
+        uses = f"jax uses the {found}" if found else "jax cannot use it"
         raise ConfigError(
-            f"a {accelerator} is attached, but jax uses the {jax.default_backend()}: another process uses the "
-            f"{accelerator}, or its packages are not installed (`make setup ACCELERATOR={accelerator}`); set "
-            "JAX_PLATFORMS=cpu to use the CPU"
+            f"a {accelerator} is attached, but {uses}: another process uses the {accelerator}, or its packages are not "
+            f"installed (`make setup ACCELERATOR={accelerator}`); set JAX_PLATFORMS=cpu to use the CPU{why}"
         )
 
 

@@ -2,10 +2,12 @@
 """The error of a configuration, and the words of its message; errors that all processes of a run raise."""
 
 import difflib
+import re
 import unicodedata
 
 DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # which reorder what follows
 SHOWN_CHARACTERS = 60  # of a wrong value in a message
+OF_KERNEL = re.compile(r"memory space vmem|ScopedVmemOom|shared memory size limit", re.IGNORECASE)  # as XLA says it
 
 
 class ConfigError(ValueError):
@@ -16,6 +18,14 @@ class ConfigError(ValueError):
 
 class OfAllProcesses(Exception):
     """An error that all processes of a run raise, so that each ends by itself once it has done what it does then."""
+
+
+def is_too_large(message: str) -> bool:
+    """Return whether XLA refuses a program for a device's memory, and not for the small one of a kernel.
+
+    Smaller batches help in the first case only.
+    """
+    return "RESOURCE_EXHAUSTED" in message and not OF_KERNEL.search(message)
 
 
 def shown(value) -> str:

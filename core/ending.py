@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import pathlib
+import re
 import select
 import signal
 import sys
@@ -18,7 +19,7 @@ from collections.abc import Callable
 
 from cluster import processes
 from cluster.hub import RunError
-from configs.errors import OfAllProcesses, visible
+from configs.errors import OF_KERNEL, OfAllProcesses, visible
 from files import stacks
 from reporting.sink import INTERRUPTED, LAST_WORDS
 
@@ -26,7 +27,8 @@ LOG = logging.getLogger("torus")
 WITHOUT_ERROR = (0, INTERRUPTED)  # exit statuses
 LAST_WORD_SECONDS = 5.0
 BLAME_SECONDS = 5.0  # after a failed collective, the time for the hub to notice which process died
-FULL_DEVICE = "out of memory"  # in what XLA says of a device; RESOURCE_EXHAUSTED may also be a full disk
+# What XLA says of a device, the second on a TPU; RESOURCE_EXHAUSTED may also be a full disk.
+FULL_DEVICE = re.compile(r"out of memory|Attempting to (allocate|reserve) .* That was not possible", re.IGNORECASE)
 LESS_MEMORY = (
     "smaller batches take less memory; in training so do --config.model.remat=full and a larger "
     "--config.train.gradient_accumulation"
@@ -109,7 +111,8 @@ def _with_one_line(kind: type, error: BaseException, trace: types.TracebackType 
             for file in files:
                 with contextlib.suppress(OSError):  # the log is then lost, but not the end of the process
                     file.parent.mkdir(parents=True, exist_ok=True)
-            advice = f"; {LESS_MEMORY}" if FULL_DEVICE in message.lower() else ""
+            is_full = FULL_DEVICE.search(message) and not OF_KERNEL.search(message)
+            advice = f"; {LESS_MEMORY}" if is_full else ""
             line = f"error: {kind.__name__}: {message[:400]}{advice} ({frame.filename}:{frame.lineno}{note})"
             LOG.error("the process ends with", exc_info=(kind, error, trace))
             if processes.count() > 1 and kind.__module__.startswith("jax"):

@@ -34,8 +34,8 @@ def device_lines(config) -> list[str]:
     return [
         f"Local devices: {jax.local_device_count()} ({jax.local_devices()[0].device_kind})",
         f"Global devices: {jax.device_count()}",
-        f"Process index: {jax.process_index()}",
-        f"Process count: {jax.process_count()}",
+        f"Process index: {processes.index()}",
+        f"Process count: {processes.count()}",
         "Mesh: " + " * ".join(f"{axis}={config.mesh[axis]}" for axis in axes),
     ]
 

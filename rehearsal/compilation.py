@@ -23,7 +23,7 @@ from jax.experimental.topologies import get_topology_desc
 
 from cluster.parent import end_with
 from configs import topologies
-from configs.errors import ConfigError
+from configs.errors import ConfigError, is_too_large
 from core import decoding
 from core.assembly import Run, assemble
 from core.models import with_sharding
@@ -153,7 +153,7 @@ def _compiled(run: Run, facts: dict, compile_program: Callable) -> tuple[dict, s
     try:
         compiled = compile_program()
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if not is_too_large(str(error)):
             message = first_line(f"{type(error).__name__}: {error}")
             return {"error": {"kind": "CompileError", "message": message}}, ""
         return facts | {"out_of_memory": True, "total_bytes": needed_bytes(str(error))}, ""

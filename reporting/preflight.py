@@ -11,7 +11,7 @@ import jax
 
 from configs import topologies
 from configs.base import batch_shards
-from configs.errors import ConfigError
+from configs.errors import ConfigError, is_too_large
 from reporting import throughput
 from reporting.display import counted, duration
 from settings import layouts, meta_learning
@@ -84,7 +84,7 @@ def needed_gib(compile_step: Callable) -> float:
     try:
         return compiled_gib(compile_step())
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if not is_too_large(str(error)):
             raise
         return math.inf
 

@@ -15,7 +15,7 @@ from layers.axes import platform
 from layers.products import einsum, einsum_f32
 
 BLOCK = {"cpu": 128, "gpu": 256, "tpu": 1}  # rows; the size of a group is a multiple of it
-TILE_ROWS, TILE = 512, 1024  # of the kernel: rows, and columns of both kinds
+TILE_ROWS, TILE_BYTES = 512, 2048  # of the kernel: rows, and bytes of the columns of both kinds
 LANES = 128  # a tile's columns are a multiple of it in both kinds, since the backward pass swaps the kinds
 
 
@@ -53,7 +53,8 @@ def kernel(x_SD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array, *, inter
     from jax.experimental.pallas.ops.tpu.megablox import gmm  # with the compiler of kernels, which few models need
 
     _, D, F = weights_EDF.shape
-    tiling = (TILE_ROWS, *(min(TILE, math.ceil(size / LANES) * LANES) for size in (D, F)))
+    most = TILE_BYTES // x_SD.dtype.itemsize
+    tiling = (TILE_ROWS, *(min(most, math.ceil(size / LANES) * LANES) for size in (D, F)))
     return gmm(x_SD, weights_EDF, sizes_E, x_SD.dtype, tiling, None, None, False, interpret)
 
 

@@ -5,6 +5,7 @@ import os
 import pathlib
 import threading
 
+import jax
 import pytest
 
 from cluster import startup
@@ -181,6 +182,15 @@ def test_on_a_gpu_no_tpu_is_looked_for(machine, asked, installed, left):
     machine.setattr(startup.importlib.util, "find_spec", lambda name: object() if installed else None)
     startup.choose_platform(None, "gpu", pathlib.Path("/cache"))
     assert os.environ["JAX_PLATFORMS"] == left
+
+
+def test_a_tpu_that_another_process_uses_is_named_with_its_process(monkeypatch):
+    def fail():
+        raise RuntimeError("Unable to initialize backend 'tpu': ABORTED: TPU is in use by process with pid 7")
+
+    monkeypatch.setattr(jax, "default_backend", fail)
+    with pytest.raises(ConfigError, match=r"a tpu is attached, but jax cannot use it: .* in use by process with pid 7"):
+        startup.check_platform("tpu")
 
 
 @pytest.mark.parametrize("chosen", [{}, {"JAX_ENABLE_COMPILATION_CACHE": "true"}])

@@ -226,6 +226,18 @@ def test_a_process_ends_with_one_line_and_status_2_before_jax_is_imported(argume
             "error: RuntimeError: RESOURCE_EXHAUSTED: Out of memory; smaller batches take less memory; in training",
         ),
         (
+            "raise RuntimeError('RESOURCE_EXHAUSTED: Error allocating device buffer: Attempting to allocate 196.00M. '"
+            "'That was not possible. There are 134.44M free.; (1x0x0_HBM0)')",
+            1,
+            "error: RuntimeError: RESOURCE_EXHAUSTED: Error allocating device buffer: Attempting to allocate 196.00M. "
+            "That was not possible. There are 134.44M free.; (1x0x0_HBM0); smaller batches take less memory; in tr",
+        ),
+        (
+            "raise RuntimeError('RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem.')",
+            1,
+            "error: RuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. (<string>",
+        ),
+        (
             "raise RuntimeError('RESOURCE_EXHAUSTED: No space left on device')",
             1,
             "error: RuntimeError: RESOURCE_EXHAUSTED: No space left on device (<string>",

@@ -60,5 +60,6 @@ def test_tiles_of_a_tpu_are_whole_lanes_whatever_the_width(monkeypatch):
     given = []
     monkeypatch.setattr(megablox, "gmm", lambda x, w, sizes, dtype, tiling, *rest: given.append(tiling))
     for size in (704, 20, 2816):
-        grouped.kernel(jnp.zeros((512, 512)), jnp.zeros((E, 512, size)), None)
-    assert given == [(512, 512, 768), (512, 512, 128), (512, 512, 1024)]
+        grouped.kernel(jnp.zeros((512, 512), jnp.bfloat16), jnp.zeros((E, 512, size)), None)
+    grouped.kernel(jnp.zeros((512, 1024)), jnp.zeros((E, 1024, 2816)), None)  # 32 bits: twice the bytes in a core
+    assert given == [(512, 512, 768), (512, 512, 128), (512, 512, 1024), (512, 512, 512)]
