@@ -3,6 +3,8 @@
 
 from collections.abc import Mapping
 
+CHOOSE = ("JAX_LOCAL_DEVICE_IDS", "JAX_CUDA_VISIBLE_DEVICES")  # jax reads them
+
 
 def of_process(environment: Mapping[str, str], place: int | None) -> tuple[int, ...] | None:
     """Return the GPU of a process that shares its host with others; None for all that are visible.
@@ -13,8 +15,8 @@ def of_process(environment: Mapping[str, str], place: int | None) -> tuple[int, 
     Args:
       place: of the process among those of its host; None if nothing says it.
     """
-    are_chosen = environment.get("JAX_LOCAL_DEVICE_IDS") or "," not in environment.get("CUDA_VISIBLE_DEVICES", ",")
-    if place is None or are_chosen:
+    are_chosen = any(environment.get(name) for name in CHOOSE)
+    if place is None or are_chosen or "," not in environment.get("CUDA_VISIBLE_DEVICES", ","):
         return None
     nodes, tasks = environment.get("SLURM_STEP_NUM_NODES"), environment.get("SLURM_NTASKS")
     on_host = environment.get("LOCAL_WORLD_SIZE") or environment.get("OMPI_COMM_WORLD_LOCAL_SIZE")

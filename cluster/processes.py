@@ -93,8 +93,9 @@ def find(environment: Mapping[str, str], accelerator: str, join_seconds: float) 
     if groups:
         if accelerator == "tpu" and not one_host:
             _check_hosts(groups[0], environment)
-        shares_host = accelerator == "gpu" and "LOCAL_WORLD_SIZE" in environment  # as torchrun sets it
-        place = _number("LOCAL_RANK", environment.get("LOCAL_RANK", "0")) if shares_host else None
+        by_torchrun = all(environment.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        may_share = accelerator == "gpu" and groups[0].count > 1 and by_torchrun
+        place = _number("LOCAL_RANK", environment["LOCAL_RANK"]) if may_share else None
         return dataclasses.replace(groups[0], local_devices=gpus.of_process(environment, place))
     hosts = next((environment[name] for name in HOSTS if environment.get(name)), ",")
     only_worker = "," not in hosts and not environment.get("MEGASCALE_NUM_SLICES")

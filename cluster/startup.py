@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 
 from cluster import compiled_programs, metadata
+from cluster.hub import RunError
 from configs.errors import ConfigError, shown
 from configs.topologies import Topology
 from settings.environment import UNREAD_VARIABLES, unread_lines
@@ -105,12 +106,15 @@ def use_one_chip() -> None:
 
 
 def compile_at_each_start() -> None:
-    """Switch the cache of compiled programs off, unless the environment says otherwise; call it before jax is imported.
+    """Switch the cache of compiled programs off, unless the environment says otherwise.
 
     The processes of several GPUs tune a program together (XLA's sharded autotuning). One that loads it from its own
     cache, which jax writes in process 0 alone, would let the others wait for its part for ever.
     """
-    os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
+    if "JAX_ENABLE_COMPILATION_CACHE" not in os.environ:
+        os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+        if "jax" in sys.modules:  # it read the variables when it was imported, as to detect SLURM
+            sys.modules["jax"].config.update("jax_enable_compilation_cache", False)
 
 
 def choose_libraries() -> None:
@@ -163,18 +167,17 @@ def drop_native_stdout() -> None:
 
 
 def check_platform(accelerator: str) -> None:
-    """Raise ConfigError if jax does not use the attached accelerator: it fails, or falls back to the CPU silently."""
+    """Raise ConfigError if jax silently uses the CPU and not the attached accelerator, RunError if it fails."""
     import jax  # default_backend() initializes the devices
 
     try:
-        found, why = jax.default_backend(), ""
-    except RuntimeError as error:
-        found, why = "", f" ({' '.join(str(error).split())[:300]})"
+        found = jax.default_backend()
+    except RuntimeError as error:  # another process may use it still, or come too late
+        raise RunError(f"jax cannot use the {accelerator} of this machine: {' '.join(str(error).split())}") from error
     if found != accelerator:
-        uses = f"jax uses the {found}" if found else "jax cannot use it"
         raise ConfigError(
-            f"a {accelerator} is attached, but {uses}: another process uses the {accelerator}, or its packages are not "
-            f"installed (`make setup ACCELERATOR={accelerator}`); set JAX_PLATFORMS=cpu to use the CPU{why}"
+            f"a {accelerator} is attached, but jax uses the {found}: another process uses the {accelerator}, or its "
+            f"packages are not installed (`make setup ACCELERATOR={accelerator}`); set JAX_PLATFORMS=cpu to use the CPU"
         )
 
 

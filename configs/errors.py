@@ -7,7 +7,7 @@ import unicodedata
 
 DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # which reorder what follows
 SHOWN_CHARACTERS = 60  # of a wrong value in a message
-OF_KERNEL = re.compile(r"memory space vmem|ScopedVmemOom|shared memory size limit", re.IGNORECASE)  # as XLA says it
+OF_KERNEL = re.compile(r"memory space [sv]mem|ScopedVmemOom|shared memory size limit", re.IGNORECASE)  # as XLA says it
 
 
 class ConfigError(ValueError):

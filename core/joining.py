@@ -37,6 +37,8 @@ def join(default_devices: int = 0) -> str:
         sys.modules["jax"].config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or None)
         sys.modules["jax"].config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
     group = processes.find(os.environ, accelerator, JOIN_SECONDS)
+    if accelerator == "gpu" and group and group.count > 1:
+        startup.compile_at_each_start()
     if accelerator == "cpu":
         is_asked = "device_count" in os.environ.get("XLA_FLAGS", "") or os.environ.get("JAX_NUM_CPU_DEVICES")
         mesh = environment_mesh(os.environ)

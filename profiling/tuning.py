@@ -17,7 +17,6 @@ import jax
 
 from cluster import processes
 from cluster.hub import RunError
-from configs.errors import is_too_large
 from core.callbacks import Callback, Stop
 from input_pipeline.batches import importing_tensorflow
 from profiling.advice import Advice
@@ -150,7 +149,7 @@ def _measured_if_it_fits(*what, **arguments) -> Trial | None:
     except preflight.StepTooLarge:
         return None
     except jax.errors.JaxRuntimeError as error:
-        if not is_too_large(str(error)):
+        if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return None
 

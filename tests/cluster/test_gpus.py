@@ -21,6 +21,7 @@ TORCHRUN, SLURM = {"LOCAL_WORLD_SIZE": "8"}, {"SLURM_NTASKS": "16", "SLURM_STEP_
         (SLURM | {"CUDA_VISIBLE_DEVICES": "5"}, 7, None),
         (SLURM | {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}, 7, (7,)),
         (SLURM | {"JAX_LOCAL_DEVICE_IDS": "0,1"}, 1, None),
+        (TORCHRUN | {"JAX_CUDA_VISIBLE_DEVICES": "4,5,6,7"}, 1, None),
         ({}, None, None),
     ],
 )

@@ -185,6 +185,9 @@ def test_on_a_tpu_and_under_slurm_jax_finds_the_others(monkeypatch):
         monkeypatch.setenv(name, value)
     group = find(slurm)
     assert (group.host, group.index, group.count, group.source) == ("node3", 2, 4, "jax")
+    assert group.local_devices is None  # alone on its node, so all GPUs are its own
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "2")
+    assert find(slurm).local_devices == (0,)
     monkeypatch.setenv("SLURM_NTASKS", "1")
     monkeypatch.setenv("SLURM_PROCID", "0")
     assert find(slurm | {"SLURM_NTASKS": "1"}) is None

@@ -9,6 +9,7 @@ import jax
 import pytest
 
 from cluster import startup
+from cluster.hub import RunError
 from configs import topologies
 from configs.errors import ConfigError
 from tests.metadata_server import Metadata
@@ -174,12 +175,18 @@ def test_a_passed_through_device_is_a_tpu_where_google_made_one(machine, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("asked", "installed", "left"), [("", True, "cuda,cpu"), ("gpu", True, "gpu"), ("", False, "")]
+    ("asked", "installed", "left"),
+    [
+        ("", "jax_cuda12_plugin", "cuda,cpu"),
+        ("", "jax_cuda13_plugin", "cuda,cpu"),
+        ("gpu", "jax_cuda12_plugin", "gpu"),
+        ("", "", ""),
+    ],
 )
 def test_on_a_gpu_no_tpu_is_looked_for(machine, asked, installed, left):
     """libtpu is installed for rehearsals; with JAX_PLATFORMS unset jax would try it first, and complain."""
     machine.setenv("JAX_PLATFORMS", asked)
-    machine.setattr(startup.importlib.util, "find_spec", lambda name: object() if installed else None)
+    machine.setattr(startup.importlib.util, "find_spec", lambda name: object() if name == installed else None)
     startup.choose_platform(None, "gpu", pathlib.Path("/cache"))
     assert os.environ["JAX_PLATFORMS"] == left
 
@@ -189,15 +196,18 @@ def test_a_tpu_that_another_process_uses_is_named_with_its_process(monkeypatch):
         raise RuntimeError("Unable to initialize backend 'tpu': ABORTED: TPU is in use by process with pid 7")
 
     monkeypatch.setattr(jax, "default_backend", fail)
-    with pytest.raises(ConfigError, match=r"a tpu is attached, but jax cannot use it: .* in use by process with pid 7"):
+    with pytest.raises(RunError, match=r"^jax cannot use the tpu of this machine: .* in use by process with pid 7"):
         startup.check_platform("tpu")
 
 
 @pytest.mark.parametrize("chosen", [{}, {"JAX_ENABLE_COMPILATION_CACHE": "true"}])
 def test_processes_of_several_gpus_compile_at_each_start_unless_the_cache_is_asked_for(monkeypatch, chosen):
     monkeypatch.setattr(os, "environ", dict(chosen))
+    read = []
+    monkeypatch.setattr(type(jax.config), "update", lambda config, *given: read.append(given))
     startup.compile_at_each_start()
     assert os.environ == (chosen or {"JAX_ENABLE_COMPILATION_CACHE": "false"})
+    assert read == ([] if chosen else [("jax_enable_compilation_cache", False)])  # jax was imported before
 
 
 @pytest.mark.parametrize(("processes", "local"), [(1, 16), (4, 4), (16, 1)])

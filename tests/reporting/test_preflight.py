@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from configs import base, tiny, topologies
-from configs.errors import ConfigError
+from configs.errors import ConfigError, is_too_large
 from reporting import preflight
 from reporting.sinks import alerts
 
@@ -141,3 +141,17 @@ def test_simulated_devices_have_no_rates_of_the_chip_that_they_stand_for():
     """Else a profile on a laptop would show the MFU and the energy of a TPU."""
     assert preflight.known_topology(topologies.get("v4-8")) is None
     assert preflight.known_topology(topologies.get("cpu-8")).name == "cpu-8"
+
+
+@pytest.mark.parametrize(
+    ("message", "is_device"),
+    [
+        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 35.14G of 30.75G hbm.", True),
+        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 18.45M of 16.00M vmem.", False),
+        ("RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom: too much", False),
+        ("RESOURCE_EXHAUSTED: Shared memory size limit exceeded: requested 131072", False),
+        ("INTERNAL: out of memory", False),
+    ],
+)
+def test_a_kernel_that_does_not_fit_a_core_is_no_lack_of_device_memory(message, is_device):
+    assert is_too_large(message) is is_device
