@@ -48,12 +48,12 @@ def ask(host: str, key: str, seconds: float, **query: str | int) -> tuple[str, s
         connection.close()
 
 
-def accelerator_type() -> str | None:
-    """Return the type of the TPU slice that this machine belongs to, such as v4-32; None if the metadata has none."""
+def attribute(name: str) -> str | None:
+    """Return an attribute of this machine, such as accelerator-type of a TPU VM; None if the metadata has none."""
     if (host := find_host()) is None:
         return None
     try:
-        return ask(host, "attributes/accelerator-type", SECONDS)[0]
+        return ask(host, f"attributes/{name}", SECONDS)[0]
     except FAILURES:
         return None
 
@@ -65,9 +65,5 @@ def count_hosts(environment: Mapping[str, str]) -> int | None:
     """
     if names := environment.get("TPU_WORKER_HOSTNAMES"):
         return len(names.split(","))
-    if (host := find_host()) is None:
-        return None
-    try:
-        return len(ask(host, "attributes/worker-network-endpoints", SECONDS)[0].split(","))
-    except FAILURES:
-        return None
+    endpoints = attribute("worker-network-endpoints")
+    return None if endpoints is None else len(endpoints.split(","))

@@ -56,7 +56,7 @@ def attached_accelerator() -> str:
     asked = os.environ.get("JAX_PLATFORMS", "").split(",")[0].replace("cuda", "gpu")
     if asked == "cpu":
         return asked
-    if found == "cpu" and (kind := metadata.accelerator_type()):
+    if found == "cpu" and (kind := metadata.attribute("accelerator-type")):
         raise ConfigError(
             f"this machine is a TPU VM ({kind}), but shows no chips: its software version is that of another TPU, its "
             "driver failed, or this container was given no devices; mend that, or set JAX_PLATFORMS=cpu to use its CPU"

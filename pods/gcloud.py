@@ -282,11 +282,17 @@ class Gcloud:
         try:
             return self.num_workers // len(self.nodes)
         except _Missing:
-            for node in self.nodes:
-                with contextlib.suppress(_Missing):
-                    if endpoints := self._describe(node).get("networkEndpoints"):
-                        return len(endpoints)
-            raise
+            sizes = (len(self._if_there(node).get("networkEndpoints", [])) for node in self.nodes)
+            if not (size := next(filter(None, sizes), 0)):
+                raise
+            return size
+
+    def _if_there(self, node: str) -> dict:
+        """Describe a node; {} if it does not exist."""
+        try:
+            return self._describe(node)
+        except _Missing:
+            return {}
 
     def _side_by_side(self, function, targets, together: bool) -> list[Result]:
         """Return the results of `function` for all targets, all or LOOKS_AT_ONCE at once; in a dry run in order."""
