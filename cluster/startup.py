@@ -31,6 +31,7 @@ ONE_CHIP = {
     "TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_VISIBLE_CHIPS": "0",
     "CLOUD_TPU_TASK_ID": "0",
 }  # fmt: skip
+PRECISION = "JAX_DEFAULT_MATMUL_PRECISION"
 CUDA = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 MOST_SIMULATED = 256  # devices of a process: XLA takes 2 GiB for 256, over 22 GiB for 1,023, and aborts from 2,048 on
 # XLA's CPU collectives abort when a participant is late, which happens with 32 device threads on 2 cores.
@@ -164,6 +165,15 @@ def drop_native_stdout() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, usual.fileno())
     os.close(nowhere)
+
+
+def precision(dtype: str) -> dict[str, str]:
+    """Return the variable by which jax computes products in `dtype`, which is model.dtype, unless the user has set it.
+
+    By default TPUs round the factors of float32 products to bfloat16, and GPUs to TF32.
+    """
+    asked = os.environ.get(PRECISION) or ("highest" if dtype == "float32" else "")
+    return {PRECISION: asked} if asked else {}
 
 
 def check_platform(accelerator: str) -> None:

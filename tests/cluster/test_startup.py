@@ -166,6 +166,15 @@ def test_one_chip_is_used_unless_others_are_chosen(monkeypatch, chosen):
     assert os.environ == (chosen or startup.ONE_CHIP)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "given", "used"),
+    [("float32", "", "highest"), ("float32", "default", "default"), ("bfloat16", "", ""), ("auto", "high", "high")],
+)
+def test_float32_products_are_not_rounded_to_bfloat16_unless_that_is_asked_for(monkeypatch, dtype, given, used):
+    monkeypatch.setattr(os, "environ", {startup.PRECISION: given} if given else {})
+    assert startup.precision(dtype) == ({startup.PRECISION: used} if used else {})
+
+
 @pytest.mark.parametrize(("vendor", "found"), [("0x1ae0\n", "tpu"), ("0x8086\n", "cpu")])
 def test_a_passed_through_device_is_a_tpu_where_google_made_one(machine, tmp_path, vendor, found):
     (tmp_path / "vendor").write_text(vendor)

@@ -9,6 +9,7 @@ import pytest
 from configs import base, topologies
 from rehearsal.compiler import PROGRAM, Compiled
 from rehearsal.estimate import _notes, estimate
+from tests.rehearsal.test_gpu_attention import rehearsed
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,13 @@ def test_a_program_without_the_compilers_cycles_is_not_timed_by_a_guess(tmp_path
     }  # fmt: skip
     with pytest.raises(ValueError, match="no cycle estimates of the compiler"):
         estimate(Compiled(base.get_config(), topologies.get("v4-8"), facts, tmp_path))
+
+
+@pytest.mark.slow
+def test_float32_products_are_rehearsed_as_the_run_computes_them(tmp_path):
+    """A TPU computes six products of bfloat16 for one; its compiler knows that where it is asked for."""
+    sizes, chips = {"embed_dim": 512, "mlp_dim": 2048}, topologies.get("v4-8")
+    found = [rehearsed(tmp_path, chips, dtype=dtype, **sizes) for dtype in ("bfloat16", "float32")]
+    for category, least in [("matmul", 2), ("attention kernel", 6)]:
+        once, six_times = (figures["seconds_by_category"][category] for figures in found)
+        assert six_times > 0.99 * least * once
