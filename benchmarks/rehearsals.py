@@ -104,7 +104,7 @@ def exhaustive() -> None:
     is compiled.
     """
     loaded = OWN.load()
-    capacity = loaded.topology.hbm_gib * 2**30 * search.MEMORY_MARGIN
+    capacity = loaded.topology.capacity_gib * 2**30 * search.MEMORY_MARGIN
     layouts = [c for c in search.layouts(loaded, loaded.topology, any_batch=False) if c.predicted_bytes <= capacity]
     layouts.sort(key=lambda candidate: candidate.predicted_seconds)
     several = [c for c in layouts if c.config.mesh.model <= WIDEST]

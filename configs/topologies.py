@@ -8,6 +8,7 @@ sheets (dense bfloat16, int8 and fp8). The bandwidth to the host's memory is fro
 """
 
 import dataclasses
+import os
 import re
 from importlib import metadata
 
@@ -64,6 +65,15 @@ class Topology:
     @property
     def chips_per_host(self) -> int:
         return self.chips // self.hosts
+
+    @property
+    def capacity_gib(self) -> float:
+        """Memory for the arrays of a device: jax takes 75 % of a GPU's, and CPU devices share this machine's."""
+        if self.accelerator == "cpu":
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 / self.chips
+        if self.accelerator == "gpu":
+            return self.hbm_gib * float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") or 0.75)
+        return self.hbm_gib
 
 
 CHIPS = {

@@ -49,7 +49,7 @@ class Measured(NamedTuple):
     @property
     def capacity_gib(self) -> float | None:
         """Memory of a device, if it is known."""
-        return self.topology.hbm_gib if self.topology else None
+        return self.topology.capacity_gib if self.topology and self.topology.hbm_gib else None
 
 
 class Advice(NamedTuple):

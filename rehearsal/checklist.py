@@ -15,7 +15,7 @@ from typing import NamedTuple
 from configs.base import BATCH_AXES
 from rehearsal import hlo, roofline, schedule
 from rehearsal.assumptions import Assumptions, of_topology
-from rehearsal.compiler import GIB, Compiled, capacity_gib
+from rehearsal.compiler import GIB, Compiled
 from rehearsal.layouts import sizing
 from rehearsal.sections import Section, Table, seconds_text
 from reporting.display import duration
@@ -67,7 +67,7 @@ def see(config, text: str, *, given: Assumptions, mesh: dict[str, int], **sizes)
 def of_rehearsal(compiled: Compiled, figures: dict) -> list[Point]:
     """Return all points of a compiled step, given the report on it."""
     topology, facts = compiled.topology, compiled.facts
-    capacity = capacity_gib(topology)
+    capacity = topology.capacity_gib
     return judge(see(
         compiled.config, compiled.program(), given=of_topology(topology, figures["peak_flops"]), mesh=facts["mesh"],
         accelerator=topology.accelerator, state_bytes=compiled.state_bytes - facts["on_host"],

@@ -103,15 +103,7 @@ class Compiled:
     @property
     def fits(self) -> bool:
         """Whether it compiled and needs no more memory than the chip has."""
-        capacity = capacity_gib(self.topology)
-        return not self.facts["out_of_memory"] and (capacity is None or self.total_bytes <= capacity * GIB)
-
-
-def capacity_gib(topology: topologies.Topology) -> float | None:
-    """Return the memory of one device in GiB; a CPU device has its share of this machine's memory."""
-    if topology.accelerator == "cpu":
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB / topology.chips
-    return topology.hbm_gib
+        return not self.facts["out_of_memory"] and self.total_bytes <= self.topology.capacity_gib * GIB
 
 
 def check_compiler(topology: topologies.Topology) -> None:

@@ -9,7 +9,7 @@ import math
 
 from configs import topologies
 from rehearsal import assumptions, hlo, schedule
-from rehearsal.compiler import GIB, Call, Compiled, capacity_gib, in_order
+from rehearsal.compiler import GIB, Call, Compiled, in_order
 from rehearsal.estimate import seconds_by_category
 from rehearsal.sections import Section, Table, mesh_text, seconds_bars, seconds_text
 from reporting.display import counted
@@ -38,7 +38,7 @@ def figures(loaded, compiled: dict[str, Compiled], rows: int, length: int) -> di
         "recipe": loaded.recipe, "topology": topology.name, "chips": topology.chips, "hosts": topology.hosts,
         "typed": loaded.as_typed(), "rows": rows, "length": length, "mesh": facts["mesh"],
         "num_parameters": facts["num_parameters"], "fits": all(one.fits for one in compiled.values()),
-        "hbm_gib": {name: size / GIB for name, size in hbm.items()} | {"capacity": capacity_gib(topology)},
+        "hbm_gib": {name: size / GIB for name, size in hbm.items()} | {"capacity": topology.capacity_gib},
         "compile_seconds": {name: one.facts.get("compile_seconds") for name, one in compiled.items()},
         "assumptions": assumptions.table_of_decoding(topology),
     }  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 
 from cluster import identity
 from rehearsal import assumptions, hlo, memory, roofline, schedule, sealed
-from rehearsal.compiler import GIB, Compiled, capacity_gib
+from rehearsal.compiler import GIB, Compiled
 
 HEAVIEST = 20
 SHORTEST_BAR = 0.0005  # of an iteration; timelines omit shorter events
@@ -88,7 +88,7 @@ def _of_memory(compiled: Compiled, at_peak: dict[str, float], used: memory.Usage
     state, frozen, total = compiled.facts["state"], compiled.facts["frozen"], compiled.total_bytes
     parts = {name: size / GIB for name, size in memory.breakdown(at_peak, state, frozen, total).items()}
     others = total / GIB - sum(parts[name] for name in ("parameters", "optimizer", "batch"))
-    sizes = {"activations_and_temporaries": others, "total": total / GIB, "capacity": capacity_gib(compiled.topology)}
+    sizes = {"activations_and_temporaries": others, "total": total / GIB, "capacity": compiled.topology.capacity_gib}
     named = used.largest() if used else []
     return {
         "hbm_gib": {name.replace(" ", "_"): size for name, size in parts.items()} | sizes,

@@ -5,7 +5,7 @@ The programs of an evaluation and of a sample of text are compiled. A checkpoint
 the host's memory before it is written. A restore needs at most as much there. A host's own needs are HOST_GIB.
 """
 
-from rehearsal.compiler import EVALUATION, GIB, SAMPLE, Call, Compiled, capacity_gib, in_order
+from rehearsal.compiler import EVALUATION, GIB, SAMPLE, Call, Compiled, in_order
 from rehearsal.sections import Section, Table
 
 HOST_GIB = 8.0  # of the process, its libraries and the batches that it makes ahead
@@ -36,7 +36,7 @@ def rehearse(compiled: Compiled, figures: dict, display) -> dict:
 
 def _row(topology, phase: str, fits: bool, chip: float, host: float | None = None) -> dict:
     """Return the verdict on a phase, given the bytes that it needs; a capacity that is unknown does not decide it."""
-    chip_gib, host_gib = capacity_gib(topology), None if host is None else topology.host_gib
+    chip_gib, host_gib = topology.capacity_gib, None if host is None else topology.host_gib
     fits &= chip_gib is None or chip <= chip_gib * GIB
     fits &= host_gib is None or host <= host_gib * GIB
     return {

@@ -8,7 +8,7 @@ bound: all prompts and all answers have the most tokens that fit in a row.
 import math
 
 from rehearsal import decoding
-from rehearsal.compiler import GIB, Compiled, capacity_gib
+from rehearsal.compiler import GIB, Compiled
 from rehearsal.report import cost
 from settings.decoding import for_decoding
 
@@ -27,7 +27,7 @@ def rehearse(loaded, compiled: Compiled, figures: dict, display) -> dict:
 def added(compiled: Compiled, figures: dict, found: dict) -> dict:
     """Return the keys of both phases, given the report on a step and that of a server which decodes its answers."""
     facts, config = compiled.facts, compiled.config
-    hbm = _memory(sum(facts["state"].values()) + facts["frozen"], found["hbm_gib"], capacity_gib(compiled.topology))
+    hbm = _memory(sum(facts["state"].values()) + facts["frozen"], found["hbm_gib"], compiled.topology.capacity_gib)
     rollout = {"fits": found["fits"] and hbm["total"] <= hbm["capacity"], "hbm_gib": hbm, "seconds": None}
     rollout |= {name: found[name] for name in ("rows", "length", "mesh", "prefill", "decode")}
     step = None

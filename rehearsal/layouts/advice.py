@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 
 from configs.base import KEYS, batch_shards
-from rehearsal.compiler import GIB, Compiled, capacity_gib
+from rehearsal.compiler import GIB, Compiled
 from rehearsal.estimate import code_digest, estimate, kept
 from rehearsal.layouts import sizing
 from rehearsal.sections import options
@@ -34,7 +34,7 @@ def advise(compiled: Compiled, figures: dict, display, *, seconds: float) -> dic
       figures: the report on `compiled`.
       seconds: the time limit for compiling changes; with 0 none is compiled.
     """
-    key = hashlib.sha256(f"{capacity_gib(compiled.topology)} {seconds}".encode()).hexdigest()[:12]
+    key = hashlib.sha256(f"{compiled.topology.capacity_gib} {seconds}".encode()).hexdigest()[:12]
     path = compiled.folder / f"advice-{key}-{code_digest('layouts/advice', 'layouts/sizing')}.json"
 
     def make() -> dict:
@@ -87,7 +87,7 @@ class Study:
         for row in rows:
             if config := self._changed(row["keys"]):
                 total = off * sizing.predict(config)
-                fits = total <= capacity_gib(self.compiled.topology)
+                fits = total <= self.compiled.topology.capacity_gib
                 memory = {"total_gib": total, "gives_gib": now - total, "fits": fits}
                 found.append(row | memory | {"gain": None, "step_seconds": None, "verified": False})
         return found

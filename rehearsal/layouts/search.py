@@ -161,7 +161,7 @@ def _most_promising(candidates: list[Candidate], tried: list[Candidate], topolog
     times = [(c.features, math.log(c.seconds / c.predicted_seconds)) for c in tried if c.seconds < math.inf]
     sizes = [(c.features, math.log(c.row["GiB"] * GIB / c.predicted_bytes)) for c in tried if "GiB" in c.row]
     slower, larger = _correction(times), _correction(sizes)
-    capacity = topology.hbm_gib * GIB * (MEMORY_MARGIN if len(tried) < ROUND else CORRECTED_MARGIN)
+    capacity = topology.capacity_gib * GIB * (MEMORY_MARGIN if len(tried) < ROUND else CORRECTED_MARGIN)
     done = [candidate.keys for candidate in tried]
     rest = [c for c in candidates if c.keys not in done and c.predicted_bytes * larger(c) <= capacity]
     best = min((c.seconds for c in tried), default=math.inf)
@@ -300,7 +300,7 @@ def _largest(loaded, topology, display, length: int, sizes: list[dict]) -> dict:
     factor, best, fitting, too_large = 1.0, None, -1, len(configs)
     for _ in range(TRIES):
         between = range(fitting + 1, too_large)
-        hoped = [n for n in between if factor * predicted[n] <= topology.hbm_gib * GIB]
+        hoped = [n for n in between if factor * predicted[n] <= topology.capacity_gib * GIB]
         if not hoped and (best or not between):
             break
         index = hoped[-1] if hoped else between[len(between) // 2]

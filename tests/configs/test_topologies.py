@@ -113,3 +113,10 @@ def test_options_of_the_gpu_compiler_are_known_to_it_and_change_something(tmp_pa
     assert options.keys() <= {line.partition(":")[0] for line in dumped.read_text().splitlines()}
     with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
         program.compile(compiler_options={"xla_gpu_enable_no_such_option": True})
+
+
+@pytest.mark.parametrize(("given", "share"), [("", 0.75), (".92", 0.92)])
+def test_arrays_have_the_share_of_a_gpus_memory_that_jax_takes(monkeypatch, given, share):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", given)
+    gpu, tpu = topologies.get("h200-1"), topologies.get("v4-8")
+    assert (gpu.capacity_gib, tpu.capacity_gib) == (share * gpu.hbm_gib, tpu.hbm_gib)
