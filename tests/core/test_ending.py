@@ -16,6 +16,9 @@ BEGINS = """
 import signal, sys, threading, time
 from core import ending
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
+def wait():  # in short sleeps: a signal just before a long one would not interrupt it
+    for _ in range(600):
+        time.sleep(0.1)
 """
 FAILS_IN_A_THREAD = """
 from cluster.hub import RunError
@@ -93,7 +96,7 @@ time.sleep(60)
 
 
 def test_the_loss_of_the_terminal_interrupts_as_sigterm_does():
-    process = started("ending.install(); print('ready', flush=True); time.sleep(60)")
+    process = started("ending.install(); print('ready', flush=True); wait()")
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGHUP)
     assert process.communicate()[1].startswith("interrupted") and process.returncode == 75
@@ -113,7 +116,7 @@ def test_a_run_whose_terminal_is_gone_ends_as_any_interrupted_one():
 from reporting.display import Display
 ending.install()
 with Display(100) as display:
-    time.sleep(60)
+    wait()
 """,
         output=end,
     )
@@ -131,7 +134,7 @@ with Display(100) as display:
     [
         "list(in_threads(read, range(1, 9), 2))",
         "import contextlib\nwith contextlib.closing(in_threads(read, range(9), 2)) as results:\n"
-        "    for result in results: time.sleep(60)",
+        "    for result in results: wait()",
     ],
     ids=["waiting for a result", "using a result"],
 )
