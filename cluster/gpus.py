@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds which GPUs of its host a process uses."""
 
+import glob
+import itertools
 from collections.abc import Mapping
+
+from configs.errors import ConfigError
 
 CHOOSE = ("JAX_LOCAL_DEVICE_IDS", "JAX_CUDA_VISIBLE_DEVICES")  # jax reads them
 
@@ -22,3 +26,17 @@ def of_process(environment: Mapping[str, str], place: int | None) -> tuple[int, 
     on_host = environment.get("LOCAL_WORLD_SIZE") or environment.get("OMPI_COMM_WORLD_LOCAL_SIZE")
     is_alone = on_host == "1" if on_host else nodes is not None and nodes == tasks
     return None if is_alone else (place,)
+
+
+def shares(environment: Mapping[str, str], workers: int) -> list[dict[str, str]]:
+    """Return, for each of the workers of a study on this host, the variable that gives it its part of the visible GPUs.
+
+    Raises ConfigError if there are fewer GPUs than workers.
+    """
+    chosen, visible = environment.get("JAX_CUDA_VISIBLE_DEVICES", "all"), environment.get("CUDA_VISIBLE_DEVICES")
+    devices = glob.glob("/dev/nvidia[0-9]*") or ["/dev/dxg"] if visible is None else visible.split(",")
+    numbers = [str(number) for number in range(len(devices))] if chosen in ("", "all") else chosen.split(",")
+    if workers > len(numbers):
+        raise ConfigError(f"--workers={workers}: at most {len(numbers)}, since each worker takes a GPU of its own")
+    cuts = [len(numbers) * worker // workers for worker in range(workers + 1)]
+    return [{"JAX_CUDA_VISIBLE_DEVICES": ",".join(numbers[start:end])} for start, end in itertools.pairwise(cuts)]

@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Mapping
 
-from cluster import compiled_programs, metadata
+from cluster import compiled_programs, gpus, metadata
 from cluster.hub import RunError
 from configs.errors import ConfigError, shown
 from configs.topologies import Topology
@@ -27,9 +27,11 @@ ONE_WAY_TO_BUCKETS = {"EPATH_USE_TF": "false"}  # epath uses gcsfs, as the input
 # slow down the start, and sometimes delay a step on one host, for which all others wait.
 RARE_COLLECTIONS = (100_000, 20, 20)
 # libtpu uses one chip, and does not wait for the other hosts of a slice.
-ONE_CHIP = {
-    "TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_VISIBLE_CHIPS": "0",
-    "CLOUD_TPU_TASK_ID": "0",
+ONE_DEVICE = {
+    "tpu": {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_VISIBLE_CHIPS": "0",
+            "CLOUD_TPU_TASK_ID": "0"},
+    "gpu": {"JAX_CUDA_VISIBLE_DEVICES": "0"},  # the first that CUDA shows
+    "cpu": {},
 }  # fmt: skip
 PRECISION = "JAX_DEFAULT_MATMUL_PRECISION"
 CUDA = ("jax_cuda12_plugin", "jax_cuda13_plugin")
@@ -100,10 +102,22 @@ def choose_platform(topology: Topology | None, accelerator: str, cache: pathlib.
         os.environ["JAX_PLATFORMS"] = "cuda,cpu"  # otherwise jax first looks for TPUs, since libtpu is installed
 
 
-def use_one_chip() -> None:
-    """Use the first chip of this TPU host, unless the environment chooses others; call this before jax is imported."""
-    if not (ONE_CHIP.keys() | {"TPU_VISIBLE_DEVICES"}) & os.environ.keys():
-        os.environ.update(ONE_CHIP)
+def use_one_device(accelerator: str) -> None:
+    """Use the first chip or GPU of this host, unless the environment chooses; call this before jax is imported."""
+    variables = ONE_DEVICE[accelerator]
+    if not (variables.keys() | {"TPU_VISIBLE_DEVICES"}) & os.environ.keys():
+        os.environ.update(variables)
+
+
+def shares_of_devices(workers: int) -> list[dict[str, str]]:
+    """Return for each worker of a study on this machine the variables that give its trials their devices.
+
+    Raises ConfigError if the workers cannot share the accelerator.
+    """
+    accelerator = attached_accelerator()
+    if workers > 1 and accelerator == "tpu":
+        raise ConfigError(f"--workers={workers}: a trial uses all chips of this host, so that one trains at a time")
+    return gpus.shares(os.environ, workers) if workers > 1 and accelerator == "gpu" else [{}] * workers
 
 
 def compile_at_each_start() -> None:

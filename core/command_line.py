@@ -174,8 +174,8 @@ def parse(
     cache = bucket.folder if shares_programs else cache_path(loaded.config.data.cache_dir)
     startup.choose_platform(loaded.topology, accelerator, cache)
     os.environ.update(startup.precision(loaded.config.model.dtype))
-    if one_device and accelerator == "tpu":
-        startup.use_one_chip()
+    if one_device:
+        startup.use_one_device(accelerator)
     if shares_programs:
         os.environ.setdefault("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")  # their folder would be in every key
         bucket.fetch_compiled()

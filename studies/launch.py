@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+from cluster import startup
 from configs.errors import OfAllProcesses
 from reporting import display
 from reporting.display import counted
@@ -67,7 +68,7 @@ def work(module: str, content: dict, count: int) -> list[int]:
     so that the study counts as interrupted.
     """
     text = json.dumps(content | {"parent": os.getpid()})
-    processes = [_start(module, text) for _ in range(count)]
+    processes = [_start(module, text, devices) for devices in startup.shares_of_devices(count)]
     try:
         for process in processes:
             process.wait()
@@ -83,8 +84,9 @@ def work(module: str, content: dict, count: int) -> list[int]:
         return [process.returncode or -signal.SIGTERM for process in processes]
 
 
-def _start(module: str, content: str) -> subprocess.Popen:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.getenv("PYTHONPATH")])])}
+def _start(module: str, content: str, devices: dict[str, str]) -> subprocess.Popen:
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.getenv("PYTHONPATH")])])
+    environment = os.environ | devices | {"PYTHONPATH": path}
     command = [sys.executable, "-m", module]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True, text=True)
     process.stdin.write(content)

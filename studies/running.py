@@ -49,6 +49,7 @@ def on_hosts_or_here(parsed, root: str, work: Callable[[bool], None]) -> int:
             f"--workers={parsed.workers}: the {group.count} hosts train one trial at a time; omit the flag"
         )
     if not group:
+        startup.shares_of_devices(parsed.workers)
         storage = importlib.import_module("studies.storage")  # says so if a package is missing
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with storage.reaching():

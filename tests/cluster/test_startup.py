@@ -162,8 +162,41 @@ def test_a_machine_of_compute_engine_without_a_tpu_is_a_cpu(machine, metadata_ho
 @pytest.mark.parametrize("chosen", [{}, {"TPU_VISIBLE_DEVICES": "2"}, {"TPU_PROCESS_BOUNDS": "1,1,1"}])
 def test_one_chip_is_used_unless_others_are_chosen(monkeypatch, chosen):
     monkeypatch.setattr(os, "environ", dict(chosen))
-    startup.use_one_chip()
-    assert os.environ == (chosen or startup.ONE_CHIP)
+    startup.use_one_device("tpu")
+    assert os.environ == (chosen or startup.ONE_DEVICE["tpu"])
+
+
+def test_commands_of_one_device_leave_the_other_gpus_alone(monkeypatch):
+    monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": "4,5"})
+    startup.use_one_device("gpu")
+    assert os.environ["JAX_CUDA_VISIBLE_DEVICES"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("environment", "workers", "shares"),
+    [
+        ({}, 2, ["0,1", "2,3"]), ({}, 3, ["0", "1", "2,3"]), ({}, 5, None),
+        ({"CUDA_VISIBLE_DEVICES": "6,7"}, 2, ["0", "1"]), ({"CUDA_VISIBLE_DEVICES": "6"}, 2, None),
+        ({"JAX_CUDA_VISIBLE_DEVICES": "1,3"}, 2, ["1", "3"]),
+    ],
+)  # fmt: skip
+def test_each_worker_of_a_study_has_gpus_of_its_own(monkeypatch, environment, workers, shares):
+    monkeypatch.setattr(startup, "attached_accelerator", lambda: "gpu")
+    monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setattr(startup.glob, "glob", lambda pattern: [f"/dev/nvidia{number}" for number in range(4)])
+    if shares:
+        found = startup.shares_of_devices(workers)
+        assert [variables["JAX_CUDA_VISIBLE_DEVICES"] for variables in found] == shares
+    else:
+        with pytest.raises(ConfigError, match=f"--workers={workers}: at most .* since each worker takes a GPU"):
+            startup.shares_of_devices(workers)
+
+
+def test_two_trials_do_not_share_the_chips_of_a_tpu_host(monkeypatch):
+    monkeypatch.setattr(startup, "attached_accelerator", lambda: "tpu")
+    assert startup.shares_of_devices(1) == [{}]
+    with pytest.raises(ConfigError, match="--workers=2: a trial uses all chips of this host"):
+        startup.shares_of_devices(2)
 
 
 @pytest.mark.parametrize(
