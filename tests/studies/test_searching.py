@@ -191,7 +191,7 @@ import subprocess, sys
 from studies import launch
 worker = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); "
 worker += "print('begun', flush=True); time.sleep(60)"
-launch._start = lambda module, content: subprocess.Popen([sys.executable, "-c", worker])
+launch._start = lambda module, content, devices: subprocess.Popen([sys.executable, "-c", worker])
 print(*launch.work("", {}, 1))
 """
 
