@@ -33,7 +33,7 @@ ONE_DEVICE = {
     "gpu": {"JAX_CUDA_VISIBLE_DEVICES": "0"},  # the first that CUDA shows
     "cpu": {},
 }  # fmt: skip
-PRECISION = "JAX_DEFAULT_MATMUL_PRECISION"
+PRECISION, JAX_PRECISION = "JAX_DEFAULT_MATMUL_PRECISION", "default"
 CUDA = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 MOST_SIMULATED = 256  # devices of a process: XLA takes 2 GiB for 256, over 22 GiB for 1,023, and aborts from 2,048 on
 # XLA's CPU collectives abort when a participant is late, which happens with 32 device threads on 2 cores.
@@ -184,10 +184,10 @@ def drop_native_stdout() -> None:
 def precision(dtype: str) -> dict[str, str]:
     """Return the variable by which jax computes products in `dtype`, which is model.dtype, unless the user has set it.
 
-    By default TPUs round the factors of float32 products to bfloat16, and GPUs to TF32.
+    By jax's default TPUs round the factors of float32 products to bfloat16, and GPUs to TF32.
     """
-    asked = os.environ.get(PRECISION) or ("highest" if dtype == "float32" else "")
-    return {PRECISION: asked} if asked else {}
+    asked = os.environ.get(PRECISION) or ("highest" if dtype == "float32" else JAX_PRECISION)
+    return {} if asked == JAX_PRECISION else {PRECISION: asked}
 
 
 def check_platform(accelerator: str) -> None:

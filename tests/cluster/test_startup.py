@@ -201,7 +201,7 @@ def test_two_trials_do_not_share_the_chips_of_a_tpu_host(monkeypatch):
 
 @pytest.mark.parametrize(
     ("dtype", "given", "used"),
-    [("float32", "", "highest"), ("float32", "default", "default"), ("bfloat16", "", ""), ("auto", "high", "high")],
+    [("float32", "", "highest"), ("float32", "default", ""), ("bfloat16", "", ""), ("auto", "high", "high")],
 )
 def test_float32_products_are_not_rounded_to_bfloat16_unless_that_is_asked_for(monkeypatch, dtype, given, used):
     monkeypatch.setattr(os, "environ", {startup.PRECISION: given} if given else {})
