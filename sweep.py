@@ -302,7 +302,7 @@ def search(overrides: dict[str, str]) -> int:
             start = training.in_processes
         asked = training.asked(parsed, overrides, root)
         running.make_root(root)
-        training.train(asked, parsed.workers, start)
+        training.train(asked, running.devices_of_workers(parsed), start)
 
     return running.on_hosts_or_here(parsed, root, work)
 

@@ -2,7 +2,6 @@
 """Finds which GPUs of its host a process uses."""
 
 import glob
-import itertools
 from collections.abc import Mapping
 
 from configs.errors import ConfigError
@@ -28,15 +27,15 @@ def of_process(environment: Mapping[str, str], place: int | None) -> tuple[int, 
     return None if is_alone else (place,)
 
 
-def shares(environment: Mapping[str, str], workers: int) -> list[dict[str, str]]:
-    """Return, for each of the workers of a study on this host, the variable that gives it its part of the visible GPUs.
+def shares(environment: Mapping[str, str], workers: int) -> list[list[str]]:
+    """Return for each of the workers of a study on this host its numbers among the visible GPUs, equally many.
 
     Raises ConfigError if there are fewer GPUs than workers.
     """
     chosen, visible = environment.get("JAX_CUDA_VISIBLE_DEVICES", "all"), environment.get("CUDA_VISIBLE_DEVICES")
-    devices = glob.glob("/dev/nvidia[0-9]*") or ["/dev/dxg"] if visible is None else visible.split(",")
+    devices = glob.glob("/dev/nvidia[0-9]*") or ["/dev/dxg"] if visible is None else visible.strip(",").split(",")
     numbers = [str(number) for number in range(len(devices))] if chosen in ("", "all") else chosen.split(",")
     if workers > len(numbers):
         raise ConfigError(f"--workers={workers}: at most {len(numbers)}, since each worker takes a GPU of its own")
-    cuts = [len(numbers) * worker // workers for worker in range(workers + 1)]
-    return [{"JAX_CUDA_VISIBLE_DEVICES": ",".join(numbers[start:end])} for start, end in itertools.pairwise(cuts)]
+    each = len(numbers) // workers
+    return [numbers[worker * each : (worker + 1) * each] for worker in range(workers)]

@@ -26,7 +26,8 @@ LIBRARIES = (
     "tensorflow-cpu",
     "tensorflow",
 )
-VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+PRECISION = "JAX_DEFAULT_MATMUL_PRECISION"
+VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", PRECISION)
 
 
 def check_same() -> None:

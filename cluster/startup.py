@@ -26,14 +26,13 @@ ONE_WAY_TO_BUCKETS = {"EPATH_USE_TF": "false"}  # epath uses gcsfs, as the input
 # Importing and tracing create millions of objects and hardly any cycle. Python's default garbage collection thresholds
 # slow down the start, and sometimes delay a step on one host, for which all others wait.
 RARE_COLLECTIONS = (100_000, 20, 20)
-# libtpu uses one chip, and does not wait for the other hosts of a slice.
 ONE_DEVICE = {
+    # libtpu does not wait for the other hosts of a slice.
     "tpu": {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_VISIBLE_CHIPS": "0",
             "CLOUD_TPU_TASK_ID": "0"},
     "gpu": {"JAX_CUDA_VISIBLE_DEVICES": "0"},  # the first that CUDA shows
     "cpu": {},
 }  # fmt: skip
-PRECISION, JAX_PRECISION = "JAX_DEFAULT_MATMUL_PRECISION", "default"
 CUDA = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 MOST_SIMULATED = 256  # devices of a process: XLA takes 2 GiB for 256, over 22 GiB for 1,023, and aborts from 2,048 on
 # XLA's CPU collectives abort when a participant is late, which happens with 32 device threads on 2 cores.
@@ -109,15 +108,23 @@ def use_one_device(accelerator: str) -> None:
         os.environ.update(variables)
 
 
-def shares_of_devices(workers: int) -> list[dict[str, str]]:
+def shares_of_devices(workers: int, topology: Topology | None = None) -> list[dict[str, str]]:
     """Return for each worker of a study on this machine the variables that give its trials their devices.
 
-    Raises ConfigError if the workers cannot share the accelerator.
+    Raises ConfigError if the workers cannot share the accelerator, or if the topology has not the devices of each.
     """
     accelerator = attached_accelerator()
     if workers > 1 and accelerator == "tpu":
         raise ConfigError(f"--workers={workers}: a trial uses all chips of this host, so that one trains at a time")
-    return gpus.shares(os.environ, workers) if workers > 1 and accelerator == "gpu" else [{}] * workers
+    if workers == 1 or accelerator != "gpu":
+        return [{}] * workers
+    shares = gpus.shares(os.environ, workers)
+    if topology and topology.chips != len(shares[0]):
+        raise ConfigError(
+            f"--workers={workers}: a trial has {len(shares[0])} of the GPUs here, and --topology={topology.name} has "
+            f"{topology.chips}; omit --topology"
+        )
+    return [{"JAX_CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
 
 
 def compile_at_each_start() -> None:
@@ -179,15 +186,6 @@ def drop_native_stdout() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, usual.fileno())
     os.close(nowhere)
-
-
-def precision(dtype: str) -> dict[str, str]:
-    """Return the variable by which jax computes products in `dtype`, which is model.dtype, unless the user has set it.
-
-    By jax's default TPUs round the factors of float32 products to bfloat16, and GPUs to TF32.
-    """
-    asked = os.environ.get(PRECISION) or ("highest" if dtype == "float32" else JAX_PRECISION)
-    return {} if asked == JAX_PRECISION else {PRECISION: asked}
 
 
 def check_platform(accelerator: str) -> None:

@@ -12,7 +12,7 @@ import os
 import re
 from importlib import metadata
 
-from configs.errors import one_of
+from configs.errors import ConfigError, one_of
 
 SEVERAL = re.compile(r"(?P<count>[2-9]|[1-9][0-9]{1,2})x(?P<slice>v\d.*)")  # fewer than 1,000 slices
 PRICES_AS_OF = "2025-11"  # on-demand list prices in US regions, dollars per chip-hour; None: unknown
@@ -71,9 +71,7 @@ class Topology:
         """Memory for the arrays of a device: jax takes 75 % of a GPU's, and CPU devices share this machine's."""
         if self.accelerator == "cpu":
             return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 / self.chips
-        if self.accelerator == "gpu":
-            return self.hbm_gib * float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") or 0.75)
-        return self.hbm_gib
+        return self.hbm_gib * (_share_of_gpu() if self.accelerator == "gpu" else 1)
 
 
 CHIPS = {
@@ -130,6 +128,17 @@ SLICES = {  # name: (chip, chips, hosts, the compiler's name); the default mesh 
     "h100-8": ("h100", 8, 1, ""),
     "h200-1": ("h200", 1, 1, ""),
 }
+
+
+def _share_of_gpu() -> float:
+    """Return the share of a GPU's memory that jax takes for arrays; ConfigError if its variable is no number."""
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):  # the second is the older name
+        try:
+            if given := os.environ.get(name):
+                return float(given)
+        except ValueError:
+            raise ConfigError(f"{name}={given} is not a number; write {name}=0.9 for 90 %") from None
+    return 0.75
 
 
 def get(name: str, flag: str = "--topology") -> Topology:

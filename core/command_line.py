@@ -173,7 +173,6 @@ def parse(
     shares_programs = bucket is not None and use(FLAGS) == TRAIN  # a run that is only read may be a stranger's
     cache = bucket.folder if shares_programs else cache_path(loaded.config.data.cache_dir)
     startup.choose_platform(loaded.topology, accelerator, cache)
-    os.environ.update(startup.precision(loaded.config.model.dtype))
     if one_device:
         startup.use_one_device(accelerator)
     if shares_programs:

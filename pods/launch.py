@@ -18,7 +18,8 @@ from pods.switches import EVOLUTION
 from pods.transports import Transport, expect_success
 
 LOOK_AFTER_SECONDS = 1.5  # a program that cannot start has ended by then
-PASSED_ON = (*recipes.MESH_VARIABLES, "LIBTPU_INIT_ARGS")  # variables of this machine that are passed to the hosts
+# Variables of this machine that are passed to the hosts.
+PASSED_ON = (*recipes.MESH_VARIABLES, "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION")
 LOG_TAIL_LINES = 15
 SEARCH_SPACE = "spaces/any_decoder.py"  # of ENABLE_EVOLUTION
 

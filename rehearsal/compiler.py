@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator
 
-from cluster import identity, startup
+from cluster import identity
 from configs import topologies
 from configs.base import keys_of
 from configs.errors import ConfigError
@@ -224,8 +224,8 @@ class _Process:
         request = json.dumps(_request(*wanted))
         self.process = subprocess.Popen(
             [sys.executable, "-c", f"{program}\n{COMPILING}", str(folder), request, str(os.getpid())], cwd=ROOT,
-            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True,
-            env=_environment(self.topology, self.config.model.dtype),
+            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=_environment(self.topology),
+            start_new_session=True,
         )  # fmt: skip
 
     def ended(self) -> bool:
@@ -249,7 +249,7 @@ def _request(config, topology: topologies.Topology, call: Call | None = None) ->
     """Return everything that a compilation depends on, except code and libraries."""
     keys = {key: value for key, value in flat(config).items() if key not in keys_of(UNCOMPILED)}
     slice_ = {"topology": topology.name, "chips": topology.chips, "compiler_name": topology.compiler_name}
-    wanted = startup.precision(config.model.dtype) | ({"call": dataclasses.asdict(call)} if call else {})
+    wanted = _precision() | ({"call": dataclasses.asdict(call)} if call else {})
     compiler = os.environ.get("LIBTPU_INIT_ARGS", "")
     return {"config": keys, **slice_, "teacher": _teacher(config), "compiler": compiler, **wanted}
 
@@ -261,12 +261,18 @@ def _teacher(config) -> str:
     return file.read_text() if config.distillation.teacher and file.is_file() else ""
 
 
-def _environment(topology: topologies.Topology, dtype: str) -> dict[str, str]:
+def _precision() -> dict[str, str]:
+    """Return the variable of jax that chooses the precision of products, if the user has set it; the run reads it."""
+    asked = os.environ.get(identity.PRECISION)
+    return {identity.PRECISION: asked} if asked else {}
+
+
+def _environment(topology: topologies.Topology) -> dict[str, str]:
     devices = 1 if topology.accelerator == "tpu" else topology.chips
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
     return kept | {
         **ON_CPU,
-        **startup.precision(dtype),
+        **_precision(),
         "JAX_ENABLE_COMPILATION_CACHE": "false",  # this cache keeps the program's text too
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
     }

@@ -35,9 +35,9 @@ def rehearse(compiled: Compiled, figures: dict, display) -> dict:
 
 
 def _row(topology, phase: str, fits: bool, chip: float, host: float | None = None) -> dict:
-    """Return the verdict on a phase, given the bytes that it needs; a capacity that is unknown does not decide it."""
+    """Return the verdict on a phase, given the bytes that it needs; an unknown memory of a host does not decide."""
     chip_gib, host_gib = topology.capacity_gib, None if host is None else topology.host_gib
-    fits &= chip_gib is None or chip <= chip_gib * GIB
+    fits &= chip <= chip_gib * GIB
     fits &= host_gib is None or host <= host_gib * GIB
     return {
         "phase": phase, "fits": fits, "chip_gib": chip / GIB, "host_gib": None if host is None else host / GIB,

@@ -21,7 +21,6 @@ PRODUCTS = re.compile("matmul|gemm|conv|dot", re.IGNORECASE)  # custom calls who
 VIEWS = {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding"}  # custom calls that move nothing
 KERNEL = "tpu_custom_call"
 GPU_ATTENTION = "in_place_of_a_gpu_kernel"  # the scope in rehearsal/gpu_attention.py
-FLOAT32_PASSES = 6  # of jax.lax.Precision.HIGHEST, which float32 models have (cluster/startup.py)
 DECODE_KERNEL = "decode_kernel"  # the name of layers/attention/decode_kernels.py
 
 
@@ -68,12 +67,6 @@ def flops(module: Module, instruction: Instruction) -> float:
         raise ValueError(f"the FLOPs of the custom call {instruction.name}, {target(instruction)}, are unknown")
     inside = (called for names in instruction.called.values() for called in names)
     return sum(flops(module, i) for name in inside for i in module.computations[name])
-
-
-def passes(module: Module, kernel: Instruction) -> int:
-    """Return how many products of bfloat16 a TPU computes for one of the kernel's."""
-    types = {operand.shapes[0].dtype for operand in module.operands(kernel) if operand.shapes}
-    return FLOAT32_PASSES if "f32" in types and "bf16" not in types else 1
 
 
 def decode_bytes(instruction: Instruction) -> float:

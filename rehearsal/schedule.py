@@ -144,8 +144,7 @@ class Prices:
         flops, num_bytes = roofline.flops(self.module, instruction), roofline.traffic(self.module, instruction)
         by_memory = num_bytes / given.memory_bandwidth
         if roofline.is_kernel(instruction):
-            passes = roofline.passes(self.module, instruction)
-            seconds = passes * flops / (given.peak_flops * given.kernel_efficiency)
+            seconds = flops / (given.peak_flops * given.kernel_efficiency)
             if read := roofline.decode_bytes(instruction):
                 by_cache = read / (given.memory_bandwidth * given.decode_efficiency)
                 return Price("attention kernel", max(seconds, by_cache), flops, read)

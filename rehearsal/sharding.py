@@ -223,7 +223,7 @@ def advise(config, topology, shape: tuple[int, ...], role: str) -> dict:
     tensor = tensor_of(config, shape, role)
     found = options(tensor, mesh, of_topology(topology))
     times = _bytes_like_it(config, tensor) / tensor.bytes
-    fits = {option: times * option.held <= topology.hbm_gib * GIB for option in found}
+    fits = {option: times * option.held <= topology.capacity_gib * GIB for option in found}
     found.sort(key=lambda option: not fits[option])
     best = found[0] if fits[found[0]] else None
     rows = [
@@ -274,7 +274,7 @@ def _verdict(best: Option | None, found: list[Option], times: float, topology) -
 
     def share(option: Option) -> str:
         gib = times * option.held / GIB
-        return f"{gib:,.1f} of {topology.hbm_gib:g} GiB a chip if all such tensors are sharded like this"
+        return f"{gib:,.1f} of {topology.capacity_gib:g} GiB a chip if all such tensors are sharded like this"
 
     if best is None:
         least = min(found, key=lambda option: option.held)

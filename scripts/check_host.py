@@ -93,7 +93,7 @@ class Checklist(Callback):
             return
         compiled, state = job.compiled_steps.get(self.shape), state_bytes(job.run)
         known = preflight.known_topology(job.topology)
-        capacity = known and known.hbm_gib
+        capacity = known and known.capacity_gib
         self.points = checklist.judge(checklist.see(
             self.config, compiled.as_text(), given=rates(job), mesh=dict(job.run.mesh.shape),
             accelerator=jax.default_backend(), state_bytes=sum(size for name, size in state.items() if name != "batch"),

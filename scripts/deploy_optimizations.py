@@ -50,7 +50,7 @@ from causality import explanation
 from core import assembly
 from settings import loading, validation
 from settings.keys import flat
-from cluster import identity, processes, startup
+from cluster import identity, processes
 from input_pipeline.cache import cache_folder
 from parallelism.mesh import mesh_context
 from rehearsal.layouts import ways
@@ -138,8 +138,6 @@ def rehearse(more: list[str]) -> dict:
     if switches.TPU_OPT in SWITCHES.on:
         wanted[switches.TPU_OPT] = without(config, others)
     wanted |= {OPTIMIZED: config} | {f"without {name}": without(config, [name]) for name in more}
-    # Whoever writes a naive step leaves jax's default. More exact products would take it several times as long.
-    os.environ.setdefault(startup.PRECISION, startup.JAX_PRECISION)
     compiler = Compiler(cache_folder(config.data.cache_dir) / "rehearsals")
     found = ways.rehearse(wanted, topology, compiler, lambda line: print(line, flush=True))
     compared = {

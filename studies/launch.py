@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from cluster import startup
 from configs.errors import OfAllProcesses
 from reporting import display
 from reporting.display import counted
@@ -19,6 +18,8 @@ from studies import trials
 from studies.cost import budget, retention
 from studies.cost.limits import Limits
 from studies.worker import Task
+
+Devices = list[dict[str, str]]  # of each worker, the variables that choose its devices
 
 
 class Unfinished(OfAllProcesses):
@@ -39,13 +40,13 @@ class Failed(RuntimeError):
     exit_status = 1
 
 
-def in_processes(task: Task, workers: int) -> list[int]:
+def in_processes(task: Task, devices: Devices) -> list[int]:
     """Run workers until they end; return their exit statuses."""
-    return work("studies.worker", dataclasses.asdict(task), workers)
+    return work("studies.worker", dataclasses.asdict(task), devices)
 
 
 def run(
-    queue: trials.Queue, task: Task, workers: int, start: Callable[[Task, int], list[int]] = in_processes
+    queue: trials.Queue, task: Task, devices: Devices, start: Callable[[Task, Devices], list[int]] = in_processes
 ) -> None:  # fmt: skip
     """Work on the trials of a task until all have ended; `start` runs workers, and returns their exit statuses.
 
@@ -58,17 +59,17 @@ def run(
     for line in retention.enforce(queue, digests, task.limits):  # what an earlier run could not delete, or kept
         print(line, flush=True)
     left = sum(not trial.state.is_finished() for digest, trial in queue.latest().items() if digest in digests)
-    _judge(queue, digests, start(task, min(workers, left)), task.limits)
+    _judge(queue, digests, start(task, devices[:left]), task.limits)
 
 
-def work(module: str, content: dict, count: int) -> list[int]:
+def work(module: str, content: dict, devices: Devices) -> list[int]:
     """Run processes of a module of workers with this JSON until they end; return their exit statuses.
 
     An interruption of this process asks them to end. A worker that then exits with 0 is reported as ended by SIGTERM,
     so that the study counts as interrupted.
     """
     text = json.dumps(content | {"parent": os.getpid()})
-    processes = [_start(module, text, devices) for devices in startup.shares_of_devices(count)]
+    processes = [_start(module, text, of_worker) for of_worker in devices]
     try:
         for process in processes:
             process.wait()

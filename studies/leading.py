@@ -9,7 +9,7 @@ from optuna.trial import FrozenTrial
 
 from cluster import processes
 from configs.errors import ConfigError
-from studies import pod
+from studies import launch, pod
 from studies.launch import Failed, OutOfBudget, Unfinished
 from studies.search.searching import Search
 from studies.search.training import searcher_of
@@ -42,13 +42,13 @@ class OnAllHosts(Worker):
         return status or next(filter(None, statuses), DONE), ended_for
 
 
-def on_all_hosts(task: Task, workers: int) -> list[int]:
+def on_all_hosts(task: Task, devices: launch.Devices) -> list[int]:
     """Run all trials of a task on all hosts, one at a time; for `launch.run`."""
     OnAllHosts(task).run()
     return []
 
 
-def search_on_all_hosts(search: Search, workers: int) -> list[int]:
+def search_on_all_hosts(search: Search, devices: launch.Devices) -> list[int]:
     """Run all trials of a search on all hosts, one at a time; for `studies.search.training.train`."""
     leader = type("Leader", (OnAllHosts, searcher_of(search)), {})(search)
     leader.run()

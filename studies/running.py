@@ -49,7 +49,7 @@ def on_hosts_or_here(parsed, root: str, work: Callable[[bool], None]) -> int:
             f"--workers={parsed.workers}: the {group.count} hosts train one trial at a time; omit the flag"
         )
     if not group:
-        startup.shares_of_devices(parsed.workers)
+        devices_of_workers(parsed)
         storage = importlib.import_module("studies.storage")  # says so if a package is missing
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with storage.reaching():
@@ -68,6 +68,12 @@ def group_of_hosts(join_seconds: float) -> processes.Group | None:
     """Return the group that this process belongs to by its environment; None if it is alone."""
     group = processes.find(os.environ, startup.attached_accelerator(), join_seconds)
     return group if group and group.count > 1 else None
+
+
+def devices_of_workers(parsed) -> list[dict[str, str]]:
+    """Return the variables that choose the devices of each worker; ConfigError if the workers cannot share them."""
+    topology = topologies.get(parsed.topology) if parsed.topology else None
+    return startup.shares_of_devices(parsed.workers, topology)
 
 
 def queue_and_work(asked: Asked, start: Callable) -> None:
@@ -95,7 +101,7 @@ def queue_and_work(asked: Asked, start: Callable) -> None:
         parsed.storage, queue.name, sorted(asked.digests), asked.study.suite.metric, list(program.TRAIN),
         limits_of(asked), asked.root,
     )  # fmt: skip
-    launch.run(queue, task, parsed.workers, start)
+    launch.run(queue, task, devices_of_workers(parsed), start)
 
 
 def check_root(root: str, topology: str, group: processes.Group | None) -> None:

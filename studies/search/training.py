@@ -14,7 +14,7 @@ from studies.search import population, searches, searching, second_objective, sp
 from studies.search.searching import Search
 
 BEST = "best.json"  # in the folder of the search; scripts/search_then_train.py reads it
-Start = Callable[[Search, int], list[int]]  # (search, number of workers) -> their exit statuses
+Start = Callable[[Search, launch.Devices], list[int]]  # (search, devices of each worker) -> their exit statuses
 
 
 def searcher_of(search: Search) -> type[searching.Searcher]:
@@ -22,9 +22,9 @@ def searcher_of(search: Search) -> type[searching.Searcher]:
     return population.Population if search.population else searching.Searcher
 
 
-def in_processes(search: Search, workers: int) -> list[int]:
+def in_processes(search: Search, devices: launch.Devices) -> list[int]:
     """Run workers on this host until they end."""
-    return launch.work(searcher_of(search).__module__, dataclasses.asdict(search), workers)
+    return launch.work(searcher_of(search).__module__, dataclasses.asdict(search), devices)
 
 
 def asked(parsed, overrides: dict[str, str], root: str) -> Search:
@@ -62,7 +62,7 @@ def asked(parsed, overrides: dict[str, str], root: str) -> Search:
     return often
 
 
-def train(search: Search, workers: int, start: Start) -> None:
+def train(search: Search, devices: launch.Devices, start: Start) -> None:
     """Train what the method chooses until all trials have ended; print the best, and write its keys to BEST.
 
     Raises:
@@ -71,7 +71,7 @@ def train(search: Search, workers: int, start: Start) -> None:
     """
     searching.begin(search)
     searched = spaces.searched_keys(search.searched())
-    statuses = start(search, min(workers, search.count))
+    statuses = start(search, devices[: search.count])
     found = searches.find(search.storage, search.study, search.study)
     print("\n".join(searches.best(found)))
     if search.population:

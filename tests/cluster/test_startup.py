@@ -175,8 +175,8 @@ def test_commands_of_one_device_leave_the_other_gpus_alone(monkeypatch):
 @pytest.mark.parametrize(
     ("environment", "workers", "shares"),
     [
-        ({}, 2, ["0,1", "2,3"]), ({}, 3, ["0", "1", "2,3"]), ({}, 5, None),
-        ({"CUDA_VISIBLE_DEVICES": "6,7"}, 2, ["0", "1"]), ({"CUDA_VISIBLE_DEVICES": "6"}, 2, None),
+        ({}, 2, ["0,1", "2,3"]), ({}, 3, ["0", "1", "2"]), ({}, 5, None),
+        ({"CUDA_VISIBLE_DEVICES": "6,7,"}, 2, ["0", "1"]), ({"CUDA_VISIBLE_DEVICES": "6"}, 2, None),
         ({"JAX_CUDA_VISIBLE_DEVICES": "1,3"}, 2, ["1", "3"]),
     ],
 )  # fmt: skip
@@ -192,20 +192,19 @@ def test_each_worker_of_a_study_has_gpus_of_its_own(monkeypatch, environment, wo
             startup.shares_of_devices(workers)
 
 
+def test_a_topology_has_the_gpus_of_one_worker(monkeypatch):
+    monkeypatch.setattr(startup, "attached_accelerator", lambda: "gpu")
+    monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert len(startup.shares_of_devices(2, topologies.get("h200-1"))) == 2
+    with pytest.raises(ConfigError, match="a trial has 1 of the GPUs here, and --topology=h100-8 has 8; omit"):
+        startup.shares_of_devices(2, topologies.get("h100-8"))
+
+
 def test_two_trials_do_not_share_the_chips_of_a_tpu_host(monkeypatch):
     monkeypatch.setattr(startup, "attached_accelerator", lambda: "tpu")
     assert startup.shares_of_devices(1) == [{}]
     with pytest.raises(ConfigError, match="--workers=2: a trial uses all chips of this host"):
         startup.shares_of_devices(2)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "given", "used"),
-    [("float32", "", "highest"), ("float32", "default", ""), ("bfloat16", "", ""), ("auto", "high", "high")],
-)
-def test_float32_products_are_not_rounded_to_bfloat16_unless_that_is_asked_for(monkeypatch, dtype, given, used):
-    monkeypatch.setattr(os, "environ", {startup.PRECISION: given} if given else {})
-    assert startup.precision(dtype) == ({startup.PRECISION: used} if used else {})
 
 
 @pytest.mark.parametrize(("vendor", "found"), [("0x1ae0\n", "tpu"), ("0x8086\n", "cpu")])

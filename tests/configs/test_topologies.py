@@ -115,8 +115,18 @@ def test_options_of_the_gpu_compiler_are_known_to_it_and_change_something(tmp_pa
         program.compile(compiler_options={"xla_gpu_enable_no_such_option": True})
 
 
-@pytest.mark.parametrize(("given", "share"), [("", 0.75), (".92", 0.92)])
-def test_arrays_have_the_share_of_a_gpus_memory_that_jax_takes(monkeypatch, given, share):
-    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", given)
+def test_a_share_of_memory_that_is_no_number_is_refused(monkeypatch):
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "75%")
+    with pytest.raises(ConfigError, match=r"XLA_CLIENT_MEM_FRACTION=75% is not a number"):
+        _ = topologies.get("h200-1").capacity_gib
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "share"),
+    [("XLA_CLIENT_MEM_FRACTION", "", 0.75), ("XLA_CLIENT_MEM_FRACTION", ".92", 0.92),
+     ("XLA_PYTHON_CLIENT_MEM_FRACTION", ".5", 0.5)],
+)  # fmt: skip
+def test_arrays_have_the_share_of_a_gpus_memory_that_jax_takes(monkeypatch, name, given, share):
+    monkeypatch.setenv(name, given)
     gpu, tpu = topologies.get("h200-1"), topologies.get("v4-8")
     assert (gpu.capacity_gib, tpu.capacity_gib) == (share * gpu.hbm_gib, tpu.hbm_gib)

@@ -34,7 +34,7 @@ RECIPES = {  # one that stays as the mistakes below expect it, and broken ones
 @pytest.fixture
 def parse(monkeypatch, tmp_path):
     """command_line.parse in this process, on a machine without accelerator; all that it sets is put back."""
-    for name in ("JAX_PLATFORMS", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "JAX_COMPILATION_CACHE_DIR", startup.PRECISION):
+    for name in ("JAX_PLATFORMS", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "JAX_COMPILATION_CACHE_DIR"):
         monkeypatch.setenv(name, "")  # remembers what was there
         monkeypatch.delenv(name)
     monkeypatch.setattr(startup.glob, "glob", lambda pattern: [])
@@ -50,11 +50,6 @@ def parse(monkeypatch, tmp_path):
             return command_line.parse("what it does", **options)
 
     return run
-
-
-def test_a_model_in_float32_has_products_in_float32(parse):
-    parse("--config.model.dtype=float32")
-    assert os.environ[startup.PRECISION] == "highest"
 
 
 MISTAKES = [

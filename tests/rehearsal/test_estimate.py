@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 
+from cluster import identity
 from configs import base, topologies
 from rehearsal.compiler import PROGRAM, Compiled
 from rehearsal.estimate import _notes, estimate
@@ -49,10 +50,14 @@ def test_a_program_without_the_compilers_cycles_is_not_timed_by_a_guess(tmp_path
 
 
 @pytest.mark.slow
-def test_float32_products_are_rehearsed_as_the_run_computes_them(tmp_path):
-    """A TPU computes six products of bfloat16 for one; its compiler knows that where it is asked for."""
-    sizes, chips = {"embed_dim": 512, "mlp_dim": 2048}, topologies.get("v4-8")
-    found = [rehearsed(tmp_path, chips, dtype=dtype, **sizes) for dtype in ("bfloat16", "float32")]
-    for category, least in [("matmul", 2), ("attention kernel", 6)]:
-        once, six_times = (figures["seconds_by_category"][category] for figures in found)
-        assert six_times > 0.99 * least * once
+def test_products_are_rehearsed_in_the_precision_that_the_run_has_by_its_environment(tmp_path, monkeypatch):
+    """A TPU takes six products of bfloat16 for one of float32 that is not rounded."""
+
+    def seconds() -> float:
+        sizes = {"dtype": "float32", "embed_dim": 512, "mlp_dim": 2048}
+        return rehearsed(tmp_path, topologies.get("v4-8"), **sizes)["seconds_by_category"]["matmul"]
+
+    monkeypatch.delenv(identity.PRECISION, raising=False)
+    rounded = seconds()
+    monkeypatch.setenv(identity.PRECISION, "highest")
+    assert seconds() > 2 * rounded

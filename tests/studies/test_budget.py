@@ -37,7 +37,7 @@ def run(folder, limits: Limits, workers: int = 2) -> str:
     queue, digests = queued(folder)
     storage = f"sqlite:///{folder}/studies.db"
     try:
-        launch.run(queue, Task(storage, "s", digests, "eval_exact_accuracy", STAND_IN, limits), workers)
+        launch.run(queue, Task(storage, "s", digests, "eval_exact_accuracy", STAND_IN, limits), [{}] * workers)
     except (launch.Failed, launch.OutOfBudget, launch.Unfinished) as error:
         return f"{error.exit_status}: {error}"
     return ""

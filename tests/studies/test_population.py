@@ -35,7 +35,7 @@ from studies.search import population, searching
 asked = searching.Search(**json.loads(sys.argv[1]))
 population.check(asked)
 queue = searching.begin(asked)
-statuses = launch.work("studies.search.population", json.loads(sys.argv[1]), int(sys.argv[2]))
+statuses = launch.work("studies.search.population", json.loads(sys.argv[1]), [{}] * int(sys.argv[2]))
 sys.exit(any(statuses))
 """
 

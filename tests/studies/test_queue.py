@@ -34,7 +34,7 @@ queue.enqueue([trials.order_of(m, suites.folder(folder + "/runs", m), "") for m 
 try:
     digests = sorted({m.digest for m in members})
     launch.run(queue, Task(f"sqlite:///{folder}/studies.db", "s", digests, "eval_exact_accuracy",
-               json.loads(sys.argv[3])), 2)
+               json.loads(sys.argv[3])), [{}, {}])
 except (launch.Failed, launch.Unfinished) as end:
     sys.exit(str(end))
 """
@@ -57,7 +57,7 @@ def run_here(folder: pathlib.Path) -> str:
     queue.enqueue(orders(folder / "runs"))
     try:
         url = f"sqlite:///{folder}/studies.db"
-        launch.run(queue, Task(url, "s", sorted(queue.latest()), "eval_exact_accuracy", STAND_IN), 2)
+        launch.run(queue, Task(url, "s", sorted(queue.latest()), "eval_exact_accuracy", STAND_IN), [{}, {}])
     except (launch.Failed, launch.Unfinished) as error:
         return f"{error.exit_status}: {error}"
     return ""

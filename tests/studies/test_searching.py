@@ -30,7 +30,7 @@ from studies import launch
 from studies.search import searches, searching
 asked = searching.Search(**json.loads(sys.argv[1]))
 searching.begin(asked)
-statuses = launch.work("studies.search.searching", json.loads(sys.argv[1]), 2)
+statuses = launch.work("studies.search.searching", json.loads(sys.argv[1]), [{}, {}])
 try:
     searching.judge(searches.find(asked.storage, asked.study, ""), asked.count, statuses)
 except launch.Unfinished as end:
@@ -190,9 +190,9 @@ INTERRUPTED = """
 import subprocess, sys
 from studies import launch
 worker = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); "
-worker += "print('begun', flush=True); time.sleep(60)"
+worker += "print('begun', flush=True); [time.sleep(0.1) for _ in range(600)]"
 launch._start = lambda module, content, devices: subprocess.Popen([sys.executable, "-c", worker])
-print(*launch.work("", {}, 1))
+print(*launch.work("", {}, [{}]))
 """
 
 
@@ -319,10 +319,10 @@ def test_the_best_has_the_searched_keys_alone_and_a_dead_worker_no_trial_needed_
 
     search = asked(tmp_path, count=1)
 
-    def start(search, workers: int) -> list[int]:
+    def start(search, devices) -> list[int]:
         Searcher(search).run()
         return [0, -9]
 
-    training.train(search, 2, start)
+    training.train(search, [{}, {}], start)
     best = json.loads((tmp_path / "runs" / "s" / "best.json").read_text())
     assert best["changes"].keys() == {"optimizer.learning_rate", "model.num_heads"}
