@@ -115,7 +115,7 @@ def shares_of_devices(workers: int, topology: Topology | None = None) -> list[di
     """
     accelerator = attached_accelerator()
     if workers > 1 and accelerator == "tpu":
-        raise ConfigError(f"--workers={workers}: a trial uses all chips of this host, so that one trains at a time")
+        raise ConfigError(f"--workers={workers}: a trial uses all chips of this host; omit the flag")
     if workers == 1 or accelerator != "gpu":
         return [{}] * workers
     shares = gpus.shares(os.environ, workers)

@@ -37,6 +37,7 @@ EVENTS = {  # of metrics.jsonl: (event of an alert, text)
     "blame": ("stall", "a process delays the run; metrics.jsonl says which"),
 }
 ENDS = (  # parts of an error's line: the event of its alert
+    ("failure", r"No space left on device|Disk quota exceeded"),  # also RESOURCE_EXHAUSTED, as tensorstore says it
     ("out_of_memory", r"RESOURCE_EXHAUSTED|MemoryError|[Oo]ut of memory|does not fit|step needs .* GiB"),
     ("stall", r"no step ended within"),
     ("lost_worker", r"^(error: )?process \d+ of \d+ \(.*\) died"),

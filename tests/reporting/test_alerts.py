@@ -73,6 +73,7 @@ def test_a_receiver_that_fails_at_first_gets_every_alert_once(tmp_path, caplog):
         (FloatingPointError("the loss is not finite"), "failure"),
         (MemoryError("no more"), "out_of_memory"),
         (RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes"), "out_of_memory"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Failed to write file: No space left on device"), "failure"),
         (ConfigError("the step needs 65.0 GiB, but JAX gives arrays 60 GiB of a device"), "out_of_memory"),
     ],
 )
