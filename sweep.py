@@ -293,7 +293,7 @@ def search(overrides: dict[str, str]) -> int:
     parsed = command_line.FLAGS
     root = suites.runs_of(parsed.root or "runs/searches")
 
-    def work(on_hosts: bool) -> None:
+    def work(on_hosts: bool, devices: list[dict[str, str]]) -> None:
         from studies.search import training
 
         if on_hosts:
@@ -302,7 +302,7 @@ def search(overrides: dict[str, str]) -> int:
             start = training.in_processes
         asked = training.asked(parsed, overrides, root)
         running.make_root(root)
-        training.train(asked, running.devices_of_workers(parsed), start)
+        training.train(asked, devices, start)
 
     return running.on_hosts_or_here(parsed, root, work)
 

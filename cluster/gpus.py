@@ -9,6 +9,11 @@ from configs.errors import ConfigError
 CHOOSE = ("JAX_LOCAL_DEVICE_IDS", "JAX_CUDA_VISIBLE_DEVICES")  # jax reads them
 
 
+def files() -> list[str]:
+    """Return the device files of this machine's GPUs; WSL has one for all of them."""
+    return glob.glob("/dev/nvidia[0-9]*") or glob.glob("/dev/dxg")
+
+
 def of_process(environment: Mapping[str, str], place: int | None) -> tuple[int, ...] | None:
     """Return the GPU of a process that shares its host with others; None for all that are visible.
 
@@ -33,7 +38,7 @@ def shares(environment: Mapping[str, str], workers: int) -> list[list[str]]:
     Raises ConfigError if there are fewer GPUs than workers.
     """
     chosen, visible = environment.get("JAX_CUDA_VISIBLE_DEVICES", "all"), environment.get("CUDA_VISIBLE_DEVICES")
-    devices = glob.glob("/dev/nvidia[0-9]*") or ["/dev/dxg"] if visible is None else visible.strip(",").split(",")
+    devices = files() if visible is None else visible.strip(",").split(",")
     numbers = [str(number) for number in range(len(devices))] if chosen in ("", "all") else chosen.split(",")
     if workers > len(numbers):
         raise ConfigError(f"--workers={workers}: at most {len(numbers)}, since each worker takes a GPU of its own")

@@ -53,7 +53,7 @@ def attached_accelerator() -> str:
     has_tpu = bool(glob.glob("/dev/accel[0-9]*")) or (
         bool(glob.glob("/dev/vfio/[0-9]*")) and GOOGLE_PCI_VENDOR in vendors
     )
-    has_gpu = bool(glob.glob("/dev/nvidia[0-9]*") or glob.glob("/dev/dxg")) and _has_cuda()  # dxg: under WSL
+    has_gpu = bool(gpus.files()) and _has_cuda()
     found = "tpu" if has_tpu else "gpu" if has_gpu else "cpu"
     asked = os.environ.get("JAX_PLATFORMS", "").split(",")[0].replace("cuda", "gpu")
     if asked == "cpu":
@@ -114,10 +114,10 @@ def shares_of_devices(workers: int, topology: Topology | None = None) -> list[di
     Raises ConfigError if the workers cannot share the accelerator, or if the topology has not the devices of each.
     """
     accelerator = attached_accelerator()
-    if workers > 1 and accelerator == "tpu":
-        raise ConfigError(f"--workers={workers}: a trial uses all chips of this host; omit the flag")
-    if workers == 1 or accelerator != "gpu":
+    if workers == 1 or accelerator == "cpu":
         return [{}] * workers
+    if accelerator == "tpu":
+        raise ConfigError(f"--workers={workers}: a trial uses all chips of this host; omit the flag")
     shares = gpus.shares(os.environ, workers)
     if topology and topology.chips != len(shares[0]):
         raise ConfigError(

@@ -67,12 +67,11 @@ def see(config, text: str, *, given: Assumptions, mesh: dict[str, int], **sizes)
 def of_rehearsal(compiled: Compiled, figures: dict) -> list[Point]:
     """Return all points of a compiled step, given the report on it."""
     topology, facts = compiled.topology, compiled.facts
-    capacity = topology.capacity_gib
     return judge(see(
         compiled.config, compiled.program(), given=of_topology(topology, figures["peak_flops"]), mesh=facts["mesh"],
         accelerator=topology.accelerator, state_bytes=compiled.state_bytes - facts["on_host"],
         parameter_bytes=facts["state"]["parameters"], total_bytes=compiled.total_bytes,
-        capacity_bytes=capacity and capacity * GIB,
+        capacity_bytes=topology.capacity_gib * GIB,
     ))  # fmt: skip
 
 

@@ -26,20 +26,21 @@ def run(asked: Asked) -> int:
         print("dry run: nothing was queued or started")
         return 0
 
-    def work(on_hosts: bool) -> None:
+    def work(on_hosts: bool, devices: list[dict[str, str]]) -> None:
         if on_hosts:
             from studies.leading import on_all_hosts as start
         else:
             from studies.launch import in_processes as start
-        queue_and_work(asked, start)
+        queue_and_work(asked, devices, start)
 
     return on_hosts_or_here(parsed, asked.root, work)
 
 
-def on_hosts_or_here(parsed, root: str, work: Callable[[bool], None]) -> int:
+def on_hosts_or_here(parsed, root: str, work: Callable[[bool, list[dict[str, str]]], None]) -> int:
     """Work here, or lead or follow the other hosts of this pod; return the exit status.
 
-    Only process 0 calls `work`, which runs all trials, on all hosts if its argument is true.
+    Only process 0 calls `work`, which runs all trials, on all hosts if its first argument is true. The second has, for
+    each worker, the variables that choose its devices.
     """
     group = group_of_hosts(parsed.join_seconds)
     if not parsed.allow_local:
@@ -49,11 +50,12 @@ def on_hosts_or_here(parsed, root: str, work: Callable[[bool], None]) -> int:
             f"--workers={parsed.workers}: the {group.count} hosts train one trial at a time; omit the flag"
         )
     if not group:
-        devices_of_workers(parsed)
+        topology = topologies.get(parsed.topology) if parsed.topology else None
+        devices = startup.shares_of_devices(parsed.workers, topology)
         storage = importlib.import_module("studies.storage")  # says so if a package is missing
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with storage.reaching():
-            work(False)
+            work(False, devices)
         return 0
     pod.join(group, parsed.join_seconds, ending.with_the_others, root)
     if processes.index():
@@ -61,7 +63,7 @@ def on_hosts_or_here(parsed, root: str, work: Callable[[bool], None]) -> int:
     importlib.import_module("studies.storage")  # as above
     from studies import leading
 
-    return leading.lead(lambda: work(True)).tell()
+    return leading.lead(lambda: work(True, [{}])).tell()
 
 
 def group_of_hosts(join_seconds: float) -> processes.Group | None:
@@ -70,13 +72,7 @@ def group_of_hosts(join_seconds: float) -> processes.Group | None:
     return group if group and group.count > 1 else None
 
 
-def devices_of_workers(parsed) -> list[dict[str, str]]:
-    """Return the variables that choose the devices of each worker; ConfigError if the workers cannot share them."""
-    topology = topologies.get(parsed.topology) if parsed.topology else None
-    return startup.shares_of_devices(parsed.workers, topology)
-
-
-def queue_and_work(asked: Asked, start: Callable) -> None:
+def queue_and_work(asked: Asked, devices: list[dict[str, str]], start: Callable) -> None:
     """Queue what has no trial yet, and work until all trials have ended; `start` is that of launch.run."""
     from studies import launch, trials
     from studies.cost import guards
@@ -101,7 +97,7 @@ def queue_and_work(asked: Asked, start: Callable) -> None:
         parsed.storage, queue.name, sorted(asked.digests), asked.study.suite.metric, list(program.TRAIN),
         limits_of(asked), asked.root,
     )  # fmt: skip
-    launch.run(queue, task, devices_of_workers(parsed), start)
+    launch.run(queue, task, devices, start)
 
 
 def check_root(root: str, topology: str, group: processes.Group | None) -> None:
