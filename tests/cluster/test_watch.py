@@ -123,8 +123,9 @@ def test_the_file_is_fresh_while_a_phase_lasts(raised, clock, tmp_path):
             wait_until(lambda w=word: sign_of_life(tmp_path)["phase"] == w)
             wait_until(lambda: sign_of_life(tmp_path)["step"] == clock.number)
         first = sign_of_life(tmp_path)
-        wait_until(lambda: sign_of_life(tmp_path)["phase_seconds"] > first["phase_seconds"] + 0.1)
-        assert sign_of_life(tmp_path)["time"] == pytest.approx(first["time"], abs=0.05)  # when the phase began
+        wait_until(lambda: sign_of_life(tmp_path)["phase_seconds"] > first["phase_seconds"] + 0.5)
+        # When the phase began. A busy machine may stop the thread between its looks at its two clocks.
+        assert sign_of_life(tmp_path)["time"] == pytest.approx(first["time"], abs=0.25)
     last = sign_of_life(tmp_path)
     assert (last["phase"], last["phase_seconds"], last["seconds"]) == ("finished", 0.0, {"training": 5.0})
     assert last.keys() == {
@@ -136,10 +137,13 @@ def test_the_file_is_fresh_while_a_phase_lasts(raised, clock, tmp_path):
 
 def test_the_file_says_that_data_is_built_again_and_since_when_that_gets_on(raised, clock, tmp_path):
     with heartbeat(clock, tmp_path):
-        time.sleep(0.2)
+        time.sleep(0.5)
+        before = time.time()
         clock.progress("tokenizing: 30%")
+        after = time.time()
         wait_until(lambda: sign_of_life(tmp_path)["phase"] == "building")
-        assert sign_of_life(tmp_path)["time"] == pytest.approx(time.time(), abs=0.15)
+        # A busy machine may stop the thread between its looks at its two clocks.
+        assert before - 0.25 < sign_of_life(tmp_path)["time"] < after + 0.25
         clock.enter("step")
         wait_until(lambda: sign_of_life(tmp_path)["phase"] == "training")
 
