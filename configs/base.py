@@ -100,8 +100,8 @@ model.mup_base_dim = Key(
     0, "width at which learning_rate was tuned; muP adapts it to embed_dim; 0: off", most=1_000_000
 )
 model.dtype = Key(
-    "auto", "compute type; auto: bfloat16, but float32 on CPUs that do not multiply bfloat16. A TPU rounds the factors "
-    "of float32 products to bfloat16, unless JAX_DEFAULT_MATMUL_PRECISION=highest is in the environment",
+    "auto", "compute type; auto: bfloat16, but float32 on CPUs that do not multiply bfloat16. Float32 "
+    "is slow on a TPU; JAX_DEFAULT_MATMUL_PRECISION=default in the environment lets it round factors to bfloat16",
     choices=("auto", "bfloat16", "float32"), scope=EXECUTION,
 )  # fmt: skip
 model.quantization = Key(

@@ -5,6 +5,7 @@ On TPU and GPU these are plain einsums. XLA's CPU backend is fast at products of
 einsum with more dimensions takes three times as long. It multiplies bfloat16 natively only as [M, K] [K, N] with a
 float32 result, and casts every other product to float32, at about half the speed. So on one CPU device, einsums are
 reshaped to that form. For bfloat16 this includes both products of the gradient (benchmarks/cpu_step.py has figures).
+Float32 factors are not rounded, on any platform (`precision`).
 Products with weights can also be quantised (benchmarks/quantization.py).
 """
 
@@ -12,6 +13,7 @@ import functools
 import itertools
 import math
 import re
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +22,38 @@ from layers.axes import inside_shard_map, platform
 
 QUANTIZED = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
 LARGEST = "absmax,1.00394"  # scales the largest value to 127; 127.5 would round up or down by its last bit
+
+
+def precision(dtype) -> jax.lax.Precision | None:
+    """Return the precision for products of factors in `dtype`: float32 factors keep all their bits.
+
+    By default JAX rounds them, to bfloat16 on a TPU and to TF32 on a GPU. None means JAX's default: for shorter types,
+    on a CPU, which does not round, and if the user has set JAX_DEFAULT_MATMUL_PRECISION.
+    """
+    is_set = jax.config.jax_default_matmul_precision is not None
+    rounds = jax.sharding.get_abstract_mesh().size and platform() != "cpu"
+    return jax.lax.Precision.HIGHEST if dtype == jnp.float32 and rounds and not is_set else None
+
+
+def with_precision(function: Callable, dtype) -> Callable:
+    """Return `function` of arrays in `dtype`, its products and those of its gradient computed at `precision`.
+
+    It is for the kernels of other libraries, which do not take a precision as an argument.
+    """
+    if precision(dtype) is None:
+        return function
+
+    def at_highest(function, *arguments):
+        with jax.default_matmul_precision("highest"):
+            return function(*arguments)
+
+    call = jax.custom_vjp(functools.partial(at_highest, function))
+    call.defvjp(functools.partial(at_highest, jax.vjp, function), functools.partial(at_highest, _pulled))
+    return call
+
+
+def _pulled(pull: Callable, gradient):
+    return pull(gradient)
 
 
 def einsum(
@@ -38,17 +72,21 @@ def einsum(
         return cpu_einsum(spec, x, weight).astype(x.dtype)
     if inside_shard_map() and not frozen:
         return _weight_first(spec, x, weight.astype(x.dtype))
-    return jnp.einsum(spec, x, weight.astype(x.dtype))
+    return _einsum(spec, x, weight.astype(x.dtype))
+
+
+def _einsum(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.einsum(spec, a, b, precision=precision(a.dtype))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _weight_first(spec: str, x: jax.Array, weight: jax.Array) -> jax.Array:
     """Return the einsum; the backward pass computes the weight's gradient first, so its reduction starts early."""
-    return jnp.einsum(spec, x, weight)
+    return _einsum(spec, x, weight)
 
 
 def _weight_first_backward(spec, operands, gradient):
-    _, pull = jax.vjp(functools.partial(jnp.einsum, spec), *operands)
+    _, pull = jax.vjp(functools.partial(_einsum, spec), *operands)
     weight_gradient, gradient = jax.lax.optimization_barrier((pull(gradient)[1], gradient))
     return pull(gradient)[0], weight_gradient
 
@@ -98,14 +136,16 @@ _quantized.defvjp(lambda *arguments: (_quantized(*arguments), arguments[2:]), _q
 def einsum_f32(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     """Return the float32 einsum of two arrays, both cast to the type of `a`.
 
-    The cast of `a` to float32 is exact. It is free on TPU, where a float32 product of default precision multiplies in
-    bfloat16. A GPU would multiply at half the speed, in TF32, as it does in the gradients of this product.
+    The cast of a bfloat16 `a` to float32 is exact. It is free on TPU, where a float32 product of default precision
+    multiplies in bfloat16. A GPU would multiply at half the speed, in TF32, as it does in the gradients of this
+    product.
     """
     if a.dtype == jnp.bfloat16 and on_one_cpu():
         return _native_einsum(spec, a, b)
     if a.dtype == jnp.bfloat16 and jax.sharding.get_abstract_mesh().size and platform() == "gpu":
         return jnp.einsum(spec, a, b.astype(a.dtype), preferred_element_type=jnp.float32)
-    return jnp.einsum(spec, a.astype(jnp.float32), b.astype(a.dtype).astype(jnp.float32))
+    factors = a.astype(jnp.float32), b.astype(a.dtype).astype(jnp.float32)
+    return jnp.einsum(spec, *factors, precision=precision(a.dtype))
 
 
 def add_bias(x: jax.Array, bias) -> jax.Array:

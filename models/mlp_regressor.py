@@ -7,9 +7,11 @@ Finn et al. 2017, arXiv:1703.03400, section 5.1, fit sinusoids with two hidden l
 import itertools
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from layers.axes import weight, zeros
+from layers.products import precision
 from layers.units import Units
 
 
@@ -54,7 +56,8 @@ class Dense(nnx.Module):
         self.bias = zeros((outputs,), (None,))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return x @ self.kernel[...].astype(x.dtype) + self.bias[...].astype(x.dtype)
+        y = jnp.matmul(x, self.kernel[...].astype(x.dtype), precision=precision(x.dtype))
+        return y + self.bias[...].astype(x.dtype)
 
 
 def _sizes(config) -> list[int]:

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec
 
 from layers.attention.attention import MASKED, soft_cap
 from layers.axes import inside_shard_map, mesh_axes, num_shards
+from layers.products import precision
 
 LANES = 128  # heads, and blocks of keys, are multiples of it
 TILE = 16  # keys that are written at once, of which one is new
@@ -78,7 +79,7 @@ def _on_device(q_BNH, new_k_BKH, new_v_BKH, k_BKSH, v_BKSH, mask_B1S, start_B, *
     mask = pl.BlockSpec((None, 1, size), lambda b, j, *at: (b, 0, block(b, j, *at)))
     tile = pl.BlockSpec((None, K, TILE, H), lambda b, j, first_B, start_B: (b, 0, div(start_B[b], TILE), 0))
     return pl.pallas_call(
-        functools.partial(_kernel, length=S, score_cap=score_cap),
+        functools.partial(_kernel, length=S, score_cap=score_cap, precision=precision(k_BKSH.dtype)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2, grid=(B, pl.cdiv(S, size)), in_specs=[queries, new, new, mask, keys, keys],
             out_specs=[queries, tile, tile],
@@ -101,17 +102,17 @@ def block_size(K: int, S: int, H: int, bytes_each: int) -> int:
 
 def _kernel(
     first_B, start_B, q_NH, new_k_KH, new_v_KH, old_1S, k_KSH, v_KSH, y_NH, k_tile_KTH, v_tile_KTH,
-    max_KG1, sum_KG1, total_KGH, *, length: int, score_cap: float,
+    max_KG1, sum_KG1, total_KGH, *, length: int, score_cap: float, precision: jax.lax.Precision | None,
 ):  # fmt: skip
     """Add a block of a row to the running softmax, which begins with the new key; after the last one, write."""
     b, j = pl.program_id(0), pl.program_id(1)
     K, size, H = k_KSH.shape
     q_KGH = q_NH[...].reshape(K, -1, H)
+    einsum = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
     block, last = first_B[b] + j, div(start_B[b], size)
 
     def scores(k_KSH):
-        dots_KGS = jnp.einsum("KGH,KSH->KGS", q_KGH, k_KSH, preferred_element_type=jnp.float32)
-        return soft_cap(dots_KGS * H**-0.5, score_cap)
+        return soft_cap(einsum("KGH,KSH->KGS", q_KGH, k_KSH) * H**-0.5, score_cap)
 
     @pl.when(j == 0)
     def _():
@@ -130,7 +131,7 @@ def _kernel(
         scores_KGS = jnp.where(seen_1S[None], scores(k), MASKED)
         new_max_KG1 = jnp.maximum(max_KG1[...], scores_KGS.max(axis=-1, keepdims=True))
         weights_KGS, kept_KG1 = jnp.exp(scores_KGS - new_max_KG1), jnp.exp(max_KG1[...] - new_max_KG1)
-        summed_KGH = jnp.einsum("KGS,KSH->KGH", weights_KGS.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        summed_KGH = einsum("KGS,KSH->KGH", weights_KGS.astype(v.dtype), v)
         max_KG1[...] = new_max_KG1
         sum_KG1[...] = kept_KG1 * sum_KG1[...] + weights_KGS.sum(axis=-1, keepdims=True)
         total_KGH[...] = kept_KG1 * total_KGH[...] + summed_KGH

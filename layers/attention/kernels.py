@@ -15,6 +15,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import NamedSharding, PartitionSpec
 
 from layers.axes import inside_shard_map, mesh_axes, num_shards
+from layers.products import with_precision
 
 LANES = 128  # blocks are multiples of it
 DQ_PARTS = 4  # the fused backward kernel writes dq once for every block of keys; it is not used for more blocks
@@ -59,7 +60,8 @@ def _on_device(kernel: Callable, q_BTNH, k_BSKH, v_BSKH, segments_BT, segments_B
     """Return this device's [B, T, N, H]; the kernel takes one sequence, heads first."""
     named = {"query": q_BTNH, "key": k_BSKH, "value": v_BSKH}  # named again, so that remat saves the kernel's layout
     q_BNTH, k_BKSH, v_BKSH = (checkpoint_name(x.swapaxes(1, 2), name) for name, x in named.items())
-    y_BNTH = jax.vmap(kernel)(q_BNTH, k_BKSH, v_BKSH, splash.SegmentIds(segments_BT, segments_BS))
+    attention = with_precision(jax.vmap(kernel), v_BSKH.dtype)
+    y_BNTH = attention(q_BNTH, k_BKSH, v_BKSH, splash.SegmentIds(segments_BT, segments_BS))
     return y_BNTH.swapaxes(1, 2)
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from layers.axes import platform
-from layers.products import einsum, einsum_f32
+from layers.products import einsum, einsum_f32, with_precision
 
 BLOCK = {"cpu": 128, "gpu": 256, "tpu": 1}  # rows; the size of a group is a multiple of it
 TILE_ROWS, TILE_BYTES = 512, 2048  # of the kernel: rows, and bytes of the columns of both kinds
@@ -55,7 +55,11 @@ def kernel(x_SD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array, *, inter
     _, D, F = weights_EDF.shape
     most = TILE_BYTES // x_SD.dtype.itemsize
     tiling = (TILE_ROWS, *(min(most, math.ceil(size / LANES) * LANES) for size in (D, F)))
-    return gmm(x_SD, weights_EDF, sizes_E, x_SD.dtype, tiling, None, None, False, interpret)
+
+    def product(x_SD, weights_EDF, sizes_E):
+        return gmm(x_SD, weights_EDF, sizes_E, x_SD.dtype, tiling, None, None, False, interpret)
+
+    return with_precision(product, x_SD.dtype)(x_SD, weights_EDF, sizes_E)
 
 
 def _by_block(x_SD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
@@ -91,7 +95,7 @@ def _loop(spec: str, x: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array) -
     """Return the einsum of each block of rows and the weights of its group."""
     blocks = _blocks(x, BLOCK["gpu"])
     groups = _groups(sizes_E, len(blocks), BLOCK["gpu"])
-    y = jax.lax.map(lambda block: jnp.einsum(spec, block[0], weights_EDF[block[1]]), (blocks, groups))
+    y = jax.lax.map(lambda block: einsum(spec, block[0], weights_EDF[block[1]]), (blocks, groups))
     return y.reshape(len(x), -1)
 
 

@@ -108,6 +108,34 @@ def test_on_a_gpu_bfloat16_operands_are_multiplied_as_they_are(monkeypatch):
     assert "convert" not in text
 
 
+def precisions(function, *operands) -> set:
+    """Return the precisions of all products in the gradient of a function."""
+    text = value_and_gradients(function).lower(*operands).as_text()
+    found = re.findall(r"dot_general .*precision = \[(\w+), \w+\]", text)
+    assert len(found) == text.count("dot_general") >= 3
+    return set(found)
+
+
+FORMS = [
+    functools.partial(products.einsum, "BTD,DV->BTV"), functools.partial(products.einsum_f32, "BTD,DV->BTV"),
+    functools.partial(products._weight_first, "BTD,DV->BTV"),
+    lambda a, b: products.with_precision(functools.partial(jnp.einsum, "BTD,DV->BTV"), a.dtype)(a, b),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["gpu", "tpu"])
+@pytest.mark.parametrize("form", FORMS)
+def test_float32_factors_are_not_rounded(form, device, monkeypatch):
+    """By JAX's default, a TPU would round them to bfloat16 and a GPU to TF32, in the gradients too."""
+    monkeypatch.setattr(products, "on_one_cpu", lambda: False)
+    monkeypatch.setattr(products, "platform", lambda: device)
+    with jax.default_matmul_precision(None):  # tests have another, see conftest.py
+        assert precisions(form, *operands("BTD,DV->BTV")) == {"HIGHEST"}
+        assert precisions(form, *operands("BTD,DV->BTV", jnp.bfloat16)) == {"DEFAULT"}
+    with jax.default_matmul_precision("default"):
+        assert precisions(form, *operands("BTD,DV->BTV")) == {"DEFAULT"}
+
+
 def test_on_several_devices_a_product_stays_an_einsum():
     """The native form's reshapes would hide from the partitioner which dimension is split how."""
     spec = "BTD,DNH->BTNH"

@@ -13,8 +13,8 @@ GROUP = Group(
         "too: what bfloat16 saves is time and memory."
     ),
     troubleshooting=(
-        "On a TPU, train a-float32 with JAX_DEFAULT_MATMUL_PRECISION=highest in the environment: otherwise the factors "
-        "of its products are rounded to bfloat16, and the two configurations hardly differ. "
+        "Do not set JAX_DEFAULT_MATMUL_PRECISION on a TPU: with default, the factors of products of a-float32 are "
+        "rounded to bfloat16, and the two configurations hardly differ. "
         "float16 is refused and stays in the list with its reason: it needs loss scaling, and TPUs do not compute "
         "in it. It counts as refused, not as failed, and `retry` does not change that. A CPU computes bfloat16 "
         "slowly, so that hours from a laptop say nothing about a TPU."
