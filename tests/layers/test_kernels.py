@@ -7,6 +7,7 @@ multiples of 128, the one restriction that it has.
 
 import functools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from configs import base
 from core import assembly
+from layers import products
 from layers.attention import kernels
 from layers.attention.attention import attend, attention_mask
 from models import decoder_lm
@@ -71,6 +73,19 @@ def test_kernel_equals_the_reference_on_packed_documents(H, length, window, cap)
     arguments = inputs([[length // 3, length // 2], [length]], length, H)
     expected = differentiated(*arguments, kernel=False, window=window, cap=cap)
     assert_close(differentiated(*arguments, kernel=True, window=window, cap=cap), expected)
+
+
+def test_the_kernel_does_not_round_float32_in_either_direction(monkeypatch):
+    """By JAX's default, a TPU's matrix unit would round the factors to bfloat16."""
+    monkeypatch.setattr(products, "platform", lambda: "tpu")
+    arguments = inputs([[100, 156]], 256, 128)
+    with mesh(data=1):
+        expected = differentiated(*arguments, kernel=True)
+        with jax.default_matmul_precision(None):  # tests have another, see conftest.py
+            text = differentiated.lower(*arguments, kernel=True).as_text()
+            assert_close(differentiated(*arguments, kernel=True), expected)
+    found = re.findall(r"dot_general .*precision = \[(\w+), \w+\]", text)
+    assert len(found) == text.count("dot_general") >= 7 and set(found) == {"HIGHEST"}
 
 
 def test_kernel_in_bfloat16_is_as_near_to_the_exact_values_as_bfloat16_is():
