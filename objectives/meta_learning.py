@@ -20,7 +20,6 @@ from flax import nnx
 from layers import inner_loop
 from layers.axes import unsharded
 from layers.inner_loop import InnerLoop
-from layers.products import precision
 from objectives.objective import Objective, bits_of, numbers_of
 
 SQUARED, CROSS_ENTROPY = "squared_error", "cross_entropy"
@@ -208,8 +207,7 @@ def prototype_logits(support: jax.Array, classes: jax.Array, query: jax.Array) -
     """
     members = jax.nn.one_hot(classes, len(classes), axis=0)
     counts = members.sum(axis=1)
-    sums = jnp.matmul(members, support, precision=precision(support.dtype))
-    prototypes = sums / jnp.maximum(counts, 1)[:, None]
+    prototypes = members @ support / jnp.maximum(counts, 1)[:, None]
     distances = jnp.square(query[:, None] - prototypes[None]).sum(axis=-1)
     return jnp.where(counts > 0, -distances, EMPTY)
 
