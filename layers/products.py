@@ -5,7 +5,7 @@ On TPU and GPU these are plain einsums. XLA's CPU backend is fast at products of
 einsum with more dimensions takes three times as long. It multiplies bfloat16 natively only as [M, K] [K, N] with a
 float32 result, and casts every other product to float32, at about half the speed. So on one CPU device, einsums are
 reshaped to that form. For bfloat16 this includes both products of the gradient (benchmarks/cpu_step.py has figures).
-Float32 factors are not rounded, on any platform (`precision`).
+Float32 factors are not rounded on TPU and GPU either, unless JAX_DEFAULT_MATMUL_PRECISION is set (`precision`).
 Products with weights can also be quantised (benchmarks/quantization.py).
 """
 
@@ -48,12 +48,8 @@ def with_precision(function: Callable, dtype) -> Callable:
             return function(*arguments)
 
     call = jax.custom_vjp(functools.partial(at_highest, function))
-    call.defvjp(functools.partial(at_highest, jax.vjp, function), functools.partial(at_highest, _pulled))
+    call.defvjp(functools.partial(at_highest, jax.vjp, function), at_highest)  # backward: the pullback, the gradient
     return call
-
-
-def _pulled(pull: Callable, gradient):
-    return pull(gradient)
 
 
 def einsum(
