@@ -8,13 +8,11 @@ schedule is replayed: the times are estimates. For each variant the batch is dou
 largest that fits.
 """
 
-import os
-
 import support
 
 import rehearsed
-from cluster import identity
 from rehearsal import record
+from rehearsal.layouts import ways
 
 RECIPE, TOPOLOGY, LENGTH = "llama_1b", "v4-8", 2048
 MOST_ROWS = 64  # a chip; more than fits
@@ -33,7 +31,8 @@ WAYS = {
 def estimated(name: str, rows: int) -> dict:
     """Return the estimate of a variant with this number of sequences per chip."""
     keys = {"train.sequence_length": LENGTH, "train.global_batch": 4 * rows, "train.gradient_accumulation": 1}
-    return rehearsed.estimated(record.Case(name, RECIPE, TOPOLOGY, keys | WAYS[name]))
+    precision = "" if name == "optimised" else ways.NAIVE_PRECISION
+    return rehearsed.estimated(record.Case(name, RECIPE, TOPOLOGY, keys | WAYS[name]), precision)
 
 
 def largest(name: str) -> tuple[int, dict]:
@@ -51,7 +50,6 @@ def largest(name: str) -> tuple[int, dict]:
 
 def main() -> None:
     """Compile all variants and compare."""
-    os.environ[identity.PRECISION] = "default"  # the layers' own would make the naive step's products slower
     figures, found = {}, {}
     for name in WAYS:
         rows, found[name] = largest(name)

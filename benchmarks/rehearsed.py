@@ -12,15 +12,15 @@ from rehearsal.compiler import Compiled, Compiler
 from rehearsal.estimate import estimate
 
 
-def compiler(program: str = "") -> Compiler:
+def compiler(program: str = "", precision: str = "") -> Compiler:
     """Return the compiler with the cache of all rehearsals."""
-    return Compiler(cache_folder("") / "rehearsals", program=program)
+    return Compiler(cache_folder("") / "rehearsals", program=program, precision=precision)
 
 
-def estimated(case: record.Case) -> dict:
-    """Return the estimate of a step."""
+def estimated(case: record.Case, precision: str = "") -> dict:
+    """Return the estimate of a step; `precision` is that of a Compiler."""
     loaded = case.load()
-    return estimate(compiler().compile(loaded.config, loaded.topology))
+    return estimate(compiler(precision=precision).compile(loaded.config, loaded.topology))
 
 
 def compiled(cases: Sequence[record.Case]) -> Iterator[tuple[record.Case, Compiled]]:

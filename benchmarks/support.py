@@ -35,12 +35,15 @@ COMPARED = ("sentencepiece", "torch")  # more libraries whose versions a figure 
 
 def check_options() -> None:
     """End with one line and status 2 for an unknown option, before hours of work."""
-    program = pathlib.Path(sys.argv[0])
-    if program.resolve().parent != ROOT / "benchmarks" or program.stem in PARSES_ITS_OWN:
+    program, arguments = pathlib.Path(sys.argv[0]), sys.argv[1:]
+    named = [program.stem]
+    if program.stem == "run_all":
+        named = [word for word in arguments if not word.startswith("-")]
+        arguments = [word for word in arguments if word.startswith("-")]
+    if program.resolve().parent != ROOT / "benchmarks" or (len(named) == 1 and named[0] in PARSES_ITS_OWN):
         return
-    names = sys.argv[1:] if program.stem != "run_all" else [word for word in sys.argv[1:] if word.startswith("-")]
     words = tuple(option for option in OPTIONS if option.endswith("="))
-    if unknown := [word for word in names if word not in OPTIONS and not word.startswith(words)]:
+    if unknown := [word for word in arguments if word not in OPTIONS and not word.startswith(words)]:
         usage_error(f"{unknown[0]} is no option of a benchmark; there are {', '.join(OPTIONS)}")
 
 

@@ -18,6 +18,7 @@ from flax import nnx
 
 from causality.sites import check_tokens, replicated, run
 from layers import taps
+from layers.products import precision
 
 
 def labels_after(
@@ -109,7 +110,9 @@ def _interchanged(graph, params, base_PT, source_PT, layer, position, rotation_D
     def interchange(x_PTD: jax.Array, number: jax.Array) -> jax.Array:
         change_PD = source_LPTD[number, :, position] - x_PTD[:, position]
         if rotation_DR is not None:
-            change_PD = (change_PD @ rotation_DR) @ rotation_DR.T
+            exact = precision(rotation_DR.dtype)
+            change_PR = jnp.matmul(change_PD, rotation_DR, precision=exact)
+            change_PD = jnp.matmul(change_PR, rotation_DR.T, precision=exact)
         return jnp.where(number == layer, x_PTD.at[:, position].add(change_PD.astype(x_PTD.dtype)), x_PTD)
 
     with taps.replace("block", interchange):

@@ -87,7 +87,7 @@ def reptile_surrogate(params: dict, adapted: dict) -> jax.Array:
     divides the sum over tasks by the sum of their weights; with equal weights w, a task's term is therefore multiplied
     by w, so that the step's gradient is the mean of params - adapted over all tasks.
     """
-    products = jax.tree.map(lambda p, a: jnp.vdot(jax.lax.stop_gradient(p - a), p), params, adapted)
+    products = jax.tree.map(lambda p, a: jnp.sum(jax.lax.stop_gradient(p - a) * p), params, adapted)
     return sum(jax.tree.leaves(products))
 
 

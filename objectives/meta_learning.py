@@ -207,7 +207,8 @@ def prototype_logits(support: jax.Array, classes: jax.Array, query: jax.Array) -
     """
     members = jax.nn.one_hot(classes, len(classes), axis=0)
     counts = members.sum(axis=1)
-    prototypes = members @ support / jnp.maximum(counts, 1)[:, None]
+    sums = (members[:, :, None] * support[None]).sum(axis=1)  # a product of matrices would round `support` on a TPU
+    prototypes = sums / jnp.maximum(counts, 1)[:, None]
     distances = jnp.square(query[:, None] - prototypes[None]).sum(axis=-1)
     return jnp.where(counts > 0, -distances, EMPTY)
 

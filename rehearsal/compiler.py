@@ -122,10 +122,14 @@ class Compiler:
       cache: the folder of all compilations.
       processes: how many compile at once.
       program: Python code that each process runs first, to replace a part of the code and see its cost.
+      precision: of products in float32, a value of JAX_DEFAULT_MATMUL_PRECISION; "" takes that of the environment, as
+        a run does.
     """
 
-    def __init__(self, cache: pathlib.Path, processes: int = 1, program: str = ""):
+    def __init__(self, cache: pathlib.Path, processes: int = 1, program: str = "", precision: str = ""):
         self.cache, self.processes, self.program = cache, processes, program
+        asked = precision or os.environ.get(identity.PRECISION)
+        self.variables = {identity.PRECISION: asked} if asked else {}  # of its processes
         self.spent: list[float] = []  # seconds of each compilation done here
 
     def folder(self, config, topology: topologies.Topology, call: Call | None = None) -> pathlib.Path:
@@ -133,7 +137,8 @@ class Compiler:
         code = identity.files_digest(
             file for name in COMPILED_CODE for file in [ROOT / name, *(ROOT / name).rglob("*.py")] if file.is_file()
         )
-        content = json.dumps([_request(config, topology, call), self.program, code, versions()], sort_keys=True)
+        request = _request(config, topology, call) | self.variables
+        content = json.dumps([request, self.program, code, versions()], sort_keys=True)
         return self.cache / hashlib.sha256(content.encode()).hexdigest()[:24]
 
     def is_cached(self, config, topology: topologies.Topology, call: Call | None = None) -> bool:
@@ -169,7 +174,7 @@ class Compiler:
             while (queue or running) and (until is None or time.monotonic() < until):
                 while queue and len(running) < self.processes:
                     index = queue.pop(0)
-                    running[index] = _Process(wanted[index], folders[index], self.program)
+                    running[index] = _Process(wanted[index], folders[index], self.program, self.variables)
                 for index in [i for i, process in running.items() if process.ended()]:
                     process = running.pop(index)
                     self.spent.append(time.monotonic() - process.began)
@@ -218,13 +223,13 @@ def _load(config, topology, folder: pathlib.Path) -> Compiled | Exception:
 class _Process:
     """A running compilation; it writes nothing before it is done."""
 
-    def __init__(self, wanted: tuple, folder: pathlib.Path, program: str):
+    def __init__(self, wanted: tuple, folder: pathlib.Path, program: str, variables: dict[str, str]):
         (self.config, self.topology, *_), self.folder, self.began = wanted, folder, time.monotonic()
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
         request = json.dumps(_request(*wanted))
         self.process = subprocess.Popen(
             [sys.executable, "-c", f"{program}\n{COMPILING}", str(folder), request, str(os.getpid())], cwd=ROOT,
-            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=_environment(self.topology),
+            stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=_environment(self.topology) | variables,
             start_new_session=True,
         )  # fmt: skip
 
@@ -246,10 +251,10 @@ class _Process:
 
 
 def _request(config, topology: topologies.Topology, call: Call | None = None) -> dict:
-    """Return everything that a compilation depends on, except code and libraries."""
+    """Return everything that a compilation depends on, except code, libraries and the arguments of a Compiler."""
     keys = {key: value for key, value in flat(config).items() if key not in keys_of(UNCOMPILED)}
     slice_ = {"topology": topology.name, "chips": topology.chips, "compiler_name": topology.compiler_name}
-    wanted = _precision() | ({"call": dataclasses.asdict(call)} if call else {})
+    wanted = {"call": dataclasses.asdict(call)} if call else {}
     compiler = os.environ.get("LIBTPU_INIT_ARGS", "")
     return {"config": keys, **slice_, "teacher": _teacher(config), "compiler": compiler, **wanted}
 
@@ -261,18 +266,11 @@ def _teacher(config) -> str:
     return file.read_text() if config.distillation.teacher and file.is_file() else ""
 
 
-def _precision() -> dict[str, str]:
-    """Return the variable of jax that chooses the precision of products, if the user has set it; the run reads it."""
-    asked = os.environ.get(identity.PRECISION)
-    return {identity.PRECISION: asked} if asked else {}
-
-
 def _environment(topology: topologies.Topology) -> dict[str, str]:
     devices = 1 if topology.accelerator == "tpu" else topology.chips
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
     return kept | {
         **ON_CPU,
-        **_precision(),
         "JAX_ENABLE_COMPILATION_CACHE": "false",  # this cache keeps the program's text too
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
     }

@@ -14,6 +14,7 @@ optimization_deployment_report.json: the given switches, what each costs, and me
 With --ahead the script uses no device, because a run holds them: all figures are those of rehearsals.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -134,12 +135,14 @@ def rehearse(more: list[str]) -> dict:
     config = loading.load(LOADED.path, topology.name, overrides, os.environ).config  # whole: nothing is scaled down
     validation.validate(config, topology.chips)
     plain, others = without(config, SWITCHES.on), [name for name in SWITCHES.on if name != switches.TPU_OPT]
-    wanted = {BASELINE: ways.naive(plain, topology), LAUNCH: plain}
+    wanted = {LAUNCH: plain}
     if switches.TPU_OPT in SWITCHES.on:
         wanted[switches.TPU_OPT] = without(config, others)
     wanted |= {OPTIMIZED: config} | {f"without {name}": without(config, [name]) for name in more}
-    compiler = Compiler(cache_folder(config.data.cache_dir) / "rehearsals")
-    found = ways.rehearse(wanted, topology, compiler, lambda line: print(line, flush=True))
+    cache, announce = cache_folder(config.data.cache_dir) / "rehearsals", functools.partial(print, flush=True)
+    of_baseline = Compiler(cache, precision=ways.NAIVE_PRECISION)
+    found = ways.rehearse({BASELINE: ways.naive(plain, topology)}, topology, of_baseline, announce)
+    found |= ways.rehearse(wanted, topology, Compiler(cache), announce)
     compared = {
         name: [ways.factors(found, name, baseline) for baseline in (BASELINE, LAUNCH) if baseline != name]
         for name in (LAUNCH, switches.TPU_OPT, OPTIMIZED)

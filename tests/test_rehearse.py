@@ -12,6 +12,7 @@ import time
 import pytest
 
 import train
+from cluster import identity
 from configs import base, topologies
 from configs.errors import ConfigError
 from core import assembly
@@ -251,6 +252,16 @@ def test_a_failing_compiler_is_one_line_and_leaves_nothing(monkeypatch, tmp_path
     with pytest.raises(compiler.CompileError, match=says):
         compiler.Compiler(tmp_path / "cache").compile(config, topologies.get("v4-8"))
     assert not list((tmp_path / "cache").glob("*"))
+
+
+def test_another_precision_of_products_is_another_compilation(tmp_path, monkeypatch):
+    def folder(precision: str = ""):
+        return compiler.Compiler(tmp_path, precision=precision).folder(configuration(), topologies.get("v4-8"))
+
+    monkeypatch.delenv(identity.PRECISION, raising=False)
+    of_layers, default = folder(), folder("default")
+    monkeypatch.setenv(identity.PRECISION, "default")
+    assert folder() == default != of_layers and folder("highest") not in (of_layers, default)
 
 
 def test_compilations_that_are_given_up_leave_no_process_and_no_file(tmp_path):

@@ -166,8 +166,8 @@ def muon(config, weights: Weights) -> optax.GradientTransformation:
     So Muon takes the matrices of blocks, a recursive model's learned positions, and heads of few outputs, such as that
     of halting. Of LoRA's pairs it takes the factor with the width of the stream, and Adam the other. Adam also takes
     embeddings, the head over the vocabulary, norms, biases, routers and convolutions. Source: Jordan et al., "Muon: an
-    optimizer for hidden layers in neural networks", 2024. The update is scaled so that both parts share one learning
-    rate (arXiv:2502.16982, equation 4).
+    optimizer for hidden layers in neural networks", 2024. Newton-Schulz was made for factors in bfloat16, to which a
+    TPU rounds them. The update is scaled so that both parts share one learning rate (arXiv:2502.16982, equation 4).
     """
     orthogonal = optax.contrib.scale_by_muon(
         beta=config.beta1, weight_dimension_numbers=lambda updates: weights.map(matrix_dims, updates)

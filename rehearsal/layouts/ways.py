@@ -16,6 +16,7 @@ from training import fit
 NAIVE = {  # a step without optimizations; its weights and moments are on every chip, see `naive`
     "model.dtype": "float32", "model.attention": "reference", "model.remat": "none", "train.loss_chunk_tokens": 1 << 20,
 }  # fmt: skip
+NAIVE_PRECISION = "default"  # of its Compiler: naive code has jax's default, and layers/products.py more
 
 
 def naive(config: ConfigDict, topology: Topology) -> ConfigDict:
