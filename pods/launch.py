@@ -68,6 +68,7 @@ def stop(settings: Settings, transport: Transport, rest: list[str]) -> int:
 def restart(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Stop, and start the last launch again; a run of train.py resumes from its newest valid checkpoint."""
     record = records.read(settings)
+    life.group_variables(settings, transport)  # a pod that cannot form a group keeps running what it runs
     transport.run(hosts.stop(settings, for_good=False))
     start(settings, transport, record | {"time": time.time()}, was_stopped=True)
 

@@ -456,6 +456,14 @@ def test_the_group_is_named_only_where_it_was_asked_for():
         life.group_variables(shared("--port=8476"), pod)
 
 
+def test_a_pod_that_lacks_hosts_is_not_stopped_by_a_restart(monkeypatch):
+    pod = types.SimpleNamespace(found=lambda: {"networkEndpoints": [{"ipAddress": "10.0.0.0"}], "workers": 8})
+    pod.run = lambda *words: pytest.fail("something was stopped")
+    monkeypatch.setattr(launch.records, "read", lambda settings: {})
+    with pytest.raises(PodError, match="only 1 host of "):
+        launch.restart(shared("--port=8476"), pod, [])
+
+
 def test_output_is_displayed_as_it_comes_and_ctrl_c_is_one_line(gcloud):
     variables = gcloud.environment | {"FAKE_RUN": "1"}
     words = [sys.executable, str(ROOT / POD), "ssh", "--worker=0", "--", "echo first; exec sleep 5"]
