@@ -12,7 +12,7 @@ from configs.base import batch_shards
 
 BFLOAT16, FLOAT32 = 2, 4
 LANES = 128  # a head narrower than this takes as much memory as one of this width
-MOMENTS = {"lion": 1, "muon": 1, "sgd": 1}  # numbers that an optimizer keeps for a weight
+MOMENTS = {"lion": 1, "sgd": 1}  # numbers that an optimizer keeps for a weight
 ADAM = 2  # numbers for a weight of every other optimizer
 FACTORED = 128  # optax's Adafactor keeps second moments by row and column if two dimensions are at least this long
 WORKING = {  # how many copies are held at peak memory, in addition to saved activations
@@ -31,9 +31,9 @@ WITHOUT_REMAT = {"stream": 8.7, "wide": 2.9}  # saved for each layer, in additio
 def num_parameters(config) -> int:
     """Return the number of parameters of models/decoder_lm.py without its small biases, and of what is added to it."""
     model = config.model
-    D, F, V = model.embed_dim, model.mlp_dim, model.vocab_size
+    D, F = model.embed_dim, model.mlp_dim
     mlps = 3 * D * F * max(1, model.num_experts + model.shared_experts) + (D + 1) * model.num_experts
-    number = model.num_layers * (_attention(model) + mlps) + V * D * (1 if model.tie_embeddings else 2) + D
+    number = model.num_layers * (_attention(model) + mlps) + _vocabulary(model) + D
     added = {"error_correction": _corrector, "value_head": lambda config: D}  # by the objective
     return number + added.get(config.train.objective, lambda config: 0)(config)
 
@@ -41,6 +41,11 @@ def num_parameters(config) -> int:
 def expert_parameters(model) -> int:
     """Return the parameters of all experts that a router chooses from."""
     return model.num_layers * 3 * model.embed_dim * model.mlp_dim * model.num_experts
+
+
+def _vocabulary(model) -> int:
+    """Return the parameters of embedding and head."""
+    return model.vocab_size * model.embed_dim * (1 if model.tie_embeddings else 2)
 
 
 def _attention(model) -> int:
@@ -65,6 +70,8 @@ def moments(config) -> float:
     """Return how many numbers the optimizer keeps for a weight, on average."""
     if config.optimizer.name == "adafactor":
         return _second_moments(config.model)
+    if config.optimizer.name == "muon":  # one of a matrix; embedding and head have Adam
+        return 1 + _vocabulary(config.model) / num_parameters(config)
     return MOMENTS.get(config.optimizer.name, ADAM)
 
 

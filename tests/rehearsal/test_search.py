@@ -243,6 +243,17 @@ def test_adafactors_second_moments_are_counted_by_arithmetic(recipe, heads):
     assert (kept > 0.1 * weights) == (heads == 8)
 
 
+@pytest.mark.parametrize(("recipe", "tied"), [("small", True), ("small", False), ("mixtral_8x7b", False)])
+def test_muons_moments_are_counted_by_arithmetic(recipe, tied):
+    """One of each matrix, and Adam's two of embedding and head."""
+    typed = {"optimizer.name": "muon", "model.tie_embeddings": str(tied)}
+    config = loading.load(f"configs/{recipe}.py", "", typed).config
+    validation.resolve_mesh(config, 1)
+    state = assembly.assemble(config, devices=jax.devices()[:1]).abstract_state
+    kept, weights = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state.optimizer, state.params))
+    assert sizing.moments(config) == pytest.approx(kept / weights, abs=1e-3)  # norms and routers are not counted
+
+
 @pytest.mark.parametrize(
     "more",
     [{"train__global_batch": 64}, {"model__remat": "dots"}, {"optimizer__ema_decay": 0.9}, {"model__num_layers": 40},
