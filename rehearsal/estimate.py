@@ -152,8 +152,9 @@ def _notes(compiled: Compiled, seconds_by_category: dict[str, float]) -> list[st
             "attention runs without its TPU kernel, which needs train.sequence_length / mesh.context to be a multiple "
             "of 128"
         )
-    if compiled.config.model.dtype == "float32" and seconds_by_category["attention kernel"]:
-        found.append("the attention kernel is estimated as if it multiplied bfloat16; in float32 it takes longer")
+    priced = {"gpu": "matmul", "tpu": "attention kernel"}.get(compiled.topology.accelerator)  # at the bfloat16 peak
+    if compiled.config.model.dtype == "float32" and priced and seconds_by_category[priced]:
+        found.append(f"the time of category {priced!r} is estimated as in bfloat16; in float32 it is longer")
     if (quantization := compiled.config.model.quantization) != "none":
         found.append("MFU is relative to the bfloat16 peak, although products are quantized")
         if quantization not in (faster := compiled.topology.faster):

@@ -49,6 +49,20 @@ def test_a_program_without_the_compilers_cycles_is_not_timed_by_a_guess(tmp_path
         estimate(Compiled(base.get_config(), topologies.get("v4-8"), facts, tmp_path))
 
 
+@pytest.mark.parametrize(("topology", "priced"), [("v4-8", "attention kernel"), ("h200-1", "matmul")])
+def test_what_is_priced_as_bfloat16_is_told(topology, priced):
+    facts = {"mesh": {"fsdp": 1}, "device_coordinates": [[]], "on_host": 0, "decoded": None}
+
+    def told(dtype: str, seconds: float) -> bool:
+        config = base.get_config()
+        config.model.dtype = dtype
+        spent = {"attention kernel": 1.0, "matmul": 1.0} | {priced: seconds}
+        notes = _notes(Compiled(config, topologies.get(topology), facts, pathlib.Path()), spent)
+        return f"the time of category {priced!r} is estimated as in bfloat16; in float32 it is longer" in notes
+
+    assert told("float32", 1.0) and not told("float32", 0.0) and not told("bfloat16", 1.0)
+
+
 @pytest.mark.slow
 def test_products_in_float32_are_not_rounded_unless_the_environment_asks_for_it(tmp_path, monkeypatch):
     """A TPU takes six products of bfloat16 for one of float32."""
