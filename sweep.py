@@ -74,6 +74,22 @@ SEARCH = "search"
 NOT_READ = ("workdir", "print_config", "join_seconds")  # flags of the other commands
 
 
+def check_strays(subcommand: str, words: list[str]) -> None:
+    """Raise ConfigError if more words than one name follow a subcommand, or any word follows a search."""
+    takes = "takes no name; --name names its study" if subcommand == SEARCH else "takes one name"
+    if stray := words[1:] or (words if subcommand == SEARCH else []):
+        raise ConfigError(f"stray argument {shown(stray[0])!r}; {subcommand} {takes}")
+
+
+def name_without(subcommand: str) -> str:
+    """Return the name that a subcommand means if none is typed; ConfigError if it needs one."""
+    if subcommand == "guide":
+        return suites.suite_names()[0]
+    if subcommand in ("status", "report"):
+        return stored_name()
+    raise ConfigError(f"{subcommand} needs the name of a group or suite (all: {', '.join(suites.suite_names())})")
+
+
 def main(arguments: list[str]) -> int:
     """Run the subcommand of the command line; return the exit status."""
     ending.install()
@@ -91,16 +107,10 @@ def main(arguments: list[str]) -> int:
     if words[0] in ("run", SEARCH):
         check_no_secrets(overrides)
     check_amounts()
-    name, *more = words[1:] or [""]
-    if more or (name and words[0] == SEARCH):
-        takes = "takes no name; --name names its study" if words[0] == SEARCH else "takes one name"
-        raise ConfigError(f"stray argument {shown((more or [name])[0])!r}; {words[0]} {takes}")
+    check_strays(words[0], words[1:])
     if words[0] == SEARCH:
         return search(overrides)
-    if not name:
-        if words[0] not in ("status", "report", "guide"):
-            raise ConfigError(f"{words[0]} needs the name of a group or suite (all: {', '.join(suites.suite_names())})")
-        name = suites.suite_names()[0] if words[0] == "guide" else stored_name()
+    name = words[1] if words[1:] else name_without(words[0])
     if words[0] in OF_A_SEARCH and (found := find_search(name, overrides)):
         return OF_A_SEARCH[words[0]](found) or 0
     asked = Asked(name, command_line.FLAGS, overrides)

@@ -36,33 +36,18 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> None:
     folder = _run_folder(settings)
     in_bucket = "://" in folder
     pod = {} if in_bucket else transport.describe() or {}
-    created = pod.get("createTime", "")
-    source = {"folder": folder, "pod": "" if in_bucket else settings.name, "created": created}
-    path = target / SOURCE  # a backup of an earlier version has none
-    kept = {"created": ""} | (records.read_kept(path, Source) if path.exists() else source)
-    is_later = kept["created"] and created and kept["created"] != created
-    if is_later or any(kept[name] != source[name] for name in ("folder", "pod")):
-        when = f", created {kept['created']}" if kept["created"] else ""
-        of_pod = f" of {kept['pod']}{when}" if kept["pod"] else ""
-        raise PodError(f"{target} is the backup of {kept['folder']}{of_pod}; name another folder")
-    is_here = folder.startswith("/") and settings.transport == "local"
-    if is_here and not (settings.dry_run or pathlib.Path(folder).is_dir()):
-        raise usage_error(f"{folder} is no folder; `launch` a run first, or name its folder with --workdir")
-    if in_bucket or is_here:
-        words = ["gcloud", "storage", "rsync", "-r", folder] if in_bucket else ["cp", "-r", f"{folder}/."]
-        expect_success([call(settings, [*words, local_folder(settings, str(target))], show=True)], f"back {folder} up")
+    source = {"folder": folder, "pod": "" if in_bucket else settings.name, "created": pod.get("createTime", "")}
+    earlier = _created_before(target, source)
+    if in_bucket or (folder.startswith("/") and settings.transport == "local"):
+        _copy_from_storage(settings, folder, target)
     elif not folder.startswith("/") and (num_workers := pod.get("workers") or transport.num_workers) > 1:
         _join(settings, transport, num_workers, folder, target)
     else:
-        everything = "/." if settings.transport == "local" else "/*"  # cp and scp put a folder into an existing one
-        inside = everything if target.is_dir() else ""
-        local_folder(settings, str(target if target.is_dir() else target.parent))
-        worker = str(settings.coordinator_worker)
-        transport.copy(f"{_on_host(settings, folder)}{inside}", str(target), worker=worker)
+        _copy_from_host(settings, transport, folder, target)
     if not settings.dry_run:
         files = [file for file in target.rglob("*") if file.is_file()]
         print(f"{folder} is in {target}: {len(files)} files, {sum(f.stat().st_size for f in files) / 1e6:.1f} MB")
-        records.write_json(path, source | {"created": created or kept["created"]})
+        records.write_json(target / SOURCE, source | {"created": source["created"] or earlier})
 
 
 def _default(settings: Settings) -> pathlib.Path:
@@ -83,6 +68,38 @@ def _run_folder(settings: Settings) -> str:
         return settings.run_folder()
     launch = records.read(settings)
     return launch["workdir"] or launch.get("study") or settings.run_folder()
+
+
+def _created_before(target: pathlib.Path, source: dict[str, str]) -> str:
+    """Return when the pod of the backup in `target` was created, "" if nothing says it; PodError if it is another's."""
+    path = target / SOURCE  # a backup of an earlier version has none
+    if not path.exists():
+        return ""
+    kept = {"created": ""} | records.read_kept(path, Source)
+    is_later = kept["created"] and source["created"] and kept["created"] != source["created"]
+    if is_later or any(kept[name] != source[name] for name in ("folder", "pod")):
+        when = f", created {kept['created']}" if kept["created"] else ""
+        of_pod = f" of {kept['pod']}{when}" if kept["pod"] else ""
+        raise PodError(f"{target} is the backup of {kept['folder']}{of_pod}; name another folder")
+    return kept["created"]
+
+
+def _copy_from_storage(settings: Settings, folder: str, target: pathlib.Path) -> None:
+    """Copy a folder that this machine reaches itself: in a bucket, or of a local pod."""
+    in_bucket = "://" in folder
+    if not (in_bucket or settings.dry_run or pathlib.Path(folder).is_dir()):
+        raise usage_error(f"{folder} is no folder; `launch` a run first, or name its folder with --workdir")
+    words = ["gcloud", "storage", "rsync", "-r", folder] if in_bucket else ["cp", "-r", f"{folder}/."]
+    expect_success([call(settings, [*words, local_folder(settings, str(target))], show=True)], f"back {folder} up")
+
+
+def _copy_from_host(settings: Settings, transport: Transport, folder: str, target: pathlib.Path) -> None:
+    """Copy a folder that one host has, or that all hosts share."""
+    everything = "/." if settings.transport == "local" else "/*"  # cp and scp put a folder into an existing one
+    inside = everything if target.is_dir() else ""
+    local_folder(settings, str(target if target.is_dir() else target.parent))
+    worker = str(settings.coordinator_worker)
+    transport.copy(f"{_on_host(settings, folder)}{inside}", str(target), worker=worker)
 
 
 def _on_host(settings: Settings, folder: str) -> str:

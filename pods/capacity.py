@@ -38,21 +38,10 @@ def search(settings: Settings) -> None:
             return
     end, failures = time.monotonic() + settings.wait_seconds, {}
     while tries:
-        for one in list(tries):
-            left = end - time.monotonic()
-            if settings.wait and failures and left < 0:
-                break
-            is_last = settings.wait and len(tries) == 1  # then it waits in the queue
-            patience = max(0.0, left) if settings.wait else settings.wait_seconds
-            if one.queued and not is_last:
-                patience = min(patience, QUEUED_POLLS * one.poll_seconds)
-            if not (failure := _attempt(one, patience)):
-                records.keep_creation(one)
-                note(one, f"{one.name} is ready, {_way(one)}, in {one.zone}: export ZONE={one.zone}")
-                return
-            failures[one.zone, _way(one)] = f"{one.zone}, {_way(one)}: {failure}"
-            if LASTING.search(failure):
-                tries.remove(one)
+        if one := _tried(settings, tries, failures, end):
+            records.keep_creation(one)
+            note(one, f"{one.name} is ready, {_way(one)}, in {one.zone}: export ZONE={one.zone}")
+            return
         if settings.dry_run:
             return
         if not (settings.wait and tries) or time.monotonic() > end:
@@ -62,6 +51,27 @@ def search(settings: Settings) -> None:
         time.sleep(settings.poll_seconds)
     hint = "; --wait goes on trying" if tries and not settings.wait else ""
     raise PodError(f"no pod was created{hint}. {'; '.join(failures.values())}")
+
+
+def _tried(settings: Settings, tries: list[Settings], failures: dict, end: float) -> Settings | None:
+    """Try each of `tries` once until there is a pod, and return its settings; None without one.
+
+    `failures` gets the last failure of each. A try whose failure lasts leaves `tries`.
+    """
+    for one in list(tries):
+        left = end - time.monotonic()
+        if settings.wait and failures and left < 0:
+            return None
+        is_last = settings.wait and len(tries) == 1  # then it waits in the queue
+        patience = max(0.0, left) if settings.wait else settings.wait_seconds
+        if one.queued and not is_last:
+            patience = min(patience, QUEUED_POLLS * one.poll_seconds)
+        if not (failure := _attempt(one, patience)):
+            return one
+        failures[one.zone, _way(one)] = f"{one.zone}, {_way(one)}: {failure}"
+        if LASTING.search(failure):
+            tries.remove(one)
+    return None
 
 
 def ways(settings: Settings) -> list[dict[str, bool]]:
