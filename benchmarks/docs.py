@@ -9,7 +9,6 @@ stands in for it. Without names, all pages are run. With --keep, finished pages 
 Status 1: a command failed.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -312,7 +311,7 @@ def run_page(page: str, folder: pathlib.Path) -> list[dict]:
 
 def main() -> None:
     """Run the named pages, or all; those whose verdicts are in --keep are passed over."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = support.Parser(__doc__)
     parser.add_argument(
         "pages", nargs="*", metavar="PAGE", help=f"as README.md; or {pages.DOCSTRINGS!r}, {pages.HELP!r}"
     )

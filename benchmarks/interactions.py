@@ -14,7 +14,6 @@ What each set showed stays in the folder runs/benchmark-interactions, so that th
 interruption; delete it, or the file of a set, to train anew.
 """
 
-import argparse
 import contextlib
 import hashlib
 import io
@@ -50,7 +49,7 @@ TRAINED, REFUSED, FAILED = "trained", "refused_later", "failed"
 
 def main() -> None:
     """Train the sets that were not trained before, and count what all showed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = support.Parser(__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--with", dest="names", nargs="+", choices=features.FEATURES, default=(), metavar="FEATURE")
     names, found = parser.parse_args().names, features.verdicts()

@@ -11,7 +11,6 @@ Arguments select some of the names.
 differently. It shows how far to trust the estimate. It makes nothing faster, so it is not used.
 """
 
-import argparse
 import dataclasses
 import statistics
 import sys
@@ -100,7 +99,7 @@ def compare(name: str, compiled: Compiled, as_it_is: Compiled) -> dict:
 
 def main() -> None:
     """Compile each step with each change, and compare."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = support.Parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="two of them, of the smallest step")
     parser.add_argument("names", nargs="*", metavar="NAME")
     given = parser.parse_args()

@@ -5,7 +5,6 @@ Compiles and estimates all of them, and compares with rehearsal/recorded/. If a 
 ends with status 1 until `python benchmarks/record.py --renew="why"` records the new figures. Names select cases.
 """
 
-import argparse
 import json
 import sys
 
@@ -19,7 +18,7 @@ from rehearsal.estimate import estimate
 
 def main() -> None:
     """Compile and compare, then report or record."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = support.Parser(__doc__)
     parser.add_argument("--renew", metavar="WHY", help="write the new figures down, for this reason")
     parser.add_argument("--quick", action="store_true", help="the fastest one alone")
     parser.add_argument("names", nargs="*", metavar="NAME")

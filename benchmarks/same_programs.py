@@ -11,7 +11,6 @@ instructions in another order is printed: the order of the results can change th
 Status 1: an instruction, memory or time differs. Names select cases.
 """
 
-import argparse
 import base64
 import collections
 import gzip
@@ -112,7 +111,7 @@ def difference(before: str, after: str) -> str:
 
 def main() -> None:
     """Compile, and keep or compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = support.Parser(__doc__)
     parser.add_argument("--keep", type=pathlib.Path, metavar="FOLDER")
     parser.add_argument("--against", type=pathlib.Path, metavar="FOLDER")
     parser.add_argument("names", nargs="*", metavar="NAME")

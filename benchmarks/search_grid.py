@@ -8,7 +8,6 @@ two numbers as text, with a held-out loss after each of STEPS. The file is writt
 is not repeated, so the command can be interrupted. It takes about an hour on two cores.
 """
 
-import argparse
 import contextlib
 import functools
 import io
@@ -90,7 +89,7 @@ def losses(data: dict[str, str], point: dict) -> list[float]:
 
 def main() -> None:
     """Train the points that the file does not have."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = support.Parser(__doc__)
     parser.add_argument("--at_most", type=int, default=10**6, help="points to train")
     parser.add_argument("--processes", type=int, default=2, help="runs at the same time")
     arguments = parser.parse_args()

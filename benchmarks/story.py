@@ -8,7 +8,6 @@ stage that fails is named, with its last lines. With --keep, stages that are don
 --pod adds the training on a local pod of 4 real processes.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import functools
@@ -339,7 +338,7 @@ def tell(story: Story, stages: tuple[Callable[[Story], dict], ...]) -> dict:
 
 def main() -> None:
     """Tell the story in a folder."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = support.Parser(__doc__)
     parser.add_argument("--keep", type=pathlib.Path, metavar="FOLDER", help="where stages that are done are kept")
     parser.add_argument("--pod", action="store_true", help="also train on a local pod of 4 processes")
     parser.add_argument("--quick", action="store_true", help="a tenth of the steps, where a model is to learn")

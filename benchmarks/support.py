@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared parts of the benchmarks: the machine, and the JSON line that each prints last."""
 
+import argparse
 import contextlib
 import dataclasses
 import json
@@ -53,6 +54,17 @@ def mechanism_is_on() -> bool:
     if words not in ({"on"}, {"off"}):
         usage_error(f"--mechanism={' and '.join(sorted(words))} is neither on nor off")
     return words == {"on"}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of a benchmark's own options; a mistake is one line."""
+
+    def __init__(self, description: str):
+        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def error(self, message: str) -> NoReturn:
+        """End with a line about the arguments, and status 2."""
+        usage_error(f"{message}; --help lists the options")
 
 
 def usage_error(line: str) -> NoReturn:

@@ -18,7 +18,7 @@ from flax import nnx
 
 from causality.sites import check_tokens, replicated, run
 from layers import taps
-from layers.products import precision
+from layers.products import precision, with_precision
 
 
 def labels_after(
@@ -80,7 +80,7 @@ def _aligned(graph, params, free_DR, rows, pairs, layer, position, learning_rate
     optimizer = optax.adam(learning_rate)
 
     def loss(free_DR, base_PT, source_PT, wanted_P):
-        logits_PV = _interchanged(graph, params, base_PT, source_PT, layer, position, jnp.linalg.qr(free_DR)[0])
+        logits_PV = _interchanged(graph, params, base_PT, source_PT, layer, position, _orthonormal(free_DR))
         return optax.softmax_cross_entropy_with_integer_labels(logits_PV, wanted_P).mean()
 
     def step(state, rows_P):
@@ -90,7 +90,12 @@ def _aligned(graph, params, free_DR, rows, pairs, layer, position, learning_rate
         return (optax.apply_updates(free_DR, change), moments), None
 
     (free_DR, _), _ = jax.lax.scan(step, (free_DR, optimizer.init(free_DR)), rows)
-    return jnp.linalg.qr(free_DR)[0]
+    return _orthonormal(free_DR)
+
+
+def _orthonormal(free_DR: jax.Array) -> jax.Array:
+    """Return orthonormal columns with the span of given ones."""
+    return with_precision(lambda columns_DR: jnp.linalg.qr(columns_DR)[0], free_DR.dtype)(free_DR)
 
 
 def _check_place(model, length: int, layer: int, position: int) -> None:

@@ -28,7 +28,7 @@ def precision(dtype) -> jax.lax.Precision | None:
     """Return the precision for products of factors in `dtype`: float32 factors keep all their bits.
 
     By default JAX rounds them, to bfloat16 on a TPU and to TF32 on a GPU. None means JAX's default: for shorter types,
-    on a CPU, which does not round, without a mesh in context, whose devices show the platform, and if the user has set
+    on a CPU, which does not round, without a mesh in context (it shows the platform), and if the user has set
     JAX_DEFAULT_MATMUL_PRECISION.
     """
     is_set = jax.config.jax_default_matmul_precision is not None
@@ -39,8 +39,8 @@ def precision(dtype) -> jax.lax.Precision | None:
 def with_precision(function: Callable, dtype) -> Callable:
     """Return `function` of arrays in `dtype`, its products and those of its gradient computed at `precision`.
 
-    It is for the kernels of other libraries, which do not take a precision as an argument. JAX refuses forward-mode
-    differentiation (`jax.jvp`) of what is returned for float32.
+    It is for code of other libraries, which takes no precision as an argument. If a precision is needed, JAX refuses
+    forward-mode differentiation (`jax.jvp`) of the result.
     """
     if precision(dtype) is None:
         return function

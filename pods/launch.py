@@ -66,9 +66,12 @@ def stop(settings: Settings, transport: Transport, rest: list[str]) -> int:
 
 
 def restart(settings: Settings, transport: Transport, rest: list[str]) -> None:
-    """Stop, and start the last launch again; a run of train.py resumes from its newest valid checkpoint."""
+    """Stop, and start the last launch again; a run of train.py resumes from its newest valid checkpoint.
+
+    PodError before anything is stopped if PORT is set and the pod lacks hosts.
+    """
     record = records.read(settings)
-    life.group_variables(settings, transport)  # a pod that cannot form a group keeps running what it runs
+    life.group_variables(settings, transport)
     transport.run(hosts.stop(settings, for_good=False))
     start(settings, transport, record | {"time": time.time()}, was_stopped=True)
 

@@ -148,7 +148,8 @@ def rehearse(more: list[str]) -> dict:
         for name in (LAUNCH, switches.TPU_OPT, OPTIMIZED)
         if name in found
     }
-    return {"topology": topology.name, "naive_keys": ways.NAIVE, "ways": found, "factors": compared}
+    naive = {"naive_keys": ways.NAIVE, "naive_precision": ways.NAIVE_PRECISION}
+    return {"topology": topology.name, **naive, "ways": found, "factors": compared}
 
 
 def rehearsed_costs(rehearsed: dict) -> dict[str, dict[str, float | None]]:

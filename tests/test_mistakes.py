@@ -177,6 +177,8 @@ MISTAKES = [
     (f"{TRAIN} --config.model.dtype=float16", {}, "model.dtype=float16 is refused: gradients below 6e-8 are 0 in it "),
     ("benchmarks/run_all.py layout", {}, "layout is not a benchmark; the benchmarks are ca"),
     ("benchmarks/run_all.py --quik layouts", {}, "--quik is no option of a benchmark; there are --quick, "),
+    ("benchmarks/run_all.py story layouts --pod", {}, "--pod is no option of a benchmark; there are --quick, "),
+    ("benchmarks/run_all.py story --pdo", {}, "--pdo"),
     ("benchmarks/layouts.py quick", {}, "quick is no option of a benchmark"),
     ("benchmarks/record.py tiny", {}, "tiny is not recorded; there are "),
     ("make -n train TOPOLGY=v4-8", {}, "TOPOLGY is no variable; they are ACCELERATOR ARGS CONFIG "),

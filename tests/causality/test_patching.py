@@ -2,6 +2,7 @@
 """Sites of a decoder: each is restored as a run by hand would, and a planted circuit is found."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from flax import nnx
 
 from causality import ablation, interchange, patching, tracing
 from causality.sites import NAMES, difference, run, sources_of
-from layers import taps
+from layers import products, taps
 from layers.axes import declared_axes
 from parallelism import axis_rules
 from parallelism.mesh import make_mesh, mesh_context
@@ -190,6 +191,15 @@ def test_a_rotation_is_found_that_interchanges_only_the_name():
     labels = tuple(circuits.NAMES)
     given = interchange.labels_after(graph, params, base[60:], source[60:], labels=labels, rotation_DR=rotation, **how)
     assert interchange.accuracy(given, source[60:, position]) == 1.0
+
+
+def test_a_tpu_rounds_no_rotation(monkeypatch):
+    """A product of factors in bfloat16 would leave columns that are not orthonormal, in the gradient too."""
+    monkeypatch.setattr(products, "platform", lambda: "tpu")
+    with mesh_context(make_mesh({"data": 8})), jax.default_matmul_precision(None):  # not the tests'
+        gradient = jax.jit(jax.grad(lambda free_DR: interchange._orthonormal(free_DR)[0].sum()))
+        program = gradient.lower(jnp.ones((8, 4))).as_text()
+    assert set(re.findall(r"dot_general .*precision = \[(\w+), (\w+)\]", program)) == {("HIGHEST", "HIGHEST")}
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,16 @@ def test_prototypes_are_class_means_and_logits_are_distances_from_them():
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradients))
 
 
+def test_prototypes_are_made_without_products_of_matrices():
+    """A TPU would round the embeddings for them to bfloat16."""
+
+    def total(support, query):
+        return meta_learning.prototype_logits(support, jnp.array([0, 0, 1]), query).sum()
+
+    program = str(jax.make_jaxpr(jax.grad(total, argnums=(0, 1)))(jnp.ones((3, 4)), jnp.ones((2, 4))))
+    assert "mul" in program and "dot_general" not in program
+
+
 def test_a_method_chooses_its_objective():
     config = loading.load("configs/meta_sinusoid.py", "", {}).config
     for method, kind in (("maml", "GradientBased"), ("prototypical", "Prototypical"), ("in_context", "InContext")):
