@@ -16,10 +16,7 @@ from rehearsal.layouts import ways
 
 RECIPE, TOPOLOGY, LENGTH = "llama_1b", "v4-8", 2048
 MOST_ROWS = 64  # a chip; more than fits
-NAIVE = {
-    "model.dtype": "float32", "model.attention": "reference", "model.remat": "none", "mesh.data": 4, "mesh.fsdp": 1,
-    "train.loss_chunk_tokens": 1 << 20,
-}  # fmt: skip
+NAIVE = ways.NAIVE | {"mesh.data": 4, "mesh.fsdp": 1}
 WAYS = {
     "optimised": {},
     "naive": NAIVE,

@@ -26,6 +26,8 @@ def main() -> None:
     """Run the benchmarks in turn; a failure appears in the table and in the exit status."""
     chosen = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
     names = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in NOT_BENCHMARKS)
+    if not (len(chosen) == 1 and chosen[0] in support.PARSES_ITS_OWN):
+        support.check_options([word for word in sys.argv[1:] if word.startswith("-")])
     unknown = [name for name in chosen if name not in names]
     if unknown:
         support.usage_error(f"{unknown[0]} is not a benchmark; the benchmarks are {', '.join(names)}")

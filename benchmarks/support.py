@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -34,15 +34,8 @@ QUIET = {  # of a run of which only steps and held-out loss are asked
 COMPARED = ("sentencepiece", "torch")  # more libraries whose versions a figure depends on
 
 
-def check_options() -> None:
+def check_options(arguments: Sequence[str]) -> None:
     """End with one line and status 2 for an unknown option, before hours of work."""
-    program, arguments = pathlib.Path(sys.argv[0]), sys.argv[1:]
-    named = [program.stem]
-    if program.stem == "run_all":
-        named = [word for word in arguments if not word.startswith("-")]
-        arguments = [word for word in arguments if word.startswith("-")]
-    if program.resolve().parent != ROOT / "benchmarks" or (len(named) == 1 and named[0] in PARSES_ITS_OWN):
-        return
     words = tuple(option for option in OPTIONS if option.endswith("="))
     if unknown := [word for word in arguments if word not in OPTIONS and not word.startswith(words)]:
         usage_error(f"{unknown[0]} is no option of a benchmark; there are {', '.join(OPTIONS)}")
@@ -217,4 +210,6 @@ def lines_of(run: pathlib.Path, *kinds: str) -> list[dict]:
     return [line for line in whole if not kinds or line["kind"] in kinds]
 
 
-check_options()
+PROGRAM = pathlib.Path(sys.argv[0])
+if PROGRAM.resolve().parent == ROOT / "benchmarks" and PROGRAM.stem not in ("run_all", *PARSES_ITS_OWN):
+    check_options(sys.argv[1:])

@@ -18,7 +18,7 @@ from flax import nnx
 
 from causality.sites import check_tokens, replicated, run
 from layers import taps
-from layers.products import precision, with_precision
+from layers.products import with_precision
 
 
 def labels_after(
@@ -98,6 +98,12 @@ def _orthonormal(free_DR: jax.Array) -> jax.Array:
     return with_precision(lambda columns_DR: jnp.linalg.qr(columns_DR)[0], free_DR.dtype)(free_DR)
 
 
+def _projected(x_PD: jax.Array, rotation_DR: jax.Array) -> jax.Array:
+    """Return the part of vectors in the span of orthonormal columns."""
+    project = with_precision(lambda x_PD, rotation_DR: (x_PD @ rotation_DR) @ rotation_DR.T, rotation_DR.dtype)
+    return project(x_PD, rotation_DR)
+
+
 def _check_place(model, length: int, layer: int, position: int) -> None:
     """Raise ValueError unless a model has the layer, and prompts of this length the position."""
     if not 0 <= layer < model.num_layers:
@@ -115,9 +121,7 @@ def _interchanged(graph, params, base_PT, source_PT, layer, position, rotation_D
     def interchange(x_PTD: jax.Array, number: jax.Array) -> jax.Array:
         change_PD = source_LPTD[number, :, position] - x_PTD[:, position]
         if rotation_DR is not None:
-            exact = precision(rotation_DR.dtype)
-            change_PR = jnp.matmul(change_PD, rotation_DR, precision=exact)
-            change_PD = jnp.matmul(change_PR, rotation_DR.T, precision=exact)
+            change_PD = _projected(change_PD, rotation_DR)
         return jnp.where(number == layer, x_PTD.at[:, position].add(change_PD.astype(x_PTD.dtype)), x_PTD)
 
     with taps.replace("block", interchange):

@@ -178,7 +178,7 @@ MISTAKES = [
     ("benchmarks/run_all.py layout", {}, "layout is not a benchmark; the benchmarks are ca"),
     ("benchmarks/run_all.py --quik layouts", {}, "--quik is no option of a benchmark; there are --quick, "),
     ("benchmarks/run_all.py story layouts --pod", {}, "--pod is no option of a benchmark; there are --quick, "),
-    ("benchmarks/run_all.py story --pdo", {}, "--pdo"),
+    ("benchmarks/run_all.py story --pdo", {}, "unrecognized arguments: --pdo; --help lists the options"),
     ("benchmarks/layouts.py quick", {}, "quick is no option of a benchmark"),
     ("benchmarks/record.py tiny", {}, "tiny is not recorded; there are "),
     ("make -n train TOPOLGY=v4-8", {}, "TOPOLGY is no variable; they are ACCELERATOR ARGS CONFIG "),

@@ -196,9 +196,14 @@ def test_a_rotation_is_found_that_interchanges_only_the_name():
 def test_a_tpu_rounds_no_rotation(monkeypatch):
     """A product of factors in bfloat16 would leave columns that are not orthonormal, in the gradient too."""
     monkeypatch.setattr(products, "platform", lambda: "tpu")
-    with mesh_context(make_mesh({"data": 8})), jax.default_matmul_precision(None):  # not the tests'
-        gradient = jax.jit(jax.grad(lambda free_DR: interchange._orthonormal(free_DR)[0].sum()))
-        program = gradient.lower(jnp.ones((8, 4))).as_text()
+
+    def total(x_PD, free_DR):
+        return interchange._projected(x_PD, interchange._orthonormal(free_DR)).sum()
+
+    mesh = mesh_context(make_mesh({"data": 8}))
+    with mesh, jax.default_matmul_precision(None):  # tests have another, see conftest.py
+        gradient = jax.jit(jax.value_and_grad(total, argnums=(0, 1)))
+        program = gradient.lower(jnp.ones((3, 8), jnp.bfloat16), jnp.ones((8, 4))).as_text()
     assert set(re.findall(r"dot_general .*precision = \[(\w+), (\w+)\]", program)) == {("HIGHEST", "HIGHEST")}
 
 
