@@ -9,6 +9,7 @@ import sys
 
 from core import command_line, output_files
 from core.command_line import FLAGS, flags
+from core.overrides import split_overrides
 
 MODES = ("same_batch", "any_batch", "model")
 NOT_READ = ("workdir", "join_seconds")  # flags of the other commands
@@ -109,7 +110,7 @@ def fit_batch(config, topology: topologies.Topology, display) -> None:
 
 def load_for(name: str) -> Loaded:
     """Return the configuration of the command line for the topology `name`."""
-    overrides, _ = command_line.split_overrides(sys.argv)
+    overrides, _ = split_overrides(sys.argv)
     return loading.load(command_line.recipe(overrides), name, overrides)
 
 

@@ -50,9 +50,8 @@ from cluster.interruption import Interrupted, check_main_thread, interruption
 from cluster.maintenance import maintenance_notices
 from cluster.watch import HeartbeatFile, watchdog
 from core import assembly, ending, inspection
-from core.batch_fit import fit_batch
 from core.callbacks import Callback, Recheck, Reshard, Save, StepsInAThread, Stop, Stopped, checked_callbacks
-from core.evaluators import Evaluator, check_names, check_without_corpus, evaluate_newest, of_run, task_items
+from core.evaluators import Evaluator, evaluate_newest
 from core.between_steps.faults import Fault, Faults, NaNGradients, parse_faults
 from core.job import Job, digest, losses_of
 from core.between_steps.run_report import RunReport
@@ -60,12 +59,10 @@ from core.sampling import BatchSampler, samples
 from core.between_steps.slow_data import SlowData
 from core.between_steps.stages import Stages, position_of
 from core.start import (
-    announce, check_new, check_sources, check_tokenizers, device_lines, initial_state, may_change, prepare_corpus,
-    set_eval_every, set_steps,
+    announce, check_new, device_lines, initial_state, is_done, may_change, prepare, prepare_corpus, set_steps
 )  # fmt: skip
-from input_pipeline import batches as pipeline, corpus as corpora, ledger
+from input_pipeline import corpus as corpora, ledger
 from input_pipeline.errors import DataError
-from input_pipeline.sources import check_name
 from profiling import tuning, windows
 from profiling.recording import Profile
 from reporting import preflight, sink, step_log
@@ -131,33 +128,14 @@ def train(
     check_main_thread()
     config, workdir = config.copy_and_resolve_references(), workdirs.local_folder(workdir)  # keys are set below
     ending.threads_end_the_process()
-    check_names(evaluators)
-    sink.check(config)
     callbacks = checked_callbacks([*callbacks, *([batches] if isinstance(batches, Callback) else [])])
     clock = Clock(time.monotonic() if started is None else started)
-    for after, on_mesh in layouts.on_each_mesh(config).items():
-        with layouts.named(after):
-            run = assembly.assemble(on_mesh)
-            preflight.check_device(run)
-    is_new = not (bucket or store or (workdir / stored_config.CONFIG).exists())
-    check_sources(run.objective, config, is_new=is_new)
-    if batches is None:
-        check_name(config.data)
-    else:
-        check_without_corpus(config)
-        batches = iter(batches)
-    items = task_items(config)  # reports mistakes before documents are read
-    workdirs.check_writable(config, workdir)
     asked = {key: flat(config)[key] for key in ("batch.fit", "train.gradient_accumulation")}
-    fit_batch(config, announce)
-    corpus = prepare_corpus(config, vocab_size_typed) if batches is None else None
-    check_tokenizers(run.objective, config, corpus)
-    if corpus:
-        pipeline.check_enough(corpus.train, config.train.sequence_length, config.train.global_batch)
-    if is_new:
-        check_new(config, corpus)  # before its folder is made
-    set_eval_every(config, corpus)
-    evaluators = of_run(config, corpus, items, evaluators)  # reports mistakes before anything is compiled
+    batches = None if batches is None else iter(batches)
+    is_new = not (bucket or store or (workdir / stored_config.CONFIG).exists())
+    run, corpus, evaluators = prepare(
+        config, workdir, evaluators, reads_corpus=batches is None, is_new=is_new, vocab_size_typed=vocab_size_typed
+    )
     store = store or host_folders.of_config(config, workdir, bucket)
     staging = config.checkpoint.staging or (bucket and bucket.folder / "staging")
     with (
@@ -179,13 +157,7 @@ def train(
         start, last_step = set_steps(config, corpus, record)
         for change in stored_config.changes(record["config"], flat(config)) if start else ():
             announce(f"{change} from step {start} on")
-        has_finished = record and start >= last_step and workdirs.show_summary(workdir)
-        if has_finished or start > last_step:
-            passed = f"train.steps={last_step} has been passed. " if last_step < start else ""
-            announce(
-                f"{passed}{'Finished' if has_finished else 'Saved'} at step {start}; nothing was trained. "
-                f"--config.train.steps={2 * start} continues the run."
-            )
+        if is_done(record, start, last_step, workdir):
             return Result(start, "nothing to train", {}, {}, f"{checkpoints.store.place}/{start}")
         if workdirs.keeps_files(config):
             workdirs.open_workdir(workdir, flat(config) | asked, corpus, origin)

@@ -127,13 +127,13 @@ def shares_of_devices(workers: int, topology: Topology | None = None) -> list[di
     return [{"JAX_CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
 
 
-def compile_at_each_start() -> None:
-    """Switch the cache of compiled programs off, unless the environment says otherwise.
+def choose_caching(accelerator: str, num_processes: int) -> None:
+    """Switch the cache of compiled programs off for several processes on GPUs, unless the environment says otherwise.
 
-    The processes of several GPUs tune a program together (XLA's sharded autotuning). One that loads it from its own
-    cache, which jax writes in process 0 alone, would let the others wait for its part for ever.
+    They tune a program together (XLA's sharded autotuning). One that loads it from its own cache, which jax writes in
+    process 0 alone, would let the others wait for its part for ever.
     """
-    if "JAX_ENABLE_COMPILATION_CACHE" not in os.environ:
+    if accelerator == "gpu" and num_processes > 1 and "JAX_ENABLE_COMPILATION_CACHE" not in os.environ:
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
         if "jax" in sys.modules:  # it read the variables when it was imported, as to detect SLURM
             sys.modules["jax"].config.update("jax_enable_compilation_cache", False)

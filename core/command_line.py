@@ -9,7 +9,6 @@ Exit status: 0 finished; 2 usage or configuration; 3 loss or gradient not finite
 """
 
 import dataclasses
-import functools
 import itertools
 import logging
 import math
@@ -27,13 +26,15 @@ try:
 
     from checkpointing.bucket import Bucket, open_bucket, path_of
     from cluster import identity, processes, startup
+    from cluster.group import Group, find_group
     from configs import base, topologies
     from configs.errors import ConfigError, did_you_mean, one_of, shown, similar
-    from configs.key import PER_HOST, SECRET
+    from configs.key import PER_HOST
     from core import ending
+    from core.overrides import split_overrides, without_secrets
     from input_pipeline.cache import cache_path
     from settings import loading, simulation, stored_config, together, validation
-    from settings.keys import HIDDEN, NAMES_ELSEWHERE, flat, similar_keys, stray_argument, value_of_flag
+    from settings.keys import NAMES_ELSEWHERE, flat, similar_keys, stray_argument, value_of_flag
     from settings.resolving import Loaded
 except ModuleNotFoundError as missing:
     interpreter.restart(missing)
@@ -75,7 +76,7 @@ class Command:
     workdir: pathlib.Path
     bucket: Bucket | None
     accelerator: str
-    group: processes.Group | None
+    group: Group | None
     num_devices: int | None
     scaled_down: dict[str, tuple] | None
 
@@ -170,31 +171,50 @@ def parse(
         )
     accelerator = startup.attached_accelerator()
     workdir, bucket = _workdir()
-    shares_programs = bucket is not None and use(FLAGS) == TRAIN  # a run that is only read may be a stranger's
-    cache = bucket.folder if shares_programs else cache_path(loaded.config.data.cache_dir)
-    startup.choose_platform(loaded.topology, accelerator, cache)
+    _choose_platform(loaded, accelerator, bucket if use(FLAGS) == TRAIN else None)
     if one_device:
         startup.use_one_device(accelerator)
-    if shares_programs:
-        os.environ.setdefault("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")  # their folder would be in every key
-        bucket.fetch_compiled()
-    group = None if one_device else processes.find(os.environ, accelerator, FLAGS.join_seconds)
-    if accelerator == "gpu" and group and group.count > 1:
-        startup.compile_at_each_start()
-    chips = loaded.topology.chips if loaded.topology else math.prod(loaded.environment_mesh.values())
+    group = None if one_device else find_group(os.environ, accelerator, FLAGS.join_seconds)
+    num_processes = group.count if group else 1
+    startup.choose_caching(accelerator, num_processes)
     num_devices = scaled_down = None
     if accelerator == "cpu":
-        simulated = startup.is_simulation(loaded.topology, accelerator) or bool(loaded.environment_mesh)
-        num_devices = startup.simulate(chips if loaded.topology or simulated else 0, group.count if group else 1)
+        num_devices = startup.simulate(_num_chips(loaded), num_processes)
         num_devices = 1 if one_device else num_devices
     if accelerator == "cpu" and not chooses_mesh:
-        validation.resolve_mesh(loaded.config, num_devices, loaded)
-        if simulated:  # a resumed run keeps its sizes
-            scaled_down = {} if loaded.of_run else simulation.scale_down(loaded.config, loaded.typed)
-        validation.validate(loaded.config, num_devices, loaded)
+        scaled_down = _fit_to_devices(loaded, num_devices)
     else:  # `join` initializes jax, which then knows the number of devices
         validation.check_keys(loaded.config)
     return Command(loaded, workdir, bucket, accelerator, group, num_devices, scaled_down)
+
+
+def _choose_platform(loaded: Loaded, accelerator: str, bucket: Bucket | None) -> None:
+    """Set the variables of the platform; the programs of a run that trains in a `bucket` are cached there.
+
+    A run that is only read may be a stranger's, whose programs are not loaded.
+    """
+    cache = bucket.folder if bucket else cache_path(loaded.config.data.cache_dir)
+    startup.choose_platform(loaded.topology, accelerator, cache)
+    if bucket:
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")  # their folder would be in every key
+        bucket.fetch_compiled()
+
+
+def _num_chips(loaded: Loaded) -> int:
+    """Return the chips of --topology, else of TPU_MESH_CONFIG; 0 without either."""
+    if loaded.topology:
+        return loaded.topology.chips
+    return math.prod(loaded.environment_mesh.values()) if loaded.environment_mesh else 0
+
+
+def _fit_to_devices(loaded: Loaded, num_devices: int) -> dict[str, tuple] | None:
+    """Resolve the mesh, scale a simulation down, and validate; return `scaled_down` of a Command."""
+    validation.resolve_mesh(loaded.config, num_devices, loaded)
+    scaled_down = None
+    if startup.is_simulation(loaded.topology, "cpu") or loaded.environment_mesh:  # a resumed run keeps its sizes
+        scaled_down = {} if loaded.of_run else simulation.scale_down(loaded.config, loaded.typed)
+    validation.validate(loaded.config, num_devices, loaded)
+    return scaled_down
 
 
 def join(command: Command, *, shares_folder: bool = True, chooses_mesh: bool = False) -> None:
@@ -284,36 +304,6 @@ def _same(recipe: str, workdir: pathlib.Path) -> bool:
     """Return whether --config names the folder of the run."""
     path = expanded(recipe)
     return path.is_dir() and workdir.is_dir() and path.samefile(workdir)
-
-
-def split_overrides(argv: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Separate `--config.a.b=value` and `--config.a.b value` from other arguments; a key without a value is "true"."""
-    pairs, rest = _split_pairs(argv)
-    return dict(pairs), rest
-
-
-def _split_pairs(argv: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return what `split_overrides` does, with every value of a key that is typed several times."""
-    pairs, rest, arguments = [], [], list(argv)
-    while arguments:
-        argument = arguments.pop(0)
-        name, equals, value = argument.lstrip("-").partition("=")
-        if not argument.startswith("-") or not name.startswith("config."):
-            rest.append(argument)
-        elif equals:
-            pairs.append((name.removeprefix("config."), value))
-        else:
-            takes_next = bool(arguments) and not arguments[0].startswith("--")
-            pairs.append((name.removeprefix("config."), arguments.pop(0) if takes_next else "true"))
-    return pairs, rest
-
-
-def without_secrets(argv: list[str]) -> list[str]:
-    """Return arguments in which the values of secret keys are hidden."""
-    pairs, _ = _split_pairs(argv)
-    secrets = [value for key, value in pairs if value and key in base.keys_of(SECRET)]
-    secrets.sort(key=len, reverse=True)  # one may be a part of another
-    return [functools.reduce(lambda text, secret: text.replace(secret, HIDDEN), secrets, word) for word in argv]
 
 
 def config_text(loaded: Loaded) -> str:

@@ -8,6 +8,7 @@ import os
 import sys
 
 from cluster import processes, startup
+from cluster.group import Group, find_group
 from core import ending
 from input_pipeline.cache import cache_path
 from settings.resolving import environment_mesh
@@ -36,14 +37,14 @@ def join(default_devices: int = 0) -> str:
     if "jax" in sys.modules:  # it read the variables when it was imported, as optax does
         sys.modules["jax"].config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or None)
         sys.modules["jax"].config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
-    group = processes.find(os.environ, accelerator, JOIN_SECONDS)
-    if accelerator == "gpu" and group and group.count > 1:
-        startup.compile_at_each_start()
+    group = find_group(os.environ, accelerator, JOIN_SECONDS)
+    num_processes = group.count if group else 1
+    startup.choose_caching(accelerator, num_processes)
     if accelerator == "cpu":
         is_asked = "device_count" in os.environ.get("XLA_FLAGS", "") or os.environ.get("JAX_NUM_CPU_DEVICES")
         mesh = environment_mesh(os.environ)
         number = math.prod(mesh.values()) if mesh else 0 if is_asked else default_devices
-        startup.simulate(number, group.count if group else 1)
+        startup.simulate(number, num_processes)
     if group is None:
         return ""
     _start(group)
@@ -51,7 +52,7 @@ def join(default_devices: int = 0) -> str:
 
 
 @functools.cache
-def _start(group: processes.Group) -> None:
+def _start(group: Group) -> None:
     processes.start(group, JOIN_SECONDS, ending.with_the_others)
     atexit.register(_part)
 

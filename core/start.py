@@ -2,21 +2,29 @@
 """What a training run needs before its first step: its corpus, its number of steps, its initial state."""
 
 import math
+import pathlib
+from collections.abc import Sequence
 
 import jax
 
 from checkpointing import frozen_models
+from checkpointing import workdir as workdirs
 from checkpointing.checkpoints import Checkpoints
 from checkpointing.source_run import initial
 from cluster import processes
 from configs.base import keys_of
 from configs.errors import ConfigError
 from configs.key import RESUME
-from core.assembly import Run
+from core.assembly import Run, assemble
+from core.batch_fit import fit_batch
 from core.between_steps.stages import position_of
+from core.evaluators import Evaluator, check_names, check_without_corpus, of_run, task_items
+from input_pipeline import batches
 from input_pipeline import corpus as corpora
+from input_pipeline.sources import check_name
 from objectives.objective import FrozenModel, Objective
-from settings import preference, ramp, ranges
+from reporting import preflight, sink
+from settings import layouts, preference, ramp, ranges
 
 MOST_PASSES, USEFUL_PASSES = 40, 4  # over one corpus: more gain nothing; up to 4, each is worth as much as new data
 MANY_HELDOUT, ENOUGH_HELDOUT = 100_000_000, 10_000_000  # tokens that a new run holds out
@@ -38,6 +46,48 @@ def device_lines(config) -> list[str]:
         f"Process count: {processes.count()}",
         "Mesh: " + " * ".join(f"{axis}={config.mesh[axis]}" for axis in axes),
     ]
+
+
+def prepare(
+    config, workdir: pathlib.Path, evaluators: Sequence[Evaluator], *, reads_corpus: bool, is_new: bool,
+    vocab_size_typed: bool,
+) -> tuple[Run, corpora.Corpus | None, list[Evaluator]]:  # fmt: skip
+    """Check a run and prepare what it reads; set `batch.fit` and `train.eval_every` in place.
+
+    Mistakes are reported before the folder of a new run is made, and before anything is compiled; those that need no
+    documents, before documents are read.
+
+    Args:
+      evaluators: those of the caller.
+      reads_corpus: whether the run reads `config.data`, and not batches of the caller.
+      is_new: whether the run surely has no checkpoint.
+      vocab_size_typed: whether a corpus too small for `model.vocab_size` is an error.
+
+    Returns:
+      The run, on the last of its meshes; its corpus, if it reads one; and all its evaluators.
+    """
+    check_names(evaluators)
+    sink.check(config)
+    for after, on_mesh in layouts.on_each_mesh(config).items():
+        with layouts.named(after):
+            run = assemble(on_mesh)
+            preflight.check_device(run)
+    check_sources(run.objective, config, is_new=is_new)
+    if reads_corpus:
+        check_name(config.data)
+    else:
+        check_without_corpus(config)
+    items = task_items(config)
+    workdirs.check_writable(config, workdir)
+    fit_batch(config, announce)
+    corpus = prepare_corpus(config, vocab_size_typed) if reads_corpus else None
+    check_tokenizers(run.objective, config, corpus)
+    if corpus:
+        batches.check_enough(corpus.train, config.train.sequence_length, config.train.global_batch)
+    if is_new:
+        check_new(config, corpus)
+    set_eval_every(config, corpus)
+    return run, corpus, of_run(config, corpus, items, evaluators)
 
 
 def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
@@ -158,6 +208,19 @@ def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tup
     for line in filter(None, (repetition(config, corpus), "" if start else large_heldout(config, corpus))):
         announce(line)
     return start, train.steps
+
+
+def is_done(record: dict | None, start: int, last_step: int, workdir: pathlib.Path) -> bool:
+    """Return whether a resumed run has nothing left to train, and say so; the summary of a finished one is shown."""
+    has_finished = record is not None and start >= last_step and workdirs.show_summary(workdir)
+    if not has_finished and start <= last_step:
+        return False
+    passed = f"train.steps={last_step} has been passed. " if last_step < start else ""
+    announce(
+        f"{passed}{'Finished' if has_finished else 'Saved'} at step {start}; nothing was trained. "
+        f"--config.train.steps={2 * start} continues the run."
+    )
+    return True
 
 
 def repetition(config, corpus: corpora.Corpus | None) -> str:

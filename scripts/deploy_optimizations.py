@@ -26,6 +26,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from core import command_line  # first: it restarts in the workspace's Python
 
 from core import batch_fit
+from core.overrides import split_overrides
 from configs.errors import ConfigError
 from pods import deploy, records, switches
 from pods.errors import PodError
@@ -131,7 +132,7 @@ def rehearse(more: list[str]) -> dict:
     if topology is None or topology.accelerator != "tpu":
         return {"error": "only a slice of TPUs, named by --topology, can be rehearsed"}
     check_compiler(topology)
-    overrides, _ = command_line.split_overrides(sys.argv)
+    overrides, _ = split_overrides(sys.argv)
     config = loading.load(LOADED.path, topology.name, overrides, os.environ).config  # whole: nothing is scaled down
     validation.validate(config, topology.chips)
     plain, others = without(config, SWITCHES.on), [name for name in SWITCHES.on if name != switches.TPU_OPT]

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from cluster import processes
+from cluster.group import Group
 from cluster.hub import RunError
 from studies import program
 
@@ -38,7 +39,7 @@ class End:
         return self.status
 
 
-def join(group: processes.Group, join_seconds: float, on_end: Callable[[str, int], None], root: str) -> None:
+def join(group: Group, join_seconds: float, on_end: Callable[[str, int], None], root: str) -> None:
     """Join the other hosts; from now on SIGINT and SIGTERM on any host stop the study on all.
 
     Args:

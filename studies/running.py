@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable
 
 from cluster import processes, startup
+from cluster.group import Group, find_group
 from configs import topologies
 from configs.errors import ConfigError
 from core import ending
@@ -66,9 +67,9 @@ def on_hosts_or_here(parsed, root: str, work: Callable[[bool, list[dict[str, str
     return leading.lead(lambda: work(True, [{}])).tell()
 
 
-def group_of_hosts(join_seconds: float) -> processes.Group | None:
+def group_of_hosts(join_seconds: float) -> Group | None:
     """Return the group that this process belongs to by its environment; None if it is alone."""
-    group = processes.find(os.environ, startup.attached_accelerator(), join_seconds)
+    group = find_group(os.environ, startup.attached_accelerator(), join_seconds)
     return group if group and group.count > 1 else None
 
 
@@ -100,7 +101,7 @@ def queue_and_work(asked: Asked, devices: list[dict[str, str]], start: Callable)
     launch.run(queue, task, devices, start)
 
 
-def check_root(root: str, topology: str, group: processes.Group | None) -> None:
+def check_root(root: str, topology: str, group: Group | None) -> None:
     """Raise ConfigError if trials run on several hosts and write to a local folder, which every host has for itself."""
     is_pod = group is not None or (topology and topologies.get(topology).hosts > 1)
     if is_pod and "://" not in root:

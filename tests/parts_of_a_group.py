@@ -12,9 +12,10 @@ import types
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from cluster import processes, startup
+from cluster.group import find_group
 
 startup.choose_platform(None, "cpu", pathlib.Path(os.environ["XDG_CACHE_HOME"]))
-processes.start(processes.find(os.environ, "cpu", 60), 60, lambda line, status: sys.exit(line))
+processes.start(find_group(os.environ, "cpu", 60), 60, lambda line, status: sys.exit(line))
 
 import json  # noqa: E402
 

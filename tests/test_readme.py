@@ -16,7 +16,7 @@ import pytest
 import pod
 from benchmarks import pages
 from configs import base, topologies
-from core.command_line import split_overrides
+from core.overrides import split_overrides
 from pods import settings
 from settings import loading, validation
 from settings.keys import flat

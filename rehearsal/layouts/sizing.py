@@ -106,7 +106,7 @@ def predict(config) -> float:
         "stream": tokens * D * BFLOAT16,
         "wide": tokens * F * mlps * BFLOAT16 / mesh.model,
         "heads": (model.num_heads + 2 * model.num_kv_heads) * a_head,
-        "layer": (number - 2 * V * D) / layers * BFLOAT16 / owners,
+        "layer": (number - _vocabulary(model)) / layers * BFLOAT16 / owners,
         "copies": weights * BFLOAT16 / FLOAT32,
         "head": V * D * FLOAT32 / mesh.model,
         "accumulated": weights if microbatches > 1 else 0,

@@ -321,9 +321,10 @@ def test_a_process_that_is_killed_while_it_saves_leaves_good_checkpoints(tmp_pat
 IN_A_GROUP = """
 import json, os, pathlib, resource, sys
 from cluster import processes, startup
+from cluster.group import find_group
 
 startup.choose_platform(None, "cpu", pathlib.Path(os.environ["XDG_CACHE_HOME"]))
-processes.start(processes.find(os.environ, "cpu", 60), 60, lambda line, status: sys.exit(line))
+processes.start(find_group(os.environ, "cpu", 60), 60, lambda line, status: sys.exit(line))
 
 import jax
 import numpy as np

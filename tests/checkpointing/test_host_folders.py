@@ -26,6 +26,7 @@ from checkpointing.host_folders import HostFolders  # noqa: E402
 from checkpointing.retention import Retention  # noqa: E402
 from checkpointing.store import CheckpointError  # noqa: E402
 from cluster import processes, startup  # noqa: E402
+from cluster.group import find_group  # noqa: E402
 
 
 def arrays_of(step: int) -> dict:
@@ -174,6 +175,6 @@ def test_the_files_of_a_part_of_an_array(tmp_path):
 
 if __name__ == "__main__":
     startup.choose_platform(None, "cpu", pathlib.Path(os.environ["XDG_CACHE_HOME"]))
-    processes.start(processes.find(os.environ, "cpu", 60), 60, lambda line, status: sys.exit(line))
+    processes.start(find_group(os.environ, "cpu", 60), 60, lambda line, status: sys.exit(line))
     print(json.dumps(keep_and_mix(pathlib.Path(sys.argv[1]))))
     processes.leave()

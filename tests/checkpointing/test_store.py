@@ -23,6 +23,7 @@ from checkpointing.checkpoints import Checkpoints  # noqa: E402
 from checkpointing.retention import Retention  # noqa: E402
 from checkpointing.store import CheckpointError  # noqa: E402
 from cluster import processes, startup  # noqa: E402
+from cluster.group import find_group  # noqa: E402
 
 STEPS = 4
 
@@ -198,6 +199,6 @@ def test_without_shared_storage_a_run_resumes_bit_for_bit_and_names_the_process_
 
 if __name__ == "__main__":
     startup.choose_platform(None, "cpu", pathlib.Path(os.environ["XDG_CACHE_HOME"]))
-    processes.start(processes.find(os.environ, "cpu", 60), 60, lambda line, status: sys.exit(line))
+    processes.start(find_group(os.environ, "cpu", 60), 60, lambda line, status: sys.exit(line))
     print(json.dumps(train_twice(pathlib.Path(sys.argv[1]))))
     processes.leave()

@@ -9,8 +9,9 @@ import threading
 import pytest
 from jax._src import clusters
 
+from cluster import group as groups
 from cluster import processes
-from cluster.processes import Group
+from cluster.group import Group, find_group
 from configs.errors import ConfigError
 from tests.metadata_server import Metadata
 from tests.support import ROOT, free_port
@@ -21,7 +22,7 @@ RANK = {"MASTER_ADDR": "10.0.0.2", "MASTER_PORT": "12355", "RANK": "1", "WORLD_S
 
 
 def find(environment: dict[str, str], accelerator: str = "cpu") -> Group | None:
-    return processes.find(environment, accelerator, join_seconds=1)
+    return find_group(environment, accelerator, join_seconds=1)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_a_process_that_has_one_host_may_be_alone(endpoints):
     ])  # fmt: skip
 def test_jax_is_not_asked_for_the_others_of_a_host_that_uses_its_own_chips(monkeypatch, variables):
     """It would ask a metadata server, which a container may not reach, or find all hosts of the slice."""
-    monkeypatch.setattr(processes, "_found_by_jax", lambda join_seconds: pytest.fail("jax was asked"))
+    monkeypatch.setattr(groups, "_found_by_jax", lambda join_seconds: pytest.fail("jax was asked"))
     assert find(variables, "tpu") is None
 
 
@@ -109,14 +110,15 @@ def test_jax_is_not_asked_for_the_others_of_a_host_that_uses_its_own_chips(monke
         {"TPU_WORKER_HOSTNAMES": "a", "TPU_PROCESS_ADDRESSES": "a:8471,b:8471"}, {},
     ])  # fmt: skip
 def test_jax_is_asked_for_the_others_of_a_slice(monkeypatch, more):
-    monkeypatch.setattr(processes, "_found_by_jax", lambda join_seconds: "group")
+    monkeypatch.setattr(groups, "_found_by_jax", lambda join_seconds: "group")
     assert find(more, "tpu") == "group"
 
 
 EIGHT_PROCESSES = """
 import os
 from cluster import processes
-group = processes.find(os.environ, "cpu", 60)
+from cluster.group import find_group
+group = find_group(os.environ, "cpu", 60)
 processes.join(group, group.hub_port, 60, lambda line, status: os._exit(status))
 print(processes.gather("rank", os.environ["RANK"]), flush=True)
 processes.leave()

@@ -241,14 +241,22 @@ def test_a_tpu_that_another_process_uses_is_named_with_its_process(monkeypatch):
         startup.check_platform("tpu")
 
 
-@pytest.mark.parametrize("chosen", [{}, {"JAX_ENABLE_COMPILATION_CACHE": "true"}])
-def test_processes_of_several_gpus_compile_at_each_start_unless_the_cache_is_asked_for(monkeypatch, chosen):
+@pytest.mark.parametrize(
+    ("accelerator", "num_processes", "chosen", "is_switched_off"),
+    [
+        ("gpu", 2, {}, True), ("gpu", 2, {"JAX_ENABLE_COMPILATION_CACHE": "true"}, False), ("gpu", 1, {}, False),
+        ("tpu", 2, {}, False), ("cpu", 2, {}, False),
+    ],
+)  # fmt: skip
+def test_processes_of_several_gpus_compile_at_each_start_unless_the_cache_is_asked_for(
+    monkeypatch, accelerator, num_processes, chosen, is_switched_off
+):
     monkeypatch.setattr(os, "environ", dict(chosen))
     read = []
     monkeypatch.setattr(type(jax.config), "update", lambda config, *given: read.append(given))
-    startup.compile_at_each_start()
-    assert os.environ == (chosen or {"JAX_ENABLE_COMPILATION_CACHE": "false"})
-    assert read == ([] if chosen else [("jax_enable_compilation_cache", False)])  # jax was imported before
+    startup.choose_caching(accelerator, num_processes)
+    assert os.environ == ({"JAX_ENABLE_COMPILATION_CACHE": "false"} if is_switched_off else chosen)
+    assert read == ([("jax_enable_compilation_cache", False)] if is_switched_off else [])  # jax was imported before
 
 
 @pytest.mark.parametrize(("processes", "local"), [(1, 16), (4, 4), (16, 1)])

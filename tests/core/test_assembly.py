@@ -17,7 +17,7 @@ from flax import nnx
 import train
 from configs import base
 from configs.errors import ConfigError
-from core import assembly, evaluators, models
+from core import assembly, evaluators, models, start
 from input_pipeline.errors import DataError
 from models import decoder_lm
 from objectives import language_modeling
@@ -228,7 +228,7 @@ def test_figures_of_numpy_and_lists_of_units_are_taken_from_a_model(monkeypatch)
 
 
 def test_a_data_source_that_does_not_exist_is_named_before_anything_is_compiled(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "fit_batch", lambda *_: pytest.fail("it compiles"))
+    monkeypatch.setattr(start, "fit_batch", lambda *_: pytest.fail("it compiles"))
     config = small_config()
     config.data.source, config.batch.fit = "documnts", "auto"
     with pytest.raises(DataError, match=r"^data\.source=documnts does not exist; use one"):

@@ -12,6 +12,7 @@ from absl.testing import flagsaver
 from cluster import startup
 from configs.errors import ConfigError
 from core import command_line
+from core.overrides import split_overrides
 from tests.support import ROOT
 
 CHANGED = "from configs import base\ndef get_config():\n    config = base.get_config()\n    "
@@ -154,7 +155,7 @@ def test_a_missing_recipe_is_never_answered_with_a_file_that_is_none(parse):
     ],
 )
 def test_overrides_are_told_from_flags(arguments, overrides, rest):
-    assert command_line.split_overrides(arguments.split()) == (overrides, rest)
+    assert split_overrides(arguments.split()) == (overrides, rest)
 
 
 def test_without_arguments_it_is_the_tiny_recipe_on_this_machine(parse):

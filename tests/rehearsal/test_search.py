@@ -264,6 +264,14 @@ def test_what_needs_more_memory_is_predicted_to(more):
     assert sizing.predict(load(**more).config) > sizing.predict(load().config)
 
 
+def test_a_head_that_is_the_embedding_saves_only_its_own_weights():
+    """A layer that is all-gathered has as many parameters as before."""
+    untied, tied = (load(model__tie_embeddings=tied).config for tied in (False, True))
+    a_weight = 4 + 4 + 8 + sizing.WORKING["copies"] * 2  # itself, its gradient, two moments and copies in bfloat16
+    head = untied.model.vocab_size * untied.model.embed_dim / 16
+    assert sizing.predict(untied) - sizing.predict(tied) == pytest.approx(head * a_weight)
+
+
 def test_a_remedy_is_the_smallest_change_of_its_kind_that_fits(imagined):
     loaded = load(train__global_batch=256, model__remat="dots")
     display = imagined(lambda config: (1.0, sizing.predict(config)))

@@ -13,6 +13,7 @@ from cluster.interruption import Interrupted
 from configs import base
 from configs.errors import ConfigError
 from core import command_line, ending
+from core.overrides import without_secrets
 from reporting import sink
 from reporting.metrics import MetricsWriter
 from reporting.sinks import alerts
@@ -175,10 +176,10 @@ def test_the_address_comes_from_the_key_or_the_environment_and_nothing_stores_it
     config = config_with(alerts="https://example.org/s3cret")
     assert flat(config)["logging.alerts"] == "(hidden)" and from_flat(flat(config)).logging.alerts == "(hidden)"
     argv = ["train.py", "--config.logging.alerts=https://example.org/s3cret", "--config.train.steps=3"]
-    assert command_line.without_secrets(argv) == [argv[0], "--config.logging.alerts=(hidden)", argv[2]]
-    assert command_line.without_secrets(["--config.logging.alerts", "http://a.b"])[1] == "(hidden)"
+    assert without_secrets(argv) == [argv[0], "--config.logging.alerts=(hidden)", argv[2]]
+    assert without_secrets(["--config.logging.alerts", "http://a.b"])[1] == "(hidden)"
     twice = [f"--config.logging.alerts=http://{name}.example" for name in ("first", "second")]
-    assert command_line.without_secrets(twice) == ["--config.logging.alerts=(hidden)"] * 2
+    assert without_secrets(twice) == ["--config.logging.alerts=(hidden)"] * 2
     assert "s3cret" not in command_line.config_text(types.SimpleNamespace(config=config, origins={}))
     assert alerts.address_of(config).endswith("s3cret") and alerts.address_of(config_with()) == ""
     monkeypatch.setenv(alerts.VARIABLE, "https://example.org/other")

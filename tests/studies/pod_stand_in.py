@@ -17,11 +17,12 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from cluster import processes
+from cluster.group import find_group
 
 EVERY = 4
 given = dict(argument.removeprefix("--").split("=", 1) for argument in sys.argv[1:])
 STEPS, workdir = int(given["config.train.steps"]), pathlib.Path(given["workdir"])
-group = processes.find(os.environ, "cpu", 30)
+group = find_group(os.environ, "cpu", 30)
 processes.join(group, group.hub_port, 30, lambda line, status: (print(line, file=sys.stderr), os._exit(status)))
 signal.signal(signal.SIGTERM, lambda *_: processes.ask_to_stop())
 checkpoints = workdir / "checkpoints"

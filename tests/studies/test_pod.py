@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from cluster import processes
+from cluster.group import Group
 from pods.local import free_port
 from studies import pod
 from tests.studies.conftest import environment, needs_optuna
@@ -110,7 +110,7 @@ for words in ["run", "exp08-ema"], two, ["search", "--noallow_local"]:
 def test_a_host_that_cannot_join_ends_with_trials_left():
     port, ends = free_port(), []
     with socket.create_server(("127.0.0.1", port + 2)):
-        group = processes.Group("127.0.0.1", port, 0, 2, "")
+        group = Group("127.0.0.1", port, 0, 2, "")
         pod.join(group, 1.0, lambda line, status: ends.append((line, status)), "gs://bucket/study")
     ((line, status),) = ends
     assert status == 75 and line.startswith(f"port {port + 2} on this machine: Address already in use")
