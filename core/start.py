@@ -52,7 +52,7 @@ def prepare(
     config, workdir: pathlib.Path, evaluators: Sequence[Evaluator], *, reads_corpus: bool, is_new: bool,
     vocab_size_typed: bool,
 ) -> tuple[Run, corpora.Corpus | None, list[Evaluator]]:  # fmt: skip
-    """Check a run and prepare what it reads; set `batch.fit` and `train.eval_every` in place.
+    """Check a run and prepare what it reads; apply `batch.fit` and set `train.eval_every`, in place.
 
     Mistakes are reported before the folder of a new run is made, and before anything is compiled; those that need no
     documents, before documents are read.

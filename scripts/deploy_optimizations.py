@@ -25,7 +25,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from core import command_line  # first: it restarts in the workspace's Python
 
-from core import batch_fit
 from core.overrides import split_overrides
 from configs.errors import ConfigError
 from pods import deploy, records, switches
@@ -49,7 +48,7 @@ import jax
 import numpy as np
 
 from causality import explanation
-from core import assembly
+from core import assembly, batch_fit
 from settings import loading, validation
 from settings.keys import flat
 from cluster import identity, processes

@@ -182,6 +182,27 @@ def test_what_answers_at_once_imports_no_jax():
     assert done.stdout == "False\n"
 
 
+def test_no_command_imports_jax_before_it_has_chosen_the_platform():
+    """jax reads JAX_PLATFORMS and the folder of compiled programs when it is imported."""
+    before = {}
+    for path in sources():
+        body = tree(path).body
+        parsed = [number for number, node in enumerate(body) if "command_line.parse" in ast.unparse(node)]
+        if parsed and isinstance(body[parsed[0]], ast.If):
+            imported = [node for node in body[: parsed[0]] if isinstance(node, ast.Import | ast.ImportFrom)]
+            before[str(path)] = ast.unparse(ast.Module(imported, []))
+    assert {"train.py", "rehearse.py", "scripts/deploy_optimizations.py"} <= before.keys()
+    program = f"""
+import sys
+for path, imports in {before}.items():
+    exec(imports)
+    if "jax" in sys.modules:
+        sys.exit(path)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_layers_never_see_a_configuration():
     for path in sources("layers"):
         names = [node.id for node in ast.walk(tree(path)) if isinstance(node, ast.Name)]
