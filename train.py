@@ -131,11 +131,11 @@ def train(
     callbacks = checked_callbacks([*callbacks, *([batches] if isinstance(batches, Callback) else [])])
     clock = Clock(time.monotonic() if started is None else started)
     asked = {key: flat(config)[key] for key in ("batch.fit", "train.gradient_accumulation")}
-    batches = None if batches is None else iter(batches)
     is_new = not (bucket or store or (workdir / stored_config.CONFIG).exists())
     run, corpus, evaluators = prepare(
         config, workdir, evaluators, reads_corpus=batches is None, is_new=is_new, vocab_size_typed=vocab_size_typed
     )
+    batches = None if batches is None else iter(batches)  # which may start processes
     store = store or host_folders.of_config(config, workdir, bucket)
     staging = config.checkpoint.staging or (bucket and bucket.folder / "staging")
     with (

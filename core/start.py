@@ -54,8 +54,8 @@ def prepare(
 ) -> tuple[Run, corpora.Corpus | None, list[Evaluator]]:  # fmt: skip
     """Check a run and prepare what it reads; apply `batch.fit` and set `train.eval_every`, in place.
 
-    Mistakes are reported before the folder of a new run is made, and before anything is compiled; those that need no
-    documents, before documents are read.
+    Mistakes are reported before the folder of a new run is made, and before its step is compiled; those that need no
+    documents, before documents are read. `batch.fit` compiles steps to see which fits.
 
     Args:
       evaluators: those of the caller.

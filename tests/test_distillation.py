@@ -15,7 +15,7 @@ from checkpointing import frozen_models
 from checkpointing.checkpoints import CheckpointError, Checkpoints
 from checkpointing.source_run import SourceRun
 from configs.errors import ConfigError
-from core import assembly
+from core import assembly, start
 from input_pipeline import sources
 from objectives import distillation
 from parallelism.mesh import mesh_context
@@ -183,7 +183,7 @@ def test_words_tokenizers_and_lengths_that_do_not_go_together_are_refused_in_a_l
         model__vocab_size=300, distillation__teacher=str(tmp_path),
     )  # fmt: skip
     corpus = train.prepare_corpus(bytes_alone, True)
-    check = functools.partial(train.check_tokenizers, distillation.make(bytes_alone), bytes_alone, corpus)
+    check = functools.partial(start.check_tokenizers, distillation.make(bytes_alone), bytes_alone, corpus)
     refused("has another tokenizer than data.tokenizer=byte", check)
     (tmp_path / "tokenizer.model").unlink()
     refused("has no tokenizer for texts", check)

@@ -14,7 +14,7 @@ import pytest
 import train
 from checkpointing.checkpoints import Checkpoints
 from configs.trm import sudoku_mini
-from core import assembly
+from core import assembly, start
 from parallelism.mesh import mesh_context
 from settings.validation import validate
 from tests.browser import Browser, executable
@@ -130,15 +130,15 @@ def test_published_epochs_come_to_the_published_steps(cache, batch, steps, eval_
 
     config = tiny(cache, train__steps=0, train__epochs=50_000.0, train__global_batch=batch)
     config.evaluation.every_epochs = 5000.0
-    train.set_eval_every(config, Corpus())
-    assert train.set_steps(config, Corpus(), None) == (0, steps)
+    start.set_eval_every(config, Corpus())
+    assert start.set_steps(config, Corpus(), None) == (0, steps)
     assert config.train.eval_every == eval_every
 
 
 def test_a_pass_has_each_puzzle_once_however_many_versions_it_is_in(cache, tmp_path):
     """24 puzzles in 4 versions are 24 examples: 3 passes are 4 batches of 16 and a half."""
     config = tiny(cache, train__steps=0, train__epochs=3.0, data__puzzle_count=24, data__puzzle_augmentations=3)
-    assert train.set_steps(config, train.prepare_corpus(config, True), None) == (0, 4)
+    assert start.set_steps(config, train.prepare_corpus(config, True), None) == (0, 4)
 
 
 def test_a_few_boards_are_learned_and_then_take_fewer_steps(whole):
