@@ -234,6 +234,7 @@ def _explicit(model: dict) -> dict:
 
 
 def _values(kind: str, family: Family, model: dict) -> dict:
+    """Return the config.json that a family would have for a model; it may be of a slightly different model."""
     values = {"architectures": [family.architecture], "model_type": kind, "torch_dtype": "float32"}
     values |= {theirs: model[ours] for theirs, ours in KEYS.items()}
     values |= {theirs: model[ours] or None for theirs, ours in family.keys.items()}
@@ -242,8 +243,12 @@ def _values(kind: str, family: Family, model: dict) -> dict:
     if "query_pre_attn_scalar" in values:  # transformers refuses a value that is not an integer
         values["query_pre_attn_scalar"] = round(model["query_scalar"])
     values |= {family.activation: {ours: theirs for theirs, ours in ACTIVATIONS.items()}[model["activation"]]}
-    values |= family.required
-    window, size = model["sliding_window"], model["num_layers"]
+    return values | family.required | _window_values(family, model) | _rope_values(model)
+
+
+def _window_values(family: Family, model: dict) -> dict:
+    """Return the part of a config.json about sliding windows, as the family writes it."""
+    values, window, size = {}, model["sliding_window"], model["num_layers"]
     every = 0 if "layer_types" in family.required else model["global_every"]
     alternates = "sliding_window_pattern" in family.defaults  # Gemma, whose code needs a window that no layer has
     if window or ("sliding_window" in family.defaults and not alternates):
@@ -256,12 +261,18 @@ def _values(kind: str, family: Family, model: dict) -> dict:
         values |= {"layer_types": ["sliding_attention" if is_local else "full_attention" for is_local in local]}
     if of_qwen:
         values |= {"use_sliding_window": bool(window), "max_window_layers": 0 if window else size}
-    if model["rope_scaling"] != "none":
-        values["rope_scaling"] = {"rope_type": model["rope_scaling"], "factor": model["rope_factor"]}
-        values["rope_scaling"] |= FIXED_OF_ROPE[model["rope_scaling"]]
-    if model["rope_original_length"]:
-        values["rope_scaling"]["original_max_position_embeddings"] = model["rope_original_length"]
     return values
+
+
+def _rope_values(model: dict) -> dict:
+    """Return the part of a config.json about scaled rotary positions; {} without a scaling."""
+    kind = model["rope_scaling"]
+    if kind == "none":
+        return {}
+    scaling = {"rope_type": kind, "factor": model["rope_factor"]} | FIXED_OF_ROPE[kind]
+    if model["rope_original_length"]:
+        scaling["original_max_position_embeddings"] = model["rope_original_length"]
+    return {"rope_scaling": scaling}
 
 
 def _classic(values: dict) -> dict:
