@@ -18,6 +18,8 @@ from cluster.hub import RunError
 from configs.errors import ConfigError
 from files.atomic import write_atomically, writing
 
+os.environ.setdefault("EPATH_USE_TF", "false")  # epath reads it once: it uses gcsfs, as the input pipeline does
+
 SUMMARY = "summary.txt"
 GROWING = ("metrics.jsonl", "ledger.jsonl", "rollouts.jsonl")  # append-only
 COMPARED_BYTES = 1 << 16
@@ -239,6 +241,11 @@ def failures_of_buckets() -> tuple:
 
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     return ClientError, ChecksumError, HttpError, GoogleAuthError
+
+
+def failures_of(address: str) -> tuple:
+    """Return the exceptions of reading and writing a local folder, or one of a bucket, for an `except`."""
+    return (OSError, *failures_of_buckets()) if "://" in address else (OSError,)
 
 
 def kind_of(error: Exception) -> type[ConfigError | RunError]:

@@ -22,7 +22,6 @@ from settings.environment import UNREAD_VARIABLES, unread_lines
 GOOGLE_PCI_VENDOR = "0x1ae0"
 # TensorFlow only reads data and writes events. It imports faster without its own Keras, which is not used.
 QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "TF_USE_LEGACY_KERAS": "1"}
-ONE_WAY_TO_BUCKETS = {"EPATH_USE_TF": "false"}  # epath uses gcsfs, as the input pipeline does, not TensorFlow
 # Importing and tracing create millions of objects and hardly any cycle. Python's default garbage collection thresholds
 # slow down the start, and sometimes delay a step on one host, for which all others wait.
 RARE_COLLECTIONS = (100_000, 20, 20)
@@ -135,16 +134,22 @@ def choose_caching(accelerator: str, num_processes: int) -> None:
     """
     if accelerator == "gpu" and num_processes > 1 and "JAX_ENABLE_COMPILATION_CACHE" not in os.environ:
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
-        if "jax" in sys.modules:  # it read the variables when it was imported, as to detect SLURM
-            sys.modules["jax"].config.update("jax_enable_compilation_cache", False)
+        update_imported_jax(jax_enable_compilation_cache=False)
+
+
+def update_imported_jax(**values) -> None:
+    """Set values of jax's configuration if jax is imported already, as to detect SLURM: it has read the variables."""
+    if "jax" in sys.modules:
+        for name, value in values.items():
+            sys.modules["jax"].config.update(name, value)
 
 
 def choose_libraries() -> None:
-    """Set up TensorFlow's import, the library for buckets and the garbage collector; call this before other imports."""
+    """Set up TensorFlow's import, the logs for buckets and the garbage collector; call this before other imports."""
     gc.set_threshold(*RARE_COLLECTIONS)
     for library in ("gcsfs", "google.auth"):  # they log the errors that they raise, with tracebacks
         logging.getLogger(library).setLevel(logging.CRITICAL)
-    for name, value in (QUIET_TENSORFLOW | ONE_WAY_TO_BUCKETS).items():
+    for name, value in QUIET_TENSORFLOW.items():
         os.environ.setdefault(name, value)
 
 
@@ -173,7 +178,8 @@ def simulate(num_devices: int, num_processes: int = 1) -> int:
     given = {f.lstrip("-").split("=")[0] for f in flags}
     flags += [f"--{name}={seconds}" for name, seconds in PATIENCE.items() if name not in given]
     os.environ["XLA_FLAGS"] = " ".join([*flags, f"--xla_force_host_platform_device_count={local}"])
-    os.environ.pop("JAX_NUM_CPU_DEVICES", None)
+    if os.environ.pop("JAX_NUM_CPU_DEVICES", None):
+        update_imported_jax(jax_num_cpu_devices=-1)  # its default, with which the flag decides
     return local * num_processes
 
 

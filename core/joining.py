@@ -34,9 +34,11 @@ def join(default_devices: int = 0) -> str:
     """
     accelerator = startup.attached_accelerator()
     startup.choose_platform(None, accelerator, cache_path(""))
-    if "jax" in sys.modules:  # it read the variables when it was imported, as optax does
-        sys.modules["jax"].config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or None)
-        sys.modules["jax"].config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+    startup.update_imported_jax(  # as optax imports it
+        jax_platforms=os.environ.get("JAX_PLATFORMS") or None,
+        jax_compilation_cache_dir=os.environ["JAX_COMPILATION_CACHE_DIR"],
+        jax_persistent_cache_min_compile_time_secs=float(os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"]),
+    )
     group = find_group(os.environ, accelerator, JOIN_SECONDS)
     num_processes = group.count if group else 1
     startup.choose_caching(accelerator, num_processes)

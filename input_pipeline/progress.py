@@ -19,6 +19,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from files.terminal import is_live
+
 EVERY_SECONDS = 5.0  # between plain lines
 
 
@@ -31,7 +33,7 @@ def progress(
     Only the main thread has a bar; other threads, which run while a run shows its own display, print lines. `unit` is
     what is counted, a plural; '' stands for bytes.
     """
-    if not sys.stderr.isatty() or threading.current_thread() is not threading.main_thread():
+    if not is_live(sys.stderr) or threading.current_thread() is not threading.main_thread():
         yield _plain(title, total, announce, unit)
         return
     done = (MofNCompleteColumn(), TextColumn(unit)) if unit else (DownloadColumn(), TransferSpeedColumn())

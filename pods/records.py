@@ -3,7 +3,9 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
+import os
 import pathlib
 import subprocess
 from collections.abc import Iterator
@@ -130,8 +132,16 @@ def code_state() -> tuple[str, list[str]]:
 
 
 def git(*words: str) -> subprocess.CompletedProcess:
-    """Run git in the local checkout."""
-    return subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True)
+    """Run git in the local checkout, or in that of its option -C."""
+    environment = {name: value for name, value in os.environ.items() if name not in _of_another_checkout()}
+    return subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True, env=environment)
+
+
+@functools.cache
+def _of_another_checkout() -> frozenset[str]:
+    """Return the variables that name a checkout, and win over the folder and -C; a hook of git has some."""
+    names = subprocess.run(["git", "rev-parse", "--local-env-vars"], text=True, capture_output=True).stdout.split()
+    return frozenset(name for name in names if not name.startswith("GIT_CONFIG"))  # which may hold safe.directory
 
 
 def _launch_path(settings: Settings) -> pathlib.Path:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from files.json_reader import JsonError, parse_json
+from files.terminal import is_live
 from pods import hosts, recipes, records, studies
 from pods.answers import Answer, Configuration
 from pods.errors import PodError
@@ -342,7 +343,7 @@ def _show(settings: Settings, picture: Callable[[], tuple[str, str]]) -> int:
             print(f"error: {problem}", file=sys.stderr)
         return int(bool(problem))
     seconds = settings.poll_seconds if settings.given("poll_seconds") else WATCH_SECONDS
-    if not sys.stdout.isatty():
+    if not is_live(sys.stdout):
         while True:
             print(picture()[0] + "\n", flush=True)
             time.sleep(seconds)

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from configs import topologies
+from files.terminal import is_live
 from rehearsal import assumptions
 from rehearsal.compiler import Compiled, Compiler, in_order
 from rehearsal.estimate import estimate
@@ -79,7 +80,7 @@ class Display:
     """Shows compilations and their results on a terminal, or in plain lines elsewhere."""
 
     def __init__(self, compiler: Compiler):
-        self.compiler, self.live = compiler, sys.stdout.isatty()
+        self.compiler, self.live = compiler, is_live(sys.stdout)
         self.console = Console(highlight=False, width=None if self.live else WIDTH, soft_wrap=False)
 
     def line(self, text: str) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
+from files.terminal import is_live
 from reporting.sink import LAST_WORDS
 
 LOG = logging.getLogger("torus")
@@ -49,7 +50,7 @@ class Display:
 
     def __init__(self, num_steps: int, *, quiet: bool = False):
         """Create the display; with `quiet` it only writes to the log, as in all processes but the first."""
-        self.num_steps, self.quiet, self.live = num_steps, quiet, sys.stdout.isatty() and not quiet
+        self.num_steps, self.quiet, self.live = num_steps, quiet, is_live(sys.stdout) and not quiet
         self.after(0)
         self.first_batch_ended = self.evaluation_shown = self.microbatch_ended
         text = TextColumn("{task.description}", table_column=Column())  # wraps, where rich's own would cut it off

@@ -5,6 +5,8 @@ Such a file has `check(config)`, which raises ConfigError if the configuration a
 `make(config, workdir, process)`, which returns the sink of a process, or None if it has none.
 """
 
+import contextlib
+import functools
 import importlib
 import pathlib
 from collections.abc import Callable, Mapping
@@ -52,8 +54,19 @@ def check(config) -> None:
 
 
 def sinks_of(config, workdir: pathlib.Path, process: int) -> list[Sink]:
-    """Return the sinks of a process that the configuration asks for."""
-    return made_by(_modules(), Sink, config, workdir, process)
+    """Return the sinks of a process that the configuration asks for; if one cannot be made, the others are closed."""
+    sinks: list[Sink] = []
+    with contextlib.ExitStack() as unless_all_are_made:
+        for module in _modules():
+            for sink in made_by([module], Sink, config, workdir, process):
+                unless_all_are_made.push(functools.partial(_close, sink))
+                sinks.append(sink)
+        unless_all_are_made.pop_all()
+    return sinks
+
+
+def _close(sink: Sink, kind: type | None, error: BaseException | None, trace: object) -> None:
+    sink.close(error)
 
 
 def _modules() -> list:

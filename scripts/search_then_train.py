@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SIGNALS = signal.SIGINT, signal.SIGTERM
 sys.path.insert(0, str(ROOT))
 
-from checkpointing.bucket import path_of
+from checkpointing.bucket import failures_of, path_of
 from files.json_reader import JsonError, Object, Scalar, parse_json
 from reporting.sink import INTERRUPTED
 
@@ -36,7 +36,7 @@ class Best(Object):
 
 
 def best(given: dict[str, str]) -> dict[str, Scalar]:
-    """Return the configuration keys of the best trial; JsonError or OSError if they cannot be read."""
+    """Return the configuration keys of the best trial; JsonError, or one of `failures_of`, if they cannot be read."""
     path = f"{given['root']}/{given['name']}/best.json"
     found = parse_json(path_of(path).read_bytes(), Best, path)
     print(f"the best trial is trial {found['trial']}: {found['changes']}", flush=True)
@@ -73,7 +73,7 @@ def main(words: list[str]) -> int:
         return status
     try:
         keys = [f"--config.{key}={value}" for key, value in best(given).items()]
-    except (OSError, JsonError) as error:
+    except (*failures_of(given["root"]), JsonError) as error:
         return failed(f"the best trial of the search cannot be read: {error}", 1)
     for number, handler in usual.items():
         signal.signal(number, handler)

@@ -6,7 +6,7 @@ import math
 import os
 
 from checkpointing import manifest
-from checkpointing.bucket import path_of
+from checkpointing.bucket import failures_of, path_of
 from configs import topologies
 from files.json_reader import JsonError, read_json
 from reporting.goodput import SignOfLife
@@ -58,13 +58,14 @@ class GrowingCurve:
     def __init__(self, workdir: str, metric: str):
         """Begin before the first line."""
         self._path, self._metric = path_of(workdir) / "metrics.jsonl", metric
+        self._failures = (*failures_of(workdir), JsonError)
         self._forget()
 
     def look(self) -> dict[int, float]:
         """Return the metric by step, where it is finite; {} if the lines cannot be read."""
         try:
             lines = parse_lines(self._new(), str(self._path))
-        except (OSError, JsonError):
+        except self._failures:
             self._forget()
             return {}
         self._lines += [line for line in lines if line["kind"] == "eval" or line.get("event") in WENT_BACK]
@@ -89,7 +90,7 @@ class GrowingCurve:
 def _lines_of(workdir: str) -> list[Line]:
     try:
         return read_lines(path_of(workdir) / "metrics.jsonl")
-    except (OSError, JsonError):
+    except (*failures_of(workdir), JsonError):
         return []
 
 
@@ -117,7 +118,7 @@ def read(
     folder = path_of(workdir)
     try:
         parts = read_json(folder / "workers" / "0.json", SignOfLife)["seconds"]["parts"]
-    except (OSError, JsonError):
+    except (*failures_of(workdir), JsonError):
         parts = {}
     wall = sum(seconds for name, seconds in parts.items() if name != "idle") or ran_before + ran_seconds
     chips, price = chips_of(topology), price_of(topology, price)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from optuna.trial import FrozenTrial
 
-from checkpointing.bucket import path_of
+from checkpointing.bucket import failures_of, path_of
 from files.atomic import write_atomically
 from studies.trials import standing, title
 
@@ -29,12 +29,12 @@ def write(root: str, known: Sequence[FrozenTrial], running: FrozenTrial | None, 
         "time": time.time(), **{name: found[name] for name in ("done", "pruned", "failed", "cancelled")},
         "left": count - len(known) + found["left"],
     }  # fmt: skip
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(*failures_of(root)):
         write_json(root, FILE, content)
 
 
 def write_json(folder: str, name: str, content: dict) -> None:
-    """Write a file of a folder, which may be in a bucket, as a whole; OSError if that fails."""
+    """Write a file of a folder, which may be in a bucket, as a whole; `failures_of` has the errors."""
     text = json.dumps(content).encode()
     if "://" in folder:
         path_of(f"{folder}/{name}").write_bytes(text)  # an object of a bucket is replaced as a whole

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from optuna.trial import FrozenTrial
 
-from checkpointing.bucket import path_of
+from checkpointing.bucket import failures_of, path_of
 from cluster import identity
 from cluster.parent import end_with
 from core import ending
@@ -251,14 +251,14 @@ def output_of(workdir: str):
     The copy is written to the bucket when the file is closed. If the bucket cannot be reached, the trial still runs.
     """
     if "://" in workdir:
-        stored = path_of(f"{workdir}/{OUTPUT}")
+        stored, failures = path_of(f"{workdir}/{OUTPUT}"), failures_of(workdir)
         with tempfile.TemporaryFile() as file:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(*failures):
                 file.write(stored.read_bytes())
             file.flush()  # the trial's process continues where this one has written to
             yield file
             file.seek(0)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(*failures):
                 stored.write_bytes(file.read())
         return
     path = pathlib.Path(workdir)

@@ -5,6 +5,8 @@ import functools
 import json
 import os
 import pathlib
+import subprocess
+import sys
 import threading
 import time
 from http import HTTPStatus
@@ -24,6 +26,7 @@ from cluster.interruption import Interrupted
 from configs.errors import ConfigError
 from core.callbacks import Callback
 from tests.bucket_server import empty_bucket
+from tests.support import ROOT
 from tests.test_train import RISING, arguments, command, finish, in_process, own_batches
 
 
@@ -68,6 +71,18 @@ def test_a_run_in_a_bucket_goes_on_on_another_host_and_is_sampled_from(bucket, t
     page = tmp_path / "page.html"
     status, _, err = finish(command("report.py", "gs://runs/mine", f"--html={page}", cache=tmp_path / "fourth"))
     assert status == 0 and "<h1>Run mine</h1>" in page.read_text(), err
+
+
+def test_a_bucket_is_read_without_tensorflow_also_where_no_command_chose_its_libraries(bucket):
+    """As in a worker of a study, and in a Python program."""
+    bucket.pipe("runs/plain/a", b"content")
+    program = (
+        "import sys; from checkpointing.bucket import path_of; path_of('/').exists(); "
+        "print(path_of('gs://runs/plain/a').read_text(), 'tensorflow' in sys.modules)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "EPATH_USE_TF"}
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout == "content False\n", done.stderr
 
 
 @pytest.mark.slow

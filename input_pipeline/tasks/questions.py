@@ -8,7 +8,7 @@ imported here alone. A generator makes a question from its number, so that a num
 import difflib
 import functools
 import json
-import os
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -58,9 +58,9 @@ class Generator:
         if name not in DATASETS:
             near = ", ".join(difflib.get_close_matches(name, DATASETS, 3, 0.5)) or ", ".join(sorted(DATASETS))
             raise DataError(f"data.path={name!r} is not a generator of reasoning-gym; use one of {near}")
-        if name in HASHED and os.environ.get("PYTHONHASHSEED") != "0":
+        if name in HASHED and sys.flags.hash_randomization:
             raise DataError(
-                f"data.path={name} makes other questions in each process; set PYTHONHASHSEED=0 in the environment"
+                f"data.path={name} makes other questions in each process; set PYTHONHASHSEED=0 before Python starts"
             )
         self.size = FEWER.get(name, NUMBERS)
         try:

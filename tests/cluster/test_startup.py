@@ -3,6 +3,8 @@
 
 import os
 import pathlib
+import subprocess
+import sys
 import threading
 
 import jax
@@ -13,6 +15,7 @@ from cluster.hub import RunError
 from configs import topologies
 from configs.errors import ConfigError
 from tests.metadata_server import Metadata
+from tests.support import ROOT
 
 
 @pytest.fixture
@@ -288,3 +291,16 @@ def test_variables_of_earlier_systems_are_answered():
     assert line.startswith("Note: TPU_NUM_DEVICES=8 is not read: jax finds the devices")
     with pytest.raises(ConfigError, match=r"XLA_USE_BF16=1 and model\.dtype=float32 contradict"):
         startup.notes(environment, "float32")
+
+
+def test_what_jax_read_at_its_import_is_not_what_counts():
+    """As in a Python program, and in a container of Kubernetes, where jax is imported to look for other processes."""
+    program = (
+        "import jax; from core.joining import join; join(4); "
+        "print(jax.device_count(), jax.config.jax_persistent_cache_min_compile_time_secs)"
+    )
+    unset = ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "XLA_FLAGS")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    environment |= {"JAX_NUM_CPU_DEVICES": "2", "TPU_MESH_CONFIG": "2,2", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout == "4 0.1\n", done.stderr

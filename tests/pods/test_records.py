@@ -3,6 +3,7 @@
 
 import json
 import re
+import subprocess
 import types
 
 import pytest
@@ -78,3 +79,14 @@ def test_a_dry_run_of_validate_prints_a_call_for_each_worker(gcloud):
     done = gcloud.run("validate", "--dry-run", BUCKET="b", MODEL_SIZE="tiny", ACCEL="v4-16")
     calls = [line for line in done.stdout.splitlines() if "check_host.py" in line]
     assert [re.search(r"--worker=(\S+)", line)[1] for line in calls] == ["0", "1"], done.stderr
+
+
+def test_git_is_asked_about_this_checkout_also_in_a_hook_of_another(tmp_path, monkeypatch):
+    """git exports these to its hooks, and they win over the folder and over -C."""
+    here = records.git("rev-parse", "HEAD").stdout
+    subprocess.run(["git", "init", "--quiet", str(tmp_path / "other")], check=True)
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "other" / "index"))
+    assert here and records.git("rev-parse", "HEAD").stdout == here
+    toplevel = records.git("-C", str(tmp_path / "other"), "rev-parse", "--show-toplevel").stdout.strip()
+    assert toplevel == str(tmp_path / "other")

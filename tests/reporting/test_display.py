@@ -62,3 +62,15 @@ def test_the_bar_of_an_evaluation_is_that_of_the_steps_again_after_it(monkeypatc
             (task,) = display.progress.tasks
             bars.append((task.completed, task.total))
     assert bars[1:] == [(2, 3), (3, 7)]
+
+
+@pytest.mark.parametrize(("terminal", "is_live"), [("xterm", True), ("", True), ("dumb", False), ("unknown", False)])
+def test_a_terminal_that_cannot_draw_a_line_again_has_plain_lines(monkeypatch, capsys, terminal, is_live):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", terminal)
+    figures = {"loss": 2.0, "tokens_per_second": 10.0, "mfu": None, "step_seconds": 2.0}
+    with Display(10) as display:
+        assert display.live == is_live
+        display.train(1, figures)
+    if not is_live:
+        assert capsys.readouterr().out.startswith("step  1/10  loss 2.000")

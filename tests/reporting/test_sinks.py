@@ -16,7 +16,7 @@ from configs import base
 from configs.errors import ConfigError
 from reporting import sink
 from reporting.metrics import MetricsWriter
-from reporting.sinks import track_io, weights_and_biases
+from reporting.sinks import alerts, track_io, weights_and_biases
 from reporting.sinks.tensorboard import TensorBoard
 from studies import suites
 
@@ -195,3 +195,20 @@ def test_a_failure_of_trackio_is_a_line_of_the_log_and_ends_nothing(workdir, mon
     client.init, failure = fail, OSError("no space left on device")
     assert track_io.make(config_with(trackio=True), workdir, 0) is None
     assert "nothing is kept by trackio: no space left on device" in caplog.text
+
+
+def test_if_a_sink_cannot_be_made_those_before_it_are_closed(workdir, monkeypatch):
+    closed = []
+
+    class Made(sink.Sink):
+        def close(self, error):
+            closed.append(str(error))
+
+    def refuse(*unused):
+        raise ConfigError("no account")
+
+    monkeypatch.setattr(alerts, "make", lambda *_: Made())
+    monkeypatch.setattr(track_io, "make", refuse)
+    with pytest.raises(ConfigError, match="no account"):
+        sink.sinks_of(config_with(), workdir, 0)
+    assert closed == ["no account"]

@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 
 import pytest
+from gcsfs.retry import HttpError
 
 from checkpointing.folder import CheckpointFolder
 from studies.cost.limits import Limits
@@ -121,3 +122,21 @@ def test_what_a_trial_in_a_bucket_prints_is_kept_there(tmp_path):
                 output.seek(0)
                 assert output.read().decode().endswith(f"{line}\n")
         assert files.cat("runs/mine/output.txt") == b"first attempt\nsecond attempt\n"
+
+
+def test_a_bucket_that_fails_ends_no_study(monkeypatch):
+    """gcsfs raises an error that is no OSError if the store answers with a failure."""
+    from studies import progress, worker
+
+    class Failing:
+        def read_bytes(self):
+            raise HttpError({"code": 503, "message": "backend error"})
+
+        def write_bytes(self, content):
+            self.read_bytes()
+
+    for module in (progress, worker):
+        monkeypatch.setattr(module, "path_of", lambda name: Failing())
+    with worker.output_of("gs://runs/mine") as output:
+        output.write(b"a line")
+    progress.write("gs://runs/mine", [], None, 0)
