@@ -301,6 +301,6 @@ def test_what_jax_read_at_its_import_is_not_what_counts():
     )
     unset = ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "XLA_FLAGS")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
-    environment |= {"JAX_NUM_CPU_DEVICES": "2", "TPU_MESH_CONFIG": "2,2", "JAX_PLATFORMS": "cpu"}
+    environment |= {"JAX_NUM_CPU_DEVICES": "2", "TPU_MESH_CONFIG": "2,2,1", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stdout == "4 0.1\n", done.stderr
