@@ -12,8 +12,9 @@ from cluster.blame import Heartbeat
 from files.json_reader import JsonError, Object, parse_json
 
 LONGEST_JOIN = 4096  # bytes of a line
-# Votes on puzzles are the longest values, some megabytes; digests of the code and of a checkpoint take kilobytes.
-LONGEST_MESSAGE = 64 << 20
+# Votes on puzzles are the longest values: up to 750 bytes for each answer that differs from the others. Digests of the
+# code and of a checkpoint take kilobytes.
+LONGEST_MESSAGE = 1 << 30
 # The kernel probes a silent peer even while Python is busy, so that a lost machine is detected within 20 s.
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 

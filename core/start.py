@@ -194,7 +194,7 @@ def last_step(config, corpus: corpora.Corpus | None, record: dict | None) -> int
                 f"train.epochs={train.epochs:g} of {pass_examples:,} rows is less than one step; train longer, or with "
                 "a smaller batch"
             )
-    ranges.check_steps(steps, train.global_batch)
+    ranges.check_steps(steps, done + ramp.num_examples(config, max(0, steps - start), start, increases))
     return steps
 
 

@@ -21,6 +21,7 @@ from input_pipeline.corpus import Corpus
 from input_pipeline.errors import DataError
 
 NAME = "ledger.jsonl"
+MOST = 10**9  # rows of a batch, and tokens of a row; as in configs/base.py
 MOST_BYTES = 256 << 20  # of the file; a line has a few hundred
 
 
@@ -29,8 +30,8 @@ class Section(Object):
 
     step: Count
     examples: Count
-    global_batch: Annotated[int, pydantic.Field(ge=1, le=1 << 20)]  # rows
-    sequence_length: Annotated[int, pydantic.Field(ge=1, le=1 << 24)]  # tokens
+    global_batch: Annotated[int, pydantic.Field(ge=1, le=MOST)]  # rows
+    sequence_length: Annotated[int, pydantic.Field(ge=1, le=MOST)]  # tokens
     seed: int
     corpus: str
     mixture: list[tuple[Count, list[str]]]

@@ -201,10 +201,18 @@ class StepLog:
                 f"a scalar of the objective or of a step transform is called {min(taken)}, as a part of each line of "
                 "metrics.jsonl; rename it"
             )
-        self.writer.write("train", step=step, **figures, **rates)
+        self.writer.write("train", step=step, **{name: _short(value) for name, value in figures.items()}, **rates)
         log_memory()
         grows = rates["global_batch"] < self.full_batch
         self.display.train(step, figures | rates, self.run.objective.progress, grows=grows)
+
+
+def _short(figure):
+    """Return a figure for metrics.jsonl; numbers of an array, of which a line has many, get four digits."""
+    if not isinstance(figure, list):
+        return figure
+    numbers = np.asarray(figure)
+    return np.reshape([float(f"{number:.4g}") for number in numbers.ravel()], numbers.shape).tolist()
 
 
 def every(step: int, interval: int) -> bool:

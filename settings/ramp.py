@@ -66,11 +66,11 @@ def num_steps(config: ConfigDict, examples: float, step: int, increases: int) ->
     return done + max(0.0, examples) / size
 
 
-def num_examples(config: ConfigDict, steps: int) -> int:
-    """Return the number of examples of the first `steps` steps; if the noise scale decides, the most."""
-    every, most, increases, examples = config.batch.increase_step, config.train.global_batch, 0, 0
-    while (size := rows(config, increases)) < most and steps > every:
-        steps, increases, examples = steps - every, increases + 1, examples + every * size
+def num_examples(config: ConfigDict, steps: int, step: int = 0, increases: int = 0) -> int:
+    """Return the number of examples of the `steps` steps after `step`; if the noise scale decides, the most."""
+    every, most, examples = config.batch.increase_step, config.train.global_batch, 0
+    while (size := rows(config, increases)) < most and steps > (count := every - step % every):
+        steps, step, increases, examples = steps - count, step + count, increases + 1, examples + count * size
     return examples + steps * size
 
 

@@ -37,16 +37,15 @@ def check(values: dict[str, object]) -> None:
             check_text(name, value)
         if isinstance(value, int | float) and not isinstance(value, bool):
             check_number(name, value)
-    check_steps(values["train.steps"], values["train.global_batch"])
 
 
-def check_steps(steps: int, rows: int) -> None:
-    """Raise ConfigError if a run of `steps` steps of `rows` examples has too many examples to count."""
+def check_steps(steps: int, examples: int) -> None:
+    """Raise ConfigError if a run cannot count its steps, or the examples that it has had after the last one."""
     check_number("train.steps", steps)
-    if steps * rows >= MOST_EXAMPLES:
+    if examples >= MOST_EXAMPLES:
         raise ConfigError(
-            f"train.steps={steps} of train.global_batch={rows} take {steps * rows:,} examples, and a run has to have "
-            f"less than {MOST_EXAMPLES:,}; use fewer steps, or fewer and longer sequences"
+            f"after train.steps={steps} a run has had {examples:,} examples, which has to be less than "
+            f"{MOST_EXAMPLES:,}; use fewer steps, or fewer and longer sequences"
         )
 
 

@@ -42,8 +42,9 @@ def test_the_loss_of_a_batch_in_which_nothing_counts_is_unknown(tmp_path):
 
 
 def test_a_figure_may_be_an_array_as_the_load_of_each_expert(tmp_path):
-    (line,) = logged(tmp_path, {"expert_load": [[0.25, 0.75], [0.5, 0.5]]})
-    assert line["expert_load"] == [[0.25, 0.75], [0.5, 0.5]]
+    """With four digits: a line has one number for each expert of each layer."""
+    (line,) = logged(tmp_path, {"expert_load": [[1 / 3, 2 / 3], [0.5, 0.5]]})
+    assert line["expert_load"] == [[0.3333, 0.6667], [0.5, 0.5]]
 
 
 @pytest.mark.parametrize("name", ["step", "kind", "event", "mfu", "total_tokens", "global_batch"])

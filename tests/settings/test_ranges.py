@@ -10,6 +10,7 @@ import pytest
 from configs import base
 from configs.base import KEYS
 from configs.errors import ConfigError
+from input_pipeline import ledger
 from settings import loading, ranges, stored_config, validation
 from settings.keys import flat
 
@@ -60,16 +61,15 @@ def test_a_prompt_that_is_not_utf8_is_refused_by_its_key():
     assert line == r"causality.prompt='a\udcff' is not UTF-8"
 
 
+def test_the_ledger_takes_every_batch_that_a_run_may_have():
+    assert KEYS["train.global_batch"].largest == KEYS["train.sequence_length"].largest == ledger.MOST
+
+
 def test_products_of_the_largest_sizes_fit_64_bits():
     size = {name: key.largest for name, key in KEYS.items()}
     assert size["train.global_batch"] * size["train.sequence_length"] < 2**63
     assert size["model.embed_dim"] * size["model.mlp_dim"] * 4 < 2**63
     assert size["model.vocab_size"] * size["model.embed_dim"] * 4 < 2**63
-
-
-def test_a_run_has_no_more_examples_than_it_can_count():
-    line = refused(**{"train.steps": 2**31 - 1, "train.global_batch": 8})
-    assert line.startswith("train.steps=2147483647 of train.global_batch=8 take 17,179,869,176 examples, and a run")
 
 
 def test_what_would_fit_is_found_at_once_for_large_numbers_too():

@@ -16,9 +16,10 @@ def make(config, weights: Weights, schedule) -> "Average | None":
 
 @dataclasses.dataclass(frozen=True)
 class Average(StepTransform):
-    """average <- decay * average + (1 - decay) * parameters, after each update.
+    """average <- average + (1 - decay) * (parameters - average), after each update.
 
-    The average of a table, a router bias or a constant is its present value.
+    With the two factors decay and 1 - decay, each rounded to float32, an average of 100,000 steps would shrink: their
+    sum is not 1. The average of a table, a router bias or a constant is its present value.
     """
 
     weights: Weights
@@ -35,4 +36,4 @@ class Average(StepTransform):
 
 
 def _mix(new: jax.Array, old: jax.Array, decay: float) -> jax.Array:
-    return (1 - decay) * new + decay * old if decay else new
+    return old + (1 - decay) * (new - old) if decay else new
