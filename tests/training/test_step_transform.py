@@ -85,12 +85,12 @@ def test_rows_that_carry_something_keep_the_batch_size_and_frozen_models_may_mov
 
 
 def test_an_average_over_100_000_steps_is_the_mean_of_the_weights():
-    """0.99999 and 1 - 0.99999 do not add up to 1 in float32. Over 120,000 steps the sum of two factors lost 0.02 %."""
+    """0.99999 and 1 - 0.99999 do not add up to 1 in float32. Over 120,000 steps the sum of two factors lost 0.03 %."""
     decay, steps = 0.9999, 120_000
 
     def body(step, mean):
-        noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), step), mean.shape)
-        return average._mix(1 + 0.1 * noise, mean, decay)
+        changes = jnp.cos(0.7 * step + jnp.arange(16.0))
+        return average._mix(1 + 0.1 * changes, mean, decay)
 
-    mean = jax.jit(lambda: jax.lax.fori_loop(0, steps, body, jnp.ones(1024)))()
-    assert float(mean.mean()) == pytest.approx(1, abs=5e-5)  # the noise of the mean is 2e-5
+    mean = jax.jit(lambda: jax.lax.fori_loop(0, steps, body, jnp.ones(16)))()
+    assert float(mean.mean()) == pytest.approx(1, abs=3e-5)  # of the additions; the two factors lose 2.9e-4
