@@ -26,7 +26,9 @@ from configs.errors import ConfigError
 from configs.key import UNCOMPILED
 from files.paths import expanded
 from rehearsal import sealed
+from settings import loading
 from settings.keys import flat
+from settings.stored_config import RUNS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COMPILED_CODE = (
@@ -253,17 +255,23 @@ class _Process:
 def _request(config, topology: topologies.Topology, call: Call | None = None) -> dict:
     """Return everything that a compilation depends on, except code, libraries and the arguments of a Compiler."""
     keys = {key: value for key, value in flat(config).items() if key not in keys_of(UNCOMPILED)}
+    keys |= {key: _absolute(keys[key]) for key in RUNS if key in keys}
     slice_ = {"topology": topology.name, "chips": topology.chips, "compiler_name": topology.compiler_name}
     wanted = {"call": dataclasses.asdict(call)} if call else {}
     compiler = os.environ.get("LIBTPU_INIT_ARGS", "")
     return {"config": keys, **slice_, "teacher": _teacher(config), "compiler": compiler, **wanted}
 
 
-def _teacher(config) -> str:
-    """Return the file that determines a teacher's shapes, a run's configuration or a recipe; "" if there is none."""
-    path = expanded(config.distillation.teacher)
-    file = path if path.suffix == ".py" else path / "config.json"
-    return file.read_text() if config.distillation.teacher and file.is_file() else ""
+def _teacher(config) -> dict:
+    """Return the configuration of a teacher, which determines its shapes; {} if there is none."""
+    name = config.distillation.teacher
+    return flat(loading.run_recipe(name)[0]) if name and "://" not in name else {}
+
+
+def _absolute(name: str) -> str:
+    """Return the path of a run or recipe for a process in the workspace; a name that is not here stays as it is."""
+    path = expanded(name)
+    return str(path.absolute()) if name and "://" not in name and path.exists() else name
 
 
 def _environment(topology: topologies.Topology) -> dict[str, str]:

@@ -22,6 +22,7 @@ from optuna.trial import FrozenTrial
 from checkpointing.bucket import failures_of, path_of
 from cluster import identity
 from cluster.parent import end_with
+from configs.errors import ConfigError
 from core import ending
 from files.lock import is_held
 from settings import stored_config
@@ -35,6 +36,7 @@ DONE, USAGE, INTERRUPTED = 0, 2, 75  # exit statuses of train.py
 LOOK_SECONDS = 0.2  # between two looks at the process of a trial
 IDLE_SECONDS = 2.0  # between two looks at the queue while others run the last trials
 LOCK_SECONDS = 60.0  # that the process of a killed worker has to let go of the trial's folder
+DECIDING = ("train.global_batch", "train.steps", "data.mixture")  # may change on resume, and make it another trial
 OUTPUT = "output.txt"  # what train.py printed, in the trial's folder
 
 
@@ -119,6 +121,9 @@ class Worker:
         """Run the process of a claimed trial to its end, and record it. Raises LostClaim."""
         workdir, before = trial.user_attrs["workdir"], self._step(trial)
         self._wait_for_folder(trial)
+        if before is not None and (reason := other_run_in_folder(trial)):
+            nothing = outcome.Outcome([], 0.0, outcome.chips_of(trial.user_attrs["topology"]), None, 0.0, "", None, 0.0)
+            return self.end(trial, None, {"status": USAGE, "reason": reason}, nothing)
         self._write_progress(trial)
         self._began = time.monotonic()
         with output_of(workdir) as output:
@@ -266,6 +271,26 @@ def output_of(workdir: str):
     with (path / OUTPUT).open("ab+") as file:
         file.seek(0, os.SEEK_END)
         yield file
+
+
+def other_run_in_folder(trial: FrozenTrial) -> str:
+    """Return why a trial cannot continue the run in its folder, which has other keys; "" if it can.
+
+    train.py would continue it, or show what came of it: these keys may change when a run is resumed.
+    """
+    about = trial.user_attrs
+    folder = path_of(about["workdir"])
+    try:
+        stored = stored_config.read_config(folder) if stored_config.is_run(folder) else about["config"]
+    except ConfigError as error:
+        return str(error)
+    for key in (name for name in DECIDING if name in about["changes"]):
+        if stored[key] != about["config"][key]:
+            return (
+                f"{about['workdir']} has a run with {key}={stored[key]}, not {about['config'][key]}, of another study; "
+                "give another --root"
+            )
+    return ""
 
 
 def reason_of(status: int, output: bytes) -> str:

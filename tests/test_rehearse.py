@@ -264,6 +264,26 @@ def test_another_precision_of_products_is_another_compilation(tmp_path, monkeypa
     assert folder() == default != of_layers and folder("highest") not in (of_layers, default)
 
 
+def test_a_teacher_is_found_from_the_callers_folder_and_what_its_recipe_imports_counts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "teacher.py").write_text(
+        "from settings.loading import run_recipe\n\ndef get_config():\n    return run_recipe('parent.py')[0]\n"
+    )
+
+    def request(num_layers: int) -> dict:
+        (tmp_path / "parent.py").write_text(
+            f"from configs import small\n\ndef get_config():\n    config = small.get_config()\n"
+            f"    config.model.num_layers = {num_layers}\n    return config\n"
+        )
+        typed = {"train.objective": "distillation", "distillation.teacher": "teacher.py"}
+        loaded = loading.load("configs/small.py", "v4-8", typed)
+        return compiler._request(loaded.config, loaded.topology)
+
+    two, three = request(2), request(3)
+    assert (two["teacher"]["model.num_layers"], three["teacher"]["model.num_layers"]) == (2, 3)
+    assert two["config"]["distillation.teacher"] == str(tmp_path / "teacher.py")
+
+
 def test_compilations_that_are_given_up_leave_no_process_and_no_file(tmp_path):
     config = configuration()
     validation.resolve_mesh(config, 4)

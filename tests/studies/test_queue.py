@@ -396,3 +396,18 @@ def test_a_worker_whose_database_has_gone_away_is_told_apart_from_a_mistyped_add
         storage.open_storage(gone, create=False, is_known=True)
     with pytest.raises(ConfigError, match=r"cannot be used: .*; use sqlite:///studies"):
         storage.open_storage(gone, create=False)
+
+
+def test_a_folder_with_the_run_of_another_study_is_not_continued(tmp_path):
+    """As after the database was deleted, or another one was named, and the folders were not."""
+    order = orders(tmp_path / "runs")[0]
+    folder = pathlib.Path(order["workdir"])
+    (folder / "checkpoints" / "10").mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(order["config"] | {"train.steps": 10}))
+    said = run_here(tmp_path)
+    first, second = sorted(trials_of(tmp_path), key=lambda trial: trial.user_attrs["workdir"] != str(folder))
+    assert (first.state.name, second.state.name) == ("FAIL", "COMPLETE"), said
+    assert first.user_attrs["reason"] == (
+        f"{folder} has a run with train.steps=10, not 20, of another study; give another --root"
+    )
+    assert not (folder / "starts").exists()
