@@ -18,7 +18,7 @@ from cluster.hub import RunError
 from configs.errors import ConfigError
 from files.atomic import write_atomically, writing
 
-os.environ.setdefault("EPATH_USE_TF", "false")  # epath reads it once: it uses gcsfs, as the input pipeline does
+os.environ.setdefault("EPATH_USE_TF", "false")  # before the first path of a bucket: gcsfs, as elsewhere
 
 SUMMARY = "summary.txt"
 GROWING = ("metrics.jsonl", "ledger.jsonl", "rollouts.jsonl")  # append-only

@@ -80,6 +80,8 @@ def prepare(
     items = task_items(config)
     workdirs.check_writable(config, workdir)
     fit_batch(config, announce)
+    if is_new and not config.train.epochs:
+        last_step(config, None, None)
     corpus = prepare_corpus(config, vocab_size_typed) if reads_corpus else None
     check_tokenizers(run.objective, config, corpus)
     if corpus:

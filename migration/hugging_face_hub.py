@@ -16,6 +16,7 @@ from huggingface_hub.utils import disable_progress_bars
 
 from configs.errors import ConfigError
 from files.paths import expanded
+from files.terminal import is_live
 from migration.hugging_face import OTHER_FILES, WRITTEN
 
 NOT_READ = ["*/*", "consolidated*"]  # other formats of the same weights
@@ -30,7 +31,7 @@ def folder_of(name: str) -> pathlib.Path:
     folder = expanded(name)
     if folder.exists() or not _may_be_on_hub(name):
         return folder
-    if not sys.stderr.isatty():
+    if not is_live(sys.stderr):
         disable_progress_bars()
     try:
         wanted = [*WRITTEN, *OTHER_FILES]

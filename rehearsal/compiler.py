@@ -5,6 +5,7 @@ A folder of the cache holds the result of a compilation: `facts.json`, and `prog
 is written atomically. The process is rehearsal/compilation.py, which imports jax; this file does not.
 """
 
+import contextlib
 import dataclasses
 import gzip
 import hashlib
@@ -28,7 +29,6 @@ from files.paths import expanded
 from rehearsal import sealed
 from settings import loading
 from settings.keys import flat
-from settings.stored_config import RUNS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COMPILED_CODE = (
@@ -255,7 +255,7 @@ class _Process:
 def _request(config, topology: topologies.Topology, call: Call | None = None) -> dict:
     """Return everything that a compilation depends on, except code, libraries and the arguments of a Compiler."""
     keys = {key: value for key, value in flat(config).items() if key not in keys_of(UNCOMPILED)}
-    keys |= {key: _absolute(keys[key]) for key in RUNS if key in keys}
+    keys["distillation.teacher"] = _absolute(config.distillation.teacher)
     slice_ = {"topology": topology.name, "chips": topology.chips, "compiler_name": topology.compiler_name}
     wanted = {"call": dataclasses.asdict(call)} if call else {}
     compiler = os.environ.get("LIBTPU_INIT_ARGS", "")
@@ -263,9 +263,14 @@ def _request(config, topology: topologies.Topology, call: Call | None = None) ->
 
 
 def _teacher(config) -> dict:
-    """Return the configuration of a teacher, which determines its shapes; {} if there is none."""
-    name = config.distillation.teacher
-    return flat(loading.run_recipe(name)[0]) if name and "://" not in name else {}
+    """Return the configuration of a teacher, which determines its shapes; {} if there is none, or it is wrong.
+
+    The process that compiles says what is wrong.
+    """
+    name = _absolute(config.distillation.teacher)
+    with contextlib.suppress(ConfigError):
+        return flat(loading.run_recipe(name)[0]) if name else {}
+    return {}
 
 
 def _absolute(name: str) -> str:

@@ -209,9 +209,9 @@ class StepLog:
 
 def _short(figure):
     """Return a figure for metrics.jsonl; numbers of an array, of which a line has many, get four digits."""
-    if not isinstance(figure, list):
-        return figure
     numbers = np.asarray(figure)
+    if not numbers.ndim or numbers.dtype.kind != "f":
+        return figure
     return np.reshape([float(f"{number:.4g}") for number in numbers.ravel()], numbers.shape).tolist()
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from files.terminal import is_live
 from reporting.display import aligned, duration
 
 PROGRESS_SECONDS = 5.0  # between lines of progress where stderr is no terminal
@@ -81,7 +82,7 @@ class Progress:
     """Shows on stderr how much of the work is done and how long the rest takes, unless it is `quiet`."""
 
     def __init__(self, *, quiet: bool = False):
-        self.quiet, self.live = quiet, sys.stderr.isatty() and not quiet
+        self.quiet, self.live = quiet, is_live(sys.stderr) and not quiet
         self.what, self.done, self.began, self.shown = "", 0, 0.0, 0.0
 
     def __call__(self, what: str, done: int, total: int) -> None:

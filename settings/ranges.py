@@ -44,7 +44,7 @@ def check_steps(steps: int, examples: int) -> None:
     check_number("train.steps", steps)
     if examples >= MOST_EXAMPLES:
         raise ConfigError(
-            f"after train.steps={steps} a run has had {examples:,} examples, which has to be less than "
+            f"after train.steps={steps} the run would have had {examples:,} examples, which has to be less than "
             f"{MOST_EXAMPLES:,}; use fewer steps, or fewer and longer sequences"
         )
 

@@ -140,5 +140,5 @@ def read(
 def _bytes_of(checkpoint) -> int | None:
     try:
         return sum(size for size, _ in manifest.read(checkpoint)["files"].values())
-    except (OSError, ValueError):
+    except (*failures_of(str(checkpoint)), ValueError):
         return None

@@ -276,19 +276,21 @@ def output_of(workdir: str):
 def other_run_in_folder(trial: FrozenTrial) -> str:
     """Return why a trial cannot continue the run in its folder, which has other keys; "" if it can.
 
-    train.py would continue it, or show what came of it: these keys may change when a run is resumed.
+    train.py would continue it, or show what came of it: these keys may change when a run is resumed. Keys that the
+    trial does not set are not compared, since a simulation scales them down; a length of 0 steps is set otherwise.
     """
     about = trial.user_attrs
     folder = path_of(about["workdir"])
     try:
-        stored = stored_config.read_config(folder) if stored_config.is_run(folder) else about["config"]
-    except ConfigError as error:
-        return str(error)
+        stored = stored_config.read_config(folder) if stored_config.is_run(folder) else {}
+    except ConfigError:  # which train.py reports
+        return ""
     for key in (name for name in DECIDING if name in about["changes"]):
-        if stored[key] != about["config"][key]:
+        wanted = about["config"][key]
+        if wanted and stored.get(key, wanted) != wanted:
             return (
-                f"{about['workdir']} has a run with {key}={stored[key]}, not {about['config'][key]}, of another study; "
-                "give another --root"
+                f"{about['workdir']} has a run with {key}={stored[key]}, not {wanted}, of another study; move that "
+                "folder away and run `sweep.py retry`, or give a search another --name"
             )
     return ""
 

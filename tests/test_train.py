@@ -433,13 +433,13 @@ def test_the_length_of_a_run_in_tokens_and_epochs():
 
 def test_a_run_has_no_more_examples_than_it_can_count_whatever_its_batch_was_before():
     config = in_process(train__steps=2**31 - 1, train__global_batch=8)
-    with pytest.raises(ConfigError, match=r"^after train\.steps=2147483647 a run has had 17,179,869,176 examples"):
+    with pytest.raises(ConfigError, match=r"^after train\.steps=2147483647 the run would have had 17,179,869,176 "):
         train.set_steps(config, None, None)
     few, many = {"step": 3_000_000, "examples": 2**28}, {"step": 1_000_000, "examples": 4_096_000_000}
     config = in_process(train__steps=3_200_000, train__global_batch=2048)
     assert train.set_steps(config, None, few) == (3_000_000, 3_200_000)
     config = in_process(train__steps=2_000_000, train__global_batch=256)
-    with pytest.raises(ConfigError, match=r"^after train\.steps=2000000 a run has had 4,352,000,000 examples"):
+    with pytest.raises(ConfigError, match=r"^after train\.steps=2000000 the run would have had 4,352,000,000 examples"):
         train.set_steps(config, None, many)
 
 

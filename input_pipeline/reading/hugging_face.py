@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from files.paths import expanded
+from files.terminal import is_live
 from input_pipeline.errors import DataError
 from input_pipeline.reading.formats import ROWS, Column, check_column
 from input_pipeline.reading.records import reason
@@ -48,7 +49,7 @@ def load(name: str, *, subset: str, split: str, field: str, most_bytes: int) -> 
         raise DataError(
             "data.source=huggingface needs --config.data.path: a folder, or a name on the hub such as 'org/name'"
         )
-    if not sys.stderr.isatty():
+    if not is_live(sys.stderr):
         datasets.disable_progress_bars()
     folder = expanded(name)
     where = f"data path {name!r}, split {split!r}" + (f", subset {subset!r}" if subset else "")

@@ -30,7 +30,8 @@ def fail():
 def started(program: str, output: int = subprocess.PIPE) -> subprocess.Popen:
     """Start a Python program that begins with the imports above."""
     words = [sys.executable, "-c", f"{BEGINS}{program}"]
-    return subprocess.Popen(words, cwd=ROOT, text=True, stdout=output, stderr=output)
+    environment = os.environ | {"TERM": "xterm"}
+    return subprocess.Popen(words, cwd=ROOT, env=environment, text=True, stdout=output, stderr=output)
 
 
 def test_the_last_line_has_no_character_that_a_terminal_obeys():

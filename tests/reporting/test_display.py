@@ -51,6 +51,7 @@ def test_while_the_batch_grows_the_time_left_is_the_least(capsys):
 
 
 def test_the_bar_of_an_evaluation_is_that_of_the_steps_again_after_it(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     clock = iter([0.0, 0.0, 100.0, 110.0, 112.0])
     with Display(7) as display:

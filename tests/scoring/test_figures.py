@@ -65,6 +65,7 @@ def test_the_time_left_of_a_second_suite_counts_from_its_beginning(capsys, monke
 def test_on_a_terminal_the_progress_is_gone_before_the_table(capsys, monkeypatch):
     """Several answers end at once, so the last call may be far from the end."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
     progress, quiet = Progress(), Progress(quiet=True)
     for shown in (progress, quiet):
         shown("answers", 1, 9)

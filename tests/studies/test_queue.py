@@ -9,10 +9,13 @@ import sqlite3
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
+from configs import base
 from configs.errors import ConfigError
+from settings.keys import flat
 from studies import suites
 from tests.studies.conftest import ended, environment, needs_optuna
 from tests.support import ROOT
@@ -408,6 +411,20 @@ def test_a_folder_with_the_run_of_another_study_is_not_continued(tmp_path):
     first, second = sorted(trials_of(tmp_path), key=lambda trial: trial.user_attrs["workdir"] != str(folder))
     assert (first.state.name, second.state.name) == ("FAIL", "COMPLETE"), said
     assert first.user_attrs["reason"] == (
-        f"{folder} has a run with train.steps=10, not 20, of another study; give another --root"
+        f"{folder} has a run with train.steps=10, not 20, of another study; move that folder away and run `sweep.py "
+        "retry`, or give a search another --name"
     )
     assert not (folder / "starts").exists()
+
+
+@pytest.mark.parametrize(("keys", "is_other"), [
+        ({"train.steps": 20}, True), ({"train.steps": 77}, False), ({"train.steps": 0, "train.tokens": 10**5}, False),
+        ({"train.seed": 3}, False), ({"data.mixture": "0.5 a; 0.5 b"}, True),
+    ])  # fmt: skip
+def test_a_run_with_other_keys_is_that_of_another_study(tmp_path, keys, is_other):
+    """Of a length in tokens the run stores the steps that they come to."""
+    from studies.worker import other_run_in_folder
+
+    (tmp_path / "config.json").write_text(json.dumps(flat(base.get_config()) | {"train.steps": 77}))
+    about = {"workdir": str(tmp_path), "changes": dict.fromkeys(keys, ""), "config": flat(base.get_config()) | keys}
+    assert bool(other_run_in_folder(types.SimpleNamespace(user_attrs=about))) == is_other

@@ -85,7 +85,7 @@ def test_rows_that_carry_something_keep_the_batch_size_and_frozen_models_may_mov
 
 
 def test_an_average_over_100_000_steps_is_the_mean_of_the_weights():
-    """0.99999 and 1 - 0.99999 do not add up to 1 in float32. Over 120,000 steps the sum of two factors lost 0.03 %."""
+    """0.9999 and 1 - 0.9999 do not add up to 1 in float32. Over 120,000 steps the sum of two factors lost 0.03 %."""
     decay, steps = 0.9999, 120_000
 
     def body(step, mean):

@@ -42,7 +42,7 @@ def activities(all_units: tuple[Units, ...], memory: dict, measured: dict, decay
 
 def running(old: jax.Array, new: jax.Array, decay: float) -> jax.Array:
     """Return the exponential moving average after a new value."""
-    return decay * old + (1 - decay) * new
+    return old + (1 - decay) * (new - old)
 
 
 @dataclasses.dataclass(frozen=True)
