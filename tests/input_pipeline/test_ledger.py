@@ -259,7 +259,7 @@ def test_a_line_that_somebody_spoilt_is_an_error_that_names_it(tmp_path):
         ({"step": "7"}, "ledger.jsonl:2: step: should be a valid integer, but is '7'"),
         ({"step": -7}, "ledger.jsonl:2: step: should be greater than or equal to 0, but is -7"),
         ({"mixture": [[0, [1]]]}, "ledger.jsonl:2: mixture.0.1.0: should be a valid string, but is 1"),
-        ({"global_batch": 10**12}, "global_batch: should be less than or equal to 1048576, but is 1000000000000"),
+        ({"global_batch": 10**12}, "global_batch: should be less than or equal to 1000000000, but is 1000000000000"),
         ({"sequence_length": 0}, "sequence_length: should be greater than or equal to 1, but is 0"),
     ],
 )

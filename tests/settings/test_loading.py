@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -130,6 +131,20 @@ def test_a_value_that_a_recipe_sets_back_to_the_default_is_its_own(tmp_path):
     )
     origins = loading.load(str(recipe), "", {}).origins
     assert origins["model.num_layers"] == str(recipe) and origins["model.embed_dim"] == "configs/tiny.py"
+
+
+def test_a_recipe_that_was_written_again_at_once_is_read_again(tmp_path, monkeypatch):
+    """As by a script, with the same size and within a second: Python would take its bytecode for that of both."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    recipe = tmp_path / "written.py"
+    for number in (2, 3):
+        recipe.write_text(
+            f"from configs import small\ndef get_config():\n    config = small.get_config()\n"
+            f"    config.model.num_layers = {number}\n    return config\n"
+        )
+        os.utime(recipe, (10**9, 10**9))
+        assert loading.load(str(recipe), "", {}).config.model.num_layers == number
+    assert not (tmp_path / "__pycache__").exists()
 
 
 def test_a_stored_configuration_says_so_and_other_data_takes_the_place_of_its_own(tmp_path):
