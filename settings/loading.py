@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds one configuration from a recipe file, a topology, the environment and typed overrides; records origins."""
 
+import importlib.machinery
 import importlib.util
 import os
 import pathlib
@@ -99,6 +100,13 @@ def run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
     return run_file(file, f"--config={path}", result)
 
 
+class _FromText(importlib.machinery.SourceFileLoader):
+    """Neither reads nor writes bytecode, which is taken for that of an edit of the same size in the same second."""
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def run_file(file: pathlib.Path, typed: str, result: Callable[[types.ModuleType], Any]) -> Any:
     """Execute a Python file that a user named; return `result` of its module.
 
@@ -106,11 +114,11 @@ def run_file(file: pathlib.Path, typed: str, result: Callable[[types.ModuleType]
     has the line of the file.
     """
     file = file.absolute()  # as Python names it in tracebacks
-    spec = importlib.util.spec_from_file_location(f"recipe_{file.stem}", file)
+    name = f"recipe_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file, loader=_FromText(name, str(file)))
     module = importlib.util.module_from_spec(spec)
     try:
-        # Not exec_module: bytecode is taken for that of an edit with the same size and the same second.
-        exec(spec.loader.source_to_code(file.read_bytes(), str(file)), vars(module))
+        spec.loader.exec_module(module)
         return result(module)
     except (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, OSError, RuntimeError,
             SyntaxError, TypeError, ValueError) as error:  # fmt: skip
