@@ -67,7 +67,7 @@ class Bucket:
                     is_newer = keep_newer and here.exists() and here.stat().st_mtime > there.stat().mtime
                 if not is_newer:
                     _fetch_file(there, here)
-        except (OSError, *failures_of_buckets()) as error:
+        except failures_of(self.url) as error:
             raise kind_of(error)(f"--workdir={self.url}: {error}") from None
 
     def fetch_compiled(self) -> None:
@@ -78,7 +78,7 @@ class Bucket:
             for path in missing:
                 here.mkdir(parents=True, exist_ok=True)
                 write_atomically(here / path.name, path.read_bytes())
-        except (OSError, *failures_of_buckets()) as error:
+        except failures_of(self.url) as error:
             raise kind_of(error)(f"--workdir={self.url}: {error}") from None
 
     def send(self, log: pathlib.Path, *, first: bool) -> None:

@@ -178,11 +178,11 @@ def simulate(num_devices: int, num_processes: int = 1) -> int:
     given = {f.lstrip("-").split("=")[0] for f in flags}
     flags += [f"--{name}={seconds}" for name, seconds in PATIENCE.items() if name not in given]
     os.environ["XLA_FLAGS"] = " ".join([*flags, f"--xla_force_host_platform_device_count={local}"])
-    if given := os.environ.pop("JAX_NUM_CPU_DEVICES", ""):
+    if read := os.environ.pop("JAX_NUM_CPU_DEVICES", ""):
         try:
             update_imported_jax(jax_num_cpu_devices=-1)  # its default, with which the flag decides
         except RuntimeError:
-            raise ConfigError(f"JAX_NUM_CPU_DEVICES={given}: jax has these devices already; join before that") from None
+            raise ConfigError(f"JAX_NUM_CPU_DEVICES={read}: jax has these devices already; join before that") from None
     return local * num_processes
 
 

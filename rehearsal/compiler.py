@@ -255,21 +255,20 @@ class _Process:
 def _request(config, topology: topologies.Topology, call: Call | None = None) -> dict:
     """Return everything that a compilation depends on, except code, libraries and the arguments of a Compiler."""
     keys = {key: value for key, value in flat(config).items() if key not in keys_of(UNCOMPILED)}
-    keys["distillation.teacher"] = _absolute(config.distillation.teacher)
+    keys["distillation.teacher"] = teacher = _absolute(config.distillation.teacher)
     slice_ = {"topology": topology.name, "chips": topology.chips, "compiler_name": topology.compiler_name}
     wanted = {"call": dataclasses.asdict(call)} if call else {}
     compiler = os.environ.get("LIBTPU_INIT_ARGS", "")
-    return {"config": keys, **slice_, "teacher": _teacher(config), "compiler": compiler, **wanted}
+    return {"config": keys, **slice_, "teacher": _configuration(teacher), "compiler": compiler, **wanted}
 
 
-def _teacher(config) -> dict:
+def _configuration(teacher: str) -> dict:
     """Return the configuration of a teacher, which determines its shapes; {} if there is none, or it is wrong.
 
     The process that compiles says what is wrong.
     """
-    name = _absolute(config.distillation.teacher)
     with contextlib.suppress(ConfigError):
-        return flat(loading.run_recipe(name)[0]) if name else {}
+        return flat(loading.run_recipe(teacher)[0]) if teacher else {}
     return {}
 
 

@@ -22,9 +22,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before jax is imported. The cache outlives the run; its keys hold the program, the flags, jaxlib and the processor.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "tests" / "compiled")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-# Tests compile many programs and run each briefly. Without optimizations they take a third of the time.
 for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"):  # of a hook that runs the tests
     os.environ.pop(name, None)
+# Tests compile many programs and run each briefly. Without optimizations they take a third of the time.
 given = os.environ.get("XLA_FLAGS", "").split()  # a worker of pytest-xdist inherits them
 os.environ["XLA_FLAGS"] = " ".join([*given, *(flag for flag in QUICK_COMPILATION if flag not in given)])
 startup.choose_platform(None, "cpu", CACHE)
