@@ -4,9 +4,12 @@
 import dataclasses
 import math
 import os
+from collections.abc import Callable
+from typing import TypeVar
 
 from checkpointing import manifest
-from checkpointing.bucket import failures_of, path_of
+from checkpointing.bucket import failures_of, kind_of, path_of
+from cluster.hub import RunError
 from configs import topologies
 from files.json_reader import JsonError, read_json
 from reporting.goodput import SignOfLife
@@ -14,6 +17,7 @@ from reporting.metrics import WENT_BACK, Line, parse_lines, read_lines, steps_of
 from settings import stored_config
 
 HOUR = 3600.0
+Found = TypeVar("Found")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,11 +91,19 @@ class GrowingCurve:
         return complete
 
 
-def _lines_of(workdir: str) -> list[Line]:
+def _if_readable(workdir: str, read: Callable[[], Found], otherwise: Found) -> Found:
+    """Return what `read` returns, and `otherwise` for a file that is missing or damaged.
+
+    Raises one of `failures_of(workdir)` that may pass, such as an outage.
+    """
     try:
-        return read_lines(path_of(workdir) / "metrics.jsonl")
-    except (*failures_of(workdir), JsonError):
-        return []
+        return read()
+    except ValueError:
+        return otherwise
+    except failures_of(workdir) as error:
+        if kind_of(error) is RunError:
+            raise
+        return otherwise
 
 
 def _figures(lines: list[Line], kind: str) -> list[dict[str, float | int | None]]:
@@ -114,16 +126,18 @@ def read(
       ran_seconds: time that the worker counted; it is used if the folder has no account, as in a bucket.
       price: dollars per chip-hour; None: the preset's.
       ran_before: that time of earlier trials in the folder, see trials.RAN_BEFORE.
+
+    Raises one of `failures_of(workdir)` that may pass, such as an outage of the bucket.
     """
     folder = path_of(workdir)
-    try:
-        parts = read_json(folder / "workers" / "0.json", SignOfLife)["seconds"]["parts"]
-    except (*failures_of(workdir), JsonError):
-        parts = {}
+    account = _if_readable(workdir, lambda: read_json(folder / "workers" / "0.json", SignOfLife), None)
+    parts = account["seconds"]["parts"] if account else {}
     wall = sum(seconds for name, seconds in parts.items() if name != "idle") or ran_before + ran_seconds
     chips, price = chips_of(topology), price_of(topology, price)
-    step, lines = stored_config.trained_to(folder), _lines_of(workdir)
+    step = stored_config.trained_to(folder)
+    lines = _if_readable(workdir, lambda: read_lines(folder / "metrics.jsonl"), [])
     breadths = _figures(lines, "breadth")
+    size = None if step is None else _if_readable(workdir, lambda: _bytes_of(folder / "checkpoints" / str(step)), None)
     return Outcome(
         evaluations=_figures(lines, "eval"),
         breadth={name: value for name, value in breadths[-1].items() if "/" in name} if breadths else {},
@@ -133,12 +147,9 @@ def read(
         cost=None if price is None else wall * chips / HOUR * price,
         goodput=parts.get("training", 0.0) / wall if wall else 0.0,
         checkpoint="" if step is None else f"{workdir}/checkpoints/{step}",
-        checkpoint_bytes=None if step is None else _bytes_of(folder / "checkpoints" / str(step)),
+        checkpoint_bytes=size,
     )
 
 
-def _bytes_of(checkpoint) -> int | None:
-    try:
-        return sum(size for size, _ in manifest.read(checkpoint)["files"].values())
-    except (*failures_of(str(checkpoint)), ValueError):
-        return None
+def _bytes_of(checkpoint) -> int:
+    return sum(size for size, _ in manifest.read(checkpoint)["files"].values())

@@ -16,11 +16,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from optuna.trial import FrozenTrial
 
 from checkpointing.bucket import failures_of, path_of
 from cluster import identity
+from cluster.hub import RunError
 from cluster.parent import end_with
 from configs.errors import ConfigError
 from core import ending
@@ -36,8 +38,10 @@ DONE, USAGE, INTERRUPTED = 0, 2, 75  # exit statuses of train.py
 LOOK_SECONDS = 0.2  # between two looks at the process of a trial
 IDLE_SECONDS = 2.0  # between two looks at the queue while others run the last trials
 LOCK_SECONDS = 60.0  # that the process of a killed worker has to let go of the trial's folder
+OUTAGE_SECONDS = 1800.0  # that the storage of a trial's folder has to answer again
 DECIDING = ("train.global_batch", "train.steps", "data.mixture")  # may change on resume, and make it another trial
 OUTPUT = "output.txt"  # what train.py printed, in the trial's folder
+Found = TypeVar("Found")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +125,7 @@ class Worker:
         """Run the process of a claimed trial to its end, and record it. Raises LostClaim."""
         workdir, before = trial.user_attrs["workdir"], self._step(trial)
         self._wait_for_folder(trial)
-        if before is not None and (reason := other_run_in_folder(trial)):
+        if before is not None and (reason := self._read(trial, lambda: other_run_in_folder(trial))):
             nothing = outcome.Outcome([], 0.0, outcome.chips_of(trial.user_attrs["topology"]), None, 0.0, "", None, 0.0)
             return self.end(trial, None, {"status": USAGE, "reason": reason}, nothing)
         self._write_progress(trial)
@@ -212,7 +216,10 @@ class Worker:
     def _outcome(self, trial: FrozenTrial) -> outcome.Outcome:
         about = trial.user_attrs
         ran, before = self._ran_seconds(trial), about.get(trials.RAN_BEFORE, 0.0)
-        return outcome.read(about["workdir"], about["topology"], ran, self.task.limits.price, ran_before=before)
+        price = self.task.limits.price
+        return self._read(
+            trial, lambda: outcome.read(about["workdir"], about["topology"], ran, price, ran_before=before)
+        )
 
     def end(
         self, trial: FrozenTrial, value: float | None, how: dict, found: outcome.Outcome | None = None, *,
@@ -234,7 +241,25 @@ class Worker:
             progress.write(self.task.root, self.own_trials(), running, self.count)
 
     def _step(self, trial: FrozenTrial) -> int | None:
-        return stored_config.trained_to(path_of(trial.user_attrs["workdir"]))
+        return self._read(trial, lambda: stored_config.trained_to(path_of(trial.user_attrs["workdir"])))
+
+    def _read(self, trial: FrozenTrial, read: Callable[[], Found]) -> Found:
+        """Return what `read` finds in the trial's folder. If its storage does not answer, ask again for a while.
+
+        Raises LostClaim, and RunError if it does not answer within OUTAGE_SECONDS, or before `stop`.
+        """
+        workdir, failed = trial.user_attrs["workdir"], None
+        while True:
+            try:
+                return read()
+            except failures_of(workdir) as error:
+                if failed is None:
+                    failed = time.monotonic()
+                    say(f"{trials.title(trial)}: {workdir} does not answer and is asked again: {error}")
+                if self.asked_to_stop or time.monotonic() - failed > OUTAGE_SECONDS:
+                    raise RunError(f"{workdir}: {error}; run the same command to continue") from None
+            self.queue.keep(trial)
+            self._pause(self.beat_seconds)
 
     def _wait_for_folder(self, trial: FrozenTrial) -> None:
         """Wait until no process holds the trial's folder: that of a killed worker needs a moment to end."""

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which checkpoints of a study stay on disk: with real workers, after a deletion that was cut short, in a bucket."""
 
+import errno
 import pathlib
 import subprocess
 
 import pytest
 from gcsfs.retry import HttpError
 
+from checkpointing import bucket
 from checkpointing.folder import CheckpointFolder
+from cluster.hub import RunError
 from studies.cost.limits import Limits
 from tests.bucket_server import empty_bucket
 from tests.studies.conftest import needs_optuna
 from tests.studies.test_budget import run
-from tests.studies.test_queue import orders, queue_of, trials_of, write_plan
+from tests.studies.test_queue import STAND_IN, orders, queue_of, starts, trials_of, write_plan
 
 pytestmark = needs_optuna
 
@@ -140,3 +143,45 @@ def test_a_bucket_that_fails_ends_no_study(monkeypatch):
     with worker.output_of("gs://runs/mine") as output:
         output.write(b"a line")
     progress.write("gs://runs/mine", [], None, 0)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "no answer"), HttpError({"code": 503, "message": "no answer"})])
+def test_a_trial_is_complete_though_its_storage_did_not_answer_when_it_ended(tmp_path, monkeypatch, capfd, error):
+    """Without an answer, the figures of the trial would look absent, and hours of training would end as a failure."""
+    from studies import outcome, worker
+
+    monkeypatch.setattr(worker.Worker, "beat_seconds", 0.01)
+    monkeypatch.setattr(worker, "failures_of", lambda workdir: bucket.failures_of("gs://runs"))
+    monkeypatch.setattr(outcome, "failures_of", worker.failures_of)
+    read, answers = outcome.read_lines, iter([error, error])
+
+    def read_later(path):
+        for failure in answers:
+            raise failure
+        return read(path)
+
+    monkeypatch.setattr(outcome, "read_lines", read_later)
+    queue = queue_of(tmp_path)
+    queue.enqueue(orders(tmp_path / "runs")[:1])
+    task = worker.Task(f"sqlite:///{tmp_path}/studies.db", "s", list(queue.latest()), "eval_exact_accuracy", STAND_IN)
+    worker.Worker(task).run()
+    (trial,) = trials_of(tmp_path)
+    assert trial.state.name == "COMPLETE" and starts(trial) == 1 and trial.user_attrs["failures"] == []
+    assert capfd.readouterr().out.count("does not answer and is asked again") == 1
+
+
+def test_a_storage_that_never_answers_ends_the_worker_and_not_the_trial(tmp_path, monkeypatch):
+    from studies import outcome, worker
+
+    def no_answer(path):
+        raise OSError(errno.EIO, "no answer")
+
+    monkeypatch.setattr(worker.Worker, "beat_seconds", 0.01)
+    monkeypatch.setattr(worker, "OUTAGE_SECONDS", 0.0)
+    monkeypatch.setattr(outcome, "read_lines", no_answer)
+    queue = queue_of(tmp_path)
+    queue.enqueue(orders(tmp_path / "runs")[:1])
+    task = worker.Task(f"sqlite:///{tmp_path}/studies.db", "s", list(queue.latest()), "eval_exact_accuracy", STAND_IN)
+    with pytest.raises(RunError, match=r"runs/.*no answer; run the same command to continue"):
+        worker.Worker(task).run()
+    assert trials_of(tmp_path)[0].state.name == "RUNNING", "the next worker completes it"
