@@ -150,7 +150,9 @@ def train(
         ) as checkpoints,
     ):
         checkpoints.on_save = send = syncing(bucket, processes.log_file(workdir), first=processes.index() == 0)
-        record = workdirs.check_resumable(checkpoints, flat(config), digest(corpus), workdir, may_change(run))
+        record = workdirs.check_resumable(
+            checkpoints, flat(config), digest(corpus), workdir, functools.partial(may_change, run)
+        )
         if not record and not is_new:
             check_new(config, corpus)
         corpus = corpus.resume(record) if corpus and record else corpus
@@ -159,12 +161,24 @@ def train(
             announce(f"{change} from step {start} on")
         if is_done(record, start, last_step, workdir):
             return Result(start, "nothing to train", {}, {}, f"{checkpoints.store.place}/{start}")
+        refs = frozen_models.references(run, record)
         if workdirs.keeps_files(config):
             workdirs.open_workdir(workdir, flat(config) | asked, corpus, origin)
         send()
         try:
             result = run_training(
-                config, workdir, checkpoints, record, corpus, batches, topology, clock, faults, callbacks, evaluators
+                config,
+                workdir,
+                checkpoints,
+                record,
+                refs,
+                corpus,
+                batches,
+                topology,
+                clock,
+                faults,
+                callbacks,
+                evaluators,
             )
         except (Interrupted, step_log.NonFinite, DataGone):
             with contextlib.suppress(*checkpoints.store.failures):  # a bucket error must not hide the first error
@@ -175,8 +189,8 @@ def train(
 
 
 def run_training(
-    config, workdir: pathlib.Path, checkpoints: Checkpoints, record, corpus, batches, topology, clock, faults,
-    callbacks, evaluators,
+    config, workdir: pathlib.Path, checkpoints: Checkpoints, record, checkpoint_refs, corpus, batches, topology, clock,
+    faults, callbacks, evaluators,
 ) -> Result:  # fmt: skip
     """Train from the checkpoint of `record`, or from step 0, to the last step, and write the summary."""
     last_step, first = config.train.steps, processes.index() == 0
@@ -198,7 +212,7 @@ def run_training(
         contextlib.ExitStack() as context,
     ):
         clock.enter("compile", step)
-        frozen, checkpoint_refs = frozen_models.weights(run, record)
+        frozen = frozen_models.weights(run, checkpoint_refs)
         compiled_steps = CompiledSteps(lambda shape: run_of(shape).compile(), shape, frozen)
         peak = preflight.peak_flops(topology, run.mesh.size)
         steps = ramp.stage_end(config, step, increases) - step

@@ -55,19 +55,27 @@ def configuration_of(model: FrozenModel, config: ConfigDict) -> ConfigDict:
     return found
 
 
-def weights(run, record: dict | None) -> tuple[dict[str, dict], dict[str, dict]]:
-    """Return the frozen weights of a run by role, and the reference of each role's checkpoint.
+def references(run, record: dict | None) -> dict[str, dict]:
+    """Return the reference of the checkpoint of each role's weights; a resumed run takes those of its record.
 
-    Weights are restored in the types and shardings of `run.abstract_frozen`; roles with the same ones share them. A
-    resumed run takes the checkpoints of its record. Raises ConfigError for a run without a folder, and CheckpointError
-    if a checkpoint is missing or has changed.
+    Raises ConfigError for a run without a folder, and CheckpointError if a checkpoint is missing or has changed.
     """
-    known, refs, found = frozen_refs(record or {}), {}, {}
-    by_role = sources(run.objective, run.config)
-    for role, abstract in run.abstract_frozen.items():
+    known, by_source, by_role = frozen_refs(record or {}), {}, sources(run.objective, run.config)
+    for role in run.abstract_frozen:
         source = by_role[role]
-        same = next((other for other in refs if by_role[other] == source), None)
-        refs[role] = refs[same] if same else source.checkpoint_ref(known.get(role))
-        is_shared = same and run.abstract_frozen[same] == abstract
-        found[role] = found[same] if is_shared else source.restore(abstract, refs[role])
-    return found, refs
+        if source not in by_source:
+            by_source[source] = source.checkpoint_ref(known.get(role))
+    return {role: by_source[by_role[role]] for role in run.abstract_frozen}
+
+
+def weights(run, refs: dict[str, dict]) -> dict[str, dict]:
+    """Return the frozen weights of a run by role, from the checkpoints of `references`.
+
+    They are restored in the types and shardings of `run.abstract_frozen`; roles with the same ones share them.
+    """
+    by_role, found = sources(run.objective, run.config), {}
+    for role, abstract in run.abstract_frozen.items():
+        alike = (other for other in found if by_role[other] == by_role[role] and run.abstract_frozen[other] == abstract)
+        same = next(alike, None)
+        found[role] = found[same] if same else by_role[role].restore(abstract, refs[role])
+    return found

@@ -12,6 +12,7 @@ import pathlib
 import re
 import secrets
 import time
+from collections.abc import Callable
 
 from checkpointing.checkpoints import CheckpointError, Checkpoints
 from checkpointing.lease import LONGEST_NAME, read_name, this_run, trains
@@ -145,12 +146,12 @@ def keeps_files(config) -> bool:
 
 def check_resumable(
     checkpoints: Checkpoints, config: dict, corpus_digest: str, workdir: pathlib.Path,
-    may_change: frozenset[str] = keys_of(RESUME),
+    may_change: Callable[[int], frozenset[str]] = lambda step: keys_of(RESUME),
 ) -> dict | None:  # fmt: skip
     """Return the newest checkpoint's record, or None in a fresh workdir; `config` is flat, with dotted keys.
 
-    Raises CheckpointError if checkpoint.resume is false, or if keys have changed that are not in `may_change`; the
-    message names each key with its old and new value.
+    Raises CheckpointError if checkpoint.resume is false, or if keys have changed that are not in `may_change` of its
+    step; the message names each key with its old and new value.
     """
     step = checkpoints.newest()
     if step is None:
@@ -168,7 +169,7 @@ def check_resumable(
     if "weights_only" in record and config["train.init_from"]:
         raise CheckpointError(f"{workdir} already has weights; leave out train.init_from, or use a new --workdir")
     fixed = record.get("weights_only", config)  # imported weights fix only the keys that belong to them
-    changed = differences(record["config"], {key: config[key] for key in fixed if key in config}, may_change)
+    changed = differences(record["config"], {key: config[key] for key in fixed if key in config}, may_change(step))
     if record["corpus"] not in (None, corpus_digest):  # None: imported weights have no corpus here
         data = {key: value for key, value in config.items() if key.startswith("data.")}
         changed += differences(record["config"], data, keys_of(MACHINE)) or ["other documents"]

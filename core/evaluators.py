@@ -309,7 +309,7 @@ def evaluate_newest(config, workdir: pathlib.Path, address, corpus: Corpus, stor
         display.phase("restoring the checkpoint")
         step = newest_checkpoint(checkpoints, config)
         params = restore_eval_params(checkpoints, step, run.abstract_params)
-        frozen, _ = frozen_models.weights(run, checkpoints.record(step))
+        frozen = frozen_models.weights(run, frozen_models.references(run, checkpoints.record(step)))
         display.phase("evaluating all that is held out")
         context = EvaluationContext(run, params, frozen, corpus, workdir, step, progress=display.evaluated)
         for evaluator in of_corpus(config, corpus, task_items(config)):

@@ -144,13 +144,14 @@ def check_sources(objective: Objective, config, *, is_new: bool) -> None:
         initial(config).check_has_checkpoint()
 
 
-def may_change(run: Run) -> frozenset[str]:
-    """Return the keys that may change when this run is resumed.
+def may_change(run: Run, step: int) -> frozenset[str]:
+    """Return the keys that may change when this run is resumed at a step.
 
-    If its rows carry something from step to step, the batch size may not change. The folders of frozen models may,
-    since a checkpoint identifies their weights by a digest.
+    The batch size may not if its rows carry something from step to step, or if the next step is on the batch of this
+    one. The folders of frozen models may, since a checkpoint identifies their weights by a digest.
     """
-    held = {"train.global_batch"} if jax.tree.leaves(run.abstract_state.carry) else set()
+    keeps_rows = jax.tree.leaves(run.abstract_state.carry) or step % run.objective.steps_of_batch
+    held = {"train.global_batch"} if keeps_rows else set()
     sources = frozen_models.sources(run.objective, run.config)
     moved = {sources[role].key for role in run.abstract_frozen}
     return (keys_of(RESUME) - held) | moved

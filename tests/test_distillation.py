@@ -94,15 +94,16 @@ def test_a_run_that_goes_on_has_the_teacher_that_it_began_with(teacher, tmp_path
     longer, before = tmp_path / "teacher" / "checkpoints" / "40", tmp_path / "40"
     longer.rename(before)
     run = assembly.assemble(student(train__objective="distillation", distillation__teacher=name))
-    frozen, checkpoint_refs = frozen_models.weights(run, None)
+    refs = frozen_models.references(run, None)
+    frozen = frozen_models.weights(run, refs)
     before.rename(longer)
-    again, same = frozen_models.weights(run, {"step": 1, "frozen": checkpoint_refs})
-    assert checkpoint_refs["teacher"]["step"] == 20 and checkpoint_refs == same
-    jax.tree.map(np.testing.assert_array_equal, frozen, again)
-    assert frozen_models.weights(run, {"step": 1})[1]["teacher"]["step"] == 40  # of a record without checkpoint_refs
+    same = frozen_models.references(run, {"step": 1, "frozen": refs})
+    assert refs["teacher"]["step"] == 20 and refs == same
+    jax.tree.map(np.testing.assert_array_equal, frozen, frozen_models.weights(run, same))
+    assert frozen_models.references(run, {"step": 1})["teacher"]["step"] == 40  # of a record without references
     shutil.rmtree(longer.with_name("20"))
     with pytest.raises(CheckpointError, match=r"checkpoint 20 of distillation.teacher=.* restore the checkpoint that"):
-        frozen_models.weights(run, {"step": 1, "frozen": checkpoint_refs})
+        frozen_models.references(run, {"step": 1, "frozen": refs})
 
 
 def taught(folder, **mesh):

@@ -134,7 +134,8 @@ def preferring(files, tuned, **changes):
 @pytest.mark.slow
 def test_adapters_and_their_reference_share_the_weights(files, tuned):
     config = preferring(files, tuned, lora__rank=2)
-    found, _ = frozen_models.weights(assembly.assemble(config), None)
+    run = assembly.assemble(config)
+    found = frozen_models.weights(run, frozen_models.references(run, None))
     shared = zip(jax.tree.leaves(found["base"]), jax.tree.leaves(found["reference"]), strict=True)
     assert all(one is other for one, other in shared)
 
@@ -158,7 +159,7 @@ def test_a_chat_model_comes_to_prefer_what_was_chosen_of_questions_that_it_was_n
     record = json.loads((workdir / "checkpoints" / "12" / "record.json").read_text())
     assert record["frozen"]["reference"]["folder"] == str(tuned) and record["frozen"]["reference"]["step"] == 12
     run = assembly.assemble(config)
-    assert frozen_models.weights(run, record)[1] == record["frozen"]  # where it goes on
+    assert frozen_models.references(run, record) == record["frozen"]  # where it goes on
     shutil.copytree(tuned, files / "moved")
     train.train(preferring(files, files / "moved", train__steps=13), workdir)  # the weights are the same
     record = json.loads((workdir / "checkpoints" / "13" / "record.json").read_text())
@@ -169,6 +170,10 @@ def test_a_chat_model_comes_to_prefer_what_was_chosen_of_questions_that_it_was_n
         patch.setattr(source_run, "_digest", lambda checkpoints, step: "of other weights")
         with pytest.raises(CheckpointError, match="has other weights; restore the checkpoint that the run started"):
             evaluate_newest(config, workdir, workdir, train.prepare_corpus(config, True))
+        kept = {name: (workdir / name).read_bytes() for name in ("config.json", "summary.txt")}
+        with pytest.raises(CheckpointError, match="has other weights"):
+            train.train(preferring(files, tuned, train__steps=14), workdir)
+        assert {name: (workdir / name).read_bytes() for name in kept} == kept, "the same command continues"
 
 
 def test_what_does_not_go_together_is_one_line(files, tuned):

@@ -46,7 +46,7 @@ def split(path: Path, holdout_fraction: float) -> tuple[LabeledWindows, LabeledW
     something else or too few rows, or if all rows fall on one side.
     """
     try:
-        rows = np.loadtxt(path, dtype=np.int32, delimiter=",", ndmin=2)
+        rows = np.loadtxt(path, dtype=np.int32, delimiter=",", ndmin=2, encoding="utf-8-sig")
     except UNREADABLE as error:
         raise DataError(f"{path}: {error}; each line must have integers separated by commas, the label last") from error
     if not rows.size or rows.shape[1] < 2 or rows.min() < 0:

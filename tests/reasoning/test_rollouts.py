@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import train
+from checkpointing.checkpoints import CheckpointError
 from cluster.hub import RunError
 from cluster.interruption import Interrupted
 from configs.errors import ConfigError
@@ -106,8 +107,10 @@ def test_several_updates_train_on_the_same_answers_also_after_a_resume_between_t
         assert train.train(config.copy_and_resolve_references(), tmp_path / "resumed").metrics == whole.metrics
         fewer = config.copy_and_resolve_references()
         fewer.train.global_batch = 4
-        with pytest.raises(RunError, match=r"step 4 trains on the 8 answers that were drawn before it, so"):
-            train.train(fewer, tmp_path / "lost")
+        stored = (tmp_path / "lost" / "config.json").read_bytes()
+        with pytest.raises(CheckpointError, match=r"was trained to step 3 with train\.global_batch=8, now 4\. Use the"):
+            train.train(fewer, tmp_path / "lost")  # step 4 trains on the answers of step 3
+        assert (tmp_path / "lost" / "config.json").read_bytes() == stored
         (tmp_path / "lost" / "rollouts" / "3.npz").unlink()
         with pytest.raises(RunError, match=r"rollouts/3\.npz cannot be read, and step 4 trains on the answers"):
             train.train(config.copy_and_resolve_references(), tmp_path / "lost")
