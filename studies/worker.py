@@ -20,12 +20,13 @@ from typing import TypeVar
 
 from optuna.trial import FrozenTrial
 
-from checkpointing.bucket import failures_of, path_of
+from checkpointing.bucket import failures_of, kind_of, path_of
 from cluster import identity
 from cluster.hub import RunError
 from cluster.parent import end_with
 from configs.errors import ConfigError
 from core import ending
+from files.json_reader import JsonError, Scalar, read_json
 from files.lock import is_held
 from settings import stored_config
 from studies import outcome, program, progress, trials
@@ -39,8 +40,8 @@ LOOK_SECONDS = 0.2  # between two looks at the process of a trial
 IDLE_SECONDS = 2.0  # between two looks at the queue while others run the last trials
 LOCK_SECONDS = 60.0  # that the process of a killed worker has to let go of the trial's folder
 OUTAGE_SECONDS = 1800.0  # that the storage of a trial's folder has to answer again
-DECIDING = ("train.global_batch", "train.steps", "data.mixture")  # may change on resume, and make it another trial
 OUTPUT = "output.txt"  # what train.py printed, in the trial's folder
+TRIAL = "trial.json"  # the configuration of the trial that began the run in a folder, there
 Found = TypeVar("Found")
 
 
@@ -125,9 +126,10 @@ class Worker:
         """Run the process of a claimed trial to its end, and record it. Raises LostClaim."""
         workdir, before = trial.user_attrs["workdir"], self._step(trial)
         self._wait_for_folder(trial)
-        if before is not None and (reason := self._read(trial, lambda: other_run_in_folder(trial))):
+        if before is not None and (reason := self._reach(trial, lambda: other_run_in_folder(trial))):
             nothing = outcome.Outcome([], 0.0, outcome.chips_of(trial.user_attrs["topology"]), None, 0.0, "", None, 0.0)
             return self.end(trial, None, {"status": USAGE, "reason": reason}, nothing)
+        self._reach(trial, lambda: progress.write_json(workdir, TRIAL, trial.user_attrs["config"]))
         self._write_progress(trial)
         self._began = time.monotonic()
         with output_of(workdir) as output:
@@ -217,7 +219,7 @@ class Worker:
         about = trial.user_attrs
         ran, before = self._ran_seconds(trial), about.get(trials.RAN_BEFORE, 0.0)
         price = self.task.limits.price
-        return self._read(
+        return self._reach(
             trial, lambda: outcome.read(about["workdir"], about["topology"], ran, price, ran_before=before)
         )
 
@@ -241,18 +243,21 @@ class Worker:
             progress.write(self.task.root, self.own_trials(), running, self.count)
 
     def _step(self, trial: FrozenTrial) -> int | None:
-        return self._read(trial, lambda: stored_config.trained_to(path_of(trial.user_attrs["workdir"])))
+        return self._reach(trial, lambda: stored_config.trained_to(path_of(trial.user_attrs["workdir"])))
 
-    def _read(self, trial: FrozenTrial, read: Callable[[], Found]) -> Found:
-        """Return what `read` finds in the trial's folder. If its storage does not answer, ask again for a while.
+    def _reach(self, trial: FrozenTrial, act: Callable[[], Found]) -> Found:
+        """Return what `act` does with the trial's folder. If its storage does not answer, ask again for a while.
 
-        Raises LostClaim, and RunError if it does not answer within OUTAGE_SECONDS, or before `stop`.
+        Raises LostClaim; ConfigError for what the user has to mend; and RunError if the storage does not answer within
+        OUTAGE_SECONDS, or before `stop`.
         """
         workdir, failed = trial.user_attrs["workdir"], None
         while True:
             try:
-                return read()
+                return act()
             except failures_of(workdir) as error:
+                if kind_of(error) is ConfigError:
+                    raise ConfigError(f"{workdir}: {error}") from None
                 if failed is None:
                     failed = time.monotonic()
                     say(f"{trials.title(trial)}: {workdir} does not answer and is asked again: {error}")
@@ -299,25 +304,22 @@ def output_of(workdir: str):
 
 
 def other_run_in_folder(trial: FrozenTrial) -> str:
-    """Return why a trial cannot continue the run in its folder, which has other keys; "" if it can.
+    """Return why a trial cannot continue the run in its folder, which another trial began; "" if it can.
 
-    train.py would continue it, or show what came of it: these keys may change when a run is resumed. Keys that the
-    trial does not set are not compared, since a simulation scales them down; a length of 0 steps is set otherwise.
+    train.py would continue it, or show what came of it, since some keys may change when a run is resumed.
     """
     about = trial.user_attrs
-    folder = path_of(about["workdir"])
-    try:
-        stored = stored_config.read_config(folder) if stored_config.is_run(folder) else {}
-    except ConfigError:  # which train.py reports
+    file = path_of(about["workdir"]) / TRIAL
+    if not file.exists():
         return ""
-    for key in (name for name in DECIDING if name in about["changes"]):
-        wanted = about["config"][key]
-        if wanted and stored.get(key, wanted) != wanted:
-            return (
-                f"{about['workdir']} has a run with {key}={stored[key]}, not {wanted}, of another study; move that "
-                "folder away and run `sweep.py retry`, or give a search another --name"
-            )
-    return ""
+    try:
+        changes = stored_config.changes(read_json(file, dict[str, Scalar]), about["config"])
+    except JsonError as error:
+        return f"{error}; move that folder away and run `sweep.py retry`"
+    return changes and (
+        f"{about['workdir']} has the run of another trial ({changes[0]}); move that folder away and run "
+        "`sweep.py retry`, or give a search another --name"
+    )
 
 
 def reason_of(status: int, output: bytes) -> str:

@@ -130,11 +130,13 @@ class Searcher(Worker):
 
     def end_early(self, trial: FrozenTrial, how: dict) -> None:
         """Record a pruned trial with its last value; others that end early have failed."""
-        if how["reason"].startswith(PRUNED):
-            curve = self._curve.look()
-            self.end(trial, curve[max(curve)], how, pruned=True)
-        else:
-            super().end_early(trial, how)
+        if not how["reason"].startswith(PRUNED):
+            return super().end_early(trial, how)
+        found = self._outcome(trial)
+        curve = found.curve(self.task.metric)
+        if not curve:  # the file that it was pruned by is gone
+            return super().end_early(trial, how)
+        self.end(trial, curve[max(curve)], how, found, pruned=True)
 
     def _go_on(self, trial: FrozenTrial, lost: threading.Event) -> None:
         """Raise Stopped after `stop`, and LostClaim once the claim is `lost`; a rehearsal calls it often."""

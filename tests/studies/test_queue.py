@@ -406,25 +406,27 @@ def test_a_folder_with_the_run_of_another_study_is_not_continued(tmp_path):
     order = orders(tmp_path / "runs")[0]
     folder = pathlib.Path(order["workdir"])
     (folder / "checkpoints" / "10").mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(order["config"] | {"train.steps": 10}))
+    (folder / "trial.json").write_text(json.dumps(order["config"] | {"train.steps": 10}))
     said = run_here(tmp_path)
     first, second = sorted(trials_of(tmp_path), key=lambda trial: trial.user_attrs["workdir"] != str(folder))
     assert (first.state.name, second.state.name) == ("FAIL", "COMPLETE"), said
     assert first.user_attrs["reason"] == (
-        f"{folder} has a run with train.steps=10, not 20, of another study; move that folder away and run `sweep.py "
+        f"{folder} has the run of another trial (train.steps 10 -> 20); move that folder away and run `sweep.py "
         "retry`, or give a search another --name"
     )
     assert not (folder / "starts").exists()
 
 
 @pytest.mark.parametrize(("keys", "is_other"), [
-        ({"train.steps": 20}, True), ({"train.steps": 77}, False), ({"train.steps": 0, "train.tokens": 10**5}, False),
-        ({"train.seed": 3}, False), ({"data.mixture": "0.5 a; 0.5 b"}, True),
+        ({}, False), ({"train.steps": 20}, True), ({"train.steps": 0, "train.tokens": 10**5}, True),
+        ({"train.spike_deviations": 3.0}, True), ({"data.cache_dir": "elsewhere"}, False),
     ])  # fmt: skip
-def test_a_run_with_other_keys_is_that_of_another_study(tmp_path, keys, is_other):
-    """Of a length in tokens the run stores the steps that they come to."""
+def test_a_run_with_other_keys_is_that_of_another_trial(tmp_path, keys, is_other):
+    """Also where a length in tokens is what differs, of which the run stores the steps."""
     from studies.worker import other_run_in_folder
 
-    (tmp_path / "config.json").write_text(json.dumps(flat(base.get_config()) | {"train.steps": 77}))
-    about = {"workdir": str(tmp_path), "changes": dict.fromkeys(keys, ""), "config": flat(base.get_config()) | keys}
+    config = flat(base.get_config()) | {"train.tokens": 10**4}
+    about = {"workdir": str(tmp_path), "config": config | keys}
+    assert other_run_in_folder(types.SimpleNamespace(user_attrs=about)) == "", "nothing is known of this run"
+    (tmp_path / "trial.json").write_text(json.dumps(config))
     assert bool(other_run_in_folder(types.SimpleNamespace(user_attrs=about))) == is_other
