@@ -63,8 +63,7 @@ from checkpointing import workdir as workdirs
 from checkpointing.checkpoints import CheckpointError, Checkpoints
 from reporting.clock import Clock
 from reporting.goodput import Goodput
-from checkpointing.source_run import newest_checkpoint
-from checkpointing.state_names import WEIGHTS
+from checkpointing.source_run import check_complete, newest_checkpoint
 from checkpointing.retention import Retention
 
 
@@ -211,7 +210,7 @@ def write_logits(command: command_line.Command, tokens_file: pathlib.Path, file:
         step = newest_checkpoint(checkpoints, command.config)
         weights = hugging_face.Saved(checkpoints, step)
         rows = logits.of_run(run, weights.read, tokens_BT)
-        with checkpoints.store.check_complete(step, WEIGHTS):
+        with check_complete(checkpoints, step):
             logits.write(file, (*tokens_BT.shape, run.config.model.vocab_size), rows)
     print(f"logits of step {step} of {command.address} are in {file}")
 

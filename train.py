@@ -229,7 +229,7 @@ def run_training(
             evaluators=evaluators, checkpoints=checkpoints, checkpoint_refs=checkpoint_refs, corpus=corpus,
             batches=batches, topology=topology, clock=clock, log=log, rollouts=rollouts, signals=signals,
             lost=LostData(signals), context=context, batch_sampler=BatchSampler(checkpoints.address),
-            roll_backs=processes.shared("roll backs", lambda: ledger.roll_backs(workdir)),
+            roll_backs=processes.shared("roll backs", lambda: ledger.roll_backs(workdir)) if record else 0,
         )  # fmt: skip
         reason = run_job(job, record)
     step, place = log.last_step, checkpoints.store.place

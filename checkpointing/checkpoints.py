@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from checkpointing import state_names
+from checkpointing.host_folders import part_problems
 from checkpointing.record import Record
 from checkpointing.retention import Retention
 from checkpointing.shared_folder import SharedFolder
@@ -37,6 +38,7 @@ LAST_TRIES_SECONDS = (0.0, 1.0, 5.0)  # pauses before the attempts to save the l
 PATIENCE_SECONDS = 5.0  # limit of the wait for the previous save
 Work = Callable[[], None]
 MOST_NAMED = 3  # problems or arrays that a message names
+MOST_LOOKS = 10  # at the folder, while a run deletes the checkpoints that are read
 
 
 class Damaged(CheckpointError):
@@ -120,12 +122,21 @@ class Checkpoints:
     def newest(self) -> int | None:
         """Return the step of the newest valid checkpoint; None if there never was one.
 
-        Damaged checkpoints are reported and, unless this is read-only, set aside. Readers need valid weights only.
+        Damaged checkpoints are reported and, unless this is read-only, set aside. Readers need valid weights only. If
+        a run deletes what is read here, its newer checkpoints are looked for.
 
         Raises:
           Damaged: there are checkpoints, and none is valid.
           CheckpointError: parts of the checkpoints are missing; the message names the processes that had them.
         """
+        for _ in range(MOST_LOOKS):
+            step, has_gone = self._newest_now()
+            if step is not None or not has_gone:
+                return step
+        raise CheckpointError(f"{self.store.place}: a run deletes its checkpoints faster than they are read; try later")
+
+    def _newest_now(self) -> tuple[int | None, bool]:
+        """Return the step of `newest`, and whether a checkpoint has gone meanwhile."""
         held = self._held()
         steps = sorted(set().union(*held), reverse=True)
         if steps and not set.intersection(*held):
@@ -133,40 +144,29 @@ class Checkpoints:
                 f"{self.store.place}: {_lacking(held, steps[0])} no part of checkpoint {steps[0]}, and no older one is "
                 "complete; start on the hosts that saved it, or train in another --workdir"
             )
-        parts = () if self.retention else state_names.WEIGHTS
+        parts, has_gone = () if self.retention else state_names.WEIGHTS, False
         for step in steps:
             if any(step not in part for part in held):
                 self.set_aside(step, f"is damaged: {_lacking(held, step)} no part of it")
-            elif problems := self.problems(step, parts) or self.part_problems(step):
+            elif problems := self.damage(step, parts):
                 self.set_aside(step, f"is damaged: {listed(problems, MOST_NAMED, '; ')}")
+            elif problems is None:
+                has_gone = True
             else:
-                return step
+                return step, has_gone
+        if has_gone:
+            return None, True
         if existing := sorted({name for names in self._answers("existing", self.store.existing) for name in names}):
             raise Damaged(
                 f"no checkpoint in {self.store.place} is valid (folders there: {', '.join(existing)}); restore one "
                 "from a backup, or train in another --workdir"
             )
-        return None
+        return None, False
 
-    def part_problems(self, step: int) -> list[str]:
-        """Return a line if the parts of a checkpoint are of different saves.
-
-        Raises CheckpointError if parts are missing; the message names the processes that had them.
-        """
-        found = [] if self.store.is_shared else processes.gather(f"parts {step}", self.store.part(step))
-        parts = [part for part in found if part]
-        if not parts:
-            return []
-        if len(parts) < len(found) or len({part["save"] for part in parts}) > 1:
-            return ["its parts are of different saves"]
-        holders, here = parts[0]["holders"], {part["process"] for part in parts}
-        if gone := [name for number, name in enumerate(holders) if number not in here]:
-            names = listed(gone, MOST_NAMED, "; ")
-            raise CheckpointError(
-                f"{self.store.place}: checkpoint {step} cannot be restored without the parts of {names}, which are not "
-                f"here; start on the {len(holders)} hosts that saved it, or train in another --workdir"
-            )
-        return []
+    def damage(self, step: int, parts: Sequence[str] = ()) -> list[str] | None:
+        """Return the problems of a checkpoint, as `problems`; None if it is gone, as a run deletes its older ones."""
+        found = self.problems(step, parts) or part_problems(self.store, step)
+        return None if found and not any(step in part for part in self._held()) else found
 
     def newest_or_error(self) -> int:
         """Return the step of the newest valid checkpoint. Raises CheckpointError if there is none."""

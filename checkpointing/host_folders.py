@@ -20,6 +20,9 @@ from checkpointing.folder_store import RECORD, STATE, Files, FolderStore, is_in,
 from checkpointing.host_parts import Part
 from checkpointing.store import CheckpointError, Store
 from cluster import processes
+from reporting.display import listed
+
+MOST_NAMED = 3  # processes that a message names
 
 
 class HostFolders(FolderStore):
@@ -145,3 +148,24 @@ def _missing(folder: pathlib.Path, files: Files, arrays: dict) -> list[str]:
             part = [slice(*ends) for ends in bounds]
             missing += [name for name in host_parts.chunk_files(folder, layout, part) if name not in files]
     return sorted(missing)
+
+
+def part_problems(store: Store, step: int) -> list[str]:
+    """Return a line if the parts of a checkpoint are of different saves.
+
+    Raises CheckpointError if parts are missing; the message names the processes that had them.
+    """
+    found = [] if store.is_shared else processes.gather(f"parts {step}", store.part(step))
+    parts = [part for part in found if part]
+    if not parts:
+        return []
+    if len(parts) < len(found) or len({part["save"] for part in parts}) > 1:
+        return ["its parts are of different saves"]
+    holders, here = parts[0]["holders"], {part["process"] for part in parts}
+    if gone := [name for number, name in enumerate(holders) if number not in here]:
+        raise CheckpointError(
+            f"{store.place}: checkpoint {step} cannot be restored without the parts of "
+            f"{listed(gone, MOST_NAMED, '; ')}, which are not here; start on the {len(holders)} hosts that saved it, "
+            "or train in another --workdir"
+        )
+    return []

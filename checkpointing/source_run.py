@@ -7,6 +7,7 @@ merge adapters with their weights, by the functions here. The base run must stil
 unchanged digest.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 
@@ -188,6 +189,17 @@ def restore_eval_params(checkpoints: Checkpoints, step: int, abstract_params: di
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_params)
     merge = jax.jit(adapters.merge, static_argnums=2, donate_argnums=0, out_shardings=shardings)
     return merge(weights, parts, adapters.scale(record["config"]))
+
+
+@contextlib.contextmanager
+def check_complete(checkpoints: Checkpoints, step: int):
+    """Raise RunError if the weights that `reader` reads in the block disappear; see `FolderStore.check_complete`."""
+    with contextlib.ExitStack() as stores:
+        stores.enter_context(checkpoints.store.check_complete(step, state_names.WEIGHTS))
+        if ref := frozen_refs(checkpoints.record(step)).get("base"):
+            base = Checkpoints(path_of(ref["folder"]))
+            stores.enter_context(base.store.check_complete(ref["step"], state_names.WEIGHTS))
+        yield
 
 
 def reader(checkpoints: Checkpoints, step: int) -> Callable[[str], Callable]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from checkpointing import frozen_models
 from checkpointing.checkpoints import Checkpoints
+from checkpointing.record import Record
 from checkpointing.source_run import newest_checkpoint, restore_eval_params
 from checkpointing.store import Store
 from cluster import processes
@@ -300,8 +301,8 @@ def _modules() -> list:
 def evaluate_newest(config, workdir: pathlib.Path, address, corpus: Corpus, store: Store | None = None) -> None:
     """Print the loss of the newest checkpoint on all held-out documents of a corpus, and the results of votes.
 
-    Votes are saved in `workdir`. `address` is that of the checkpoints, which may be in a bucket; another `store` has
-    them, if it is given.
+    Votes are saved in `workdir`, those on other puzzles than the run's apart. `address` is that of the checkpoints,
+    which may be in a bucket; another `store` has them, if it is given.
     """
     run, lines = assemble(config), []
     display = Display(config.train.steps, quiet=processes.index() > 0)
@@ -309,10 +310,18 @@ def evaluate_newest(config, workdir: pathlib.Path, address, corpus: Corpus, stor
         display.phase("restoring the checkpoint")
         step = newest_checkpoint(checkpoints, config)
         params = restore_eval_params(checkpoints, step, run.abstract_params)
-        frozen = frozen_models.weights(run, frozen_models.references(run, checkpoints.record(step)))
+        record = checkpoints.record(step)
+        frozen = frozen_models.weights(run, frozen_models.references(run, record))
         display.phase("evaluating all that is held out")
-        context = EvaluationContext(run, params, frozen, corpus, workdir, step, progress=display.evaluated)
+        folder = _folder_of(workdir, corpus, record)
+        context = EvaluationContext(run, params, frozen, corpus, folder, step, progress=display.evaluated)
         for evaluator in of_corpus(config, corpus, task_items(config)):
             lines += evaluator.lines(context, evaluator.evaluate(context))
     if processes.index() == 0:
         print("\n".join([f"checkpoint: {address}/checkpoints/{step}", *lines]))
+
+
+def _folder_of(workdir: pathlib.Path, corpus: Corpus, record: Record) -> pathlib.Path:
+    """Return where votes on a corpus are saved; those on other puzzles than the run's are not mixed with its own."""
+    is_own = record.get("corpus") in (None, corpus.digest) or not corpus.heldout.test_puzzles
+    return workdir if is_own else workdir / "evaluated" / corpus.digest[:12]

@@ -32,7 +32,8 @@ def checkpoints_table(
     A checkpoint is saved before it is evaluated, so the loss of the newest one is in the metrics of `workdir` alone.
     """
     with Checkpoints(address, store=store) as checkpoints:
-        problems = {step: checkpoints.problems(step) or checkpoints.part_problems(step) for step in checkpoints.steps()}
+        verdicts = {step: checkpoints.damage(step) for step in checkpoints.steps()}
+        problems = {step: found for step, found in verdicts.items() if found is not None}
         good = [step for step, found in problems.items() if not found]
         records = {step: checkpoints.record(step) for step in good}
         others = checkpoints.store.others()

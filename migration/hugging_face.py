@@ -26,8 +26,8 @@ from checkpointing import array_files
 from checkpointing.checkpoints import Checkpoints
 from checkpointing.retention import Retention
 from checkpointing.shared_folder import FilledFolder
-from checkpointing.source_run import newest_checkpoint, reader
-from checkpointing.state_names import PARAMS, WEIGHTS
+from checkpointing.source_run import check_complete, newest_checkpoint, reader
+from checkpointing.state_names import PARAMS
 from checkpointing.workdir import open_workdir
 from configs import base
 from configs.errors import ConfigError
@@ -308,7 +308,7 @@ def export(run: assembly.Run, workdir: pathlib.Path, folder: pathlib.Path, verif
         step = newest_checkpoint(checkpoints, run.config)
         weights = Saved(checkpoints, step, tensors, types)
         check_zeros(families.family_of(values), weights, step)
-        with checkpoints.store.check_complete(step, WEIGHTS), new_folder(folder, "hf") as part:
+        with check_complete(checkpoints, step), new_folder(folder, "hf") as part:
             safetensors_files.write(part, weights.written(), weights.blocks)
             kept = [file for file in kept_in(run.config, workdir).iterdir() if file.name != TYPES] if types else []
             for file in kept or _described(part, workdir, values, run.config.data.tokenizer):

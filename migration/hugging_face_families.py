@@ -100,6 +100,7 @@ class Family:
       zeros: our arrays that it lacks, and that are therefore 0.
       settings: other configuration keys of a run that begins from it.
       activation: its key of config.json for the activation.
+      whole_heads: whether `transformers` refuses a hidden_size that the number of heads does not divide.
     """
 
     architecture: str
@@ -112,6 +113,7 @@ class Family:
     zeros: tuple[str, ...] = ()
     settings: dict = dataclasses.field(default_factory=dict)
     activation: str = "hidden_act"
+    whole_heads: bool = False
 
 
 NO_BIASES = {"attention_bias": False}
@@ -123,7 +125,8 @@ OF_GEMMA = {
 }  # fmt: skip
 FAMILIES = {  # by model_type
     "llama": Family(
-        "LlamaForCausalLM", defaults=UNTIED, required=NO_BIASES | {"mlp_bias": False, "sliding_window": None}
+        "LlamaForCausalLM", defaults=UNTIED, required=NO_BIASES | {"mlp_bias": False, "sliding_window": None},
+        whole_heads=True,
     ),
     "mistral": Family("MistralForCausalLM", defaults=UNTIED | {"sliding_window": 4096}),
     "qwen2": Family("Qwen2ForCausalLM", model={"biases": "qkv"}, defaults=OF_QWEN),
@@ -132,13 +135,14 @@ FAMILIES = {  # by model_type
     ),
     "gemma2": Family(
         "Gemma2ForCausalLM", model=GEMMA, keys=CAPS, rules=NORMS_AROUND + SWIGLU, activation="hidden_activation",
+        whole_heads=True,
         required=NO_BIASES | {"use_bidirectional_attention": False},
         defaults=OF_GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     ),
     "gemma3_text": Family(
         "Gemma3ForCausalLM", model=GEMMA | {"qk_norm": True}, rules=NORMS_AROUND + SWIGLU,
         keys=CAPS | {"rope_local_base_freq": "local_rope_theta"},
-        activation="hidden_activation",
+        activation="hidden_activation", whole_heads=True,
         # Their configuration has a cap on scores, but their code does not apply it.
         required=NO_BIASES | {"use_bidirectional_attention": False, "attn_logit_softcapping": None},
         defaults=OF_GEMMA | {"rope_theta": 1e6, "rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6},
@@ -221,6 +225,8 @@ def _candidates(model: dict) -> Iterator[tuple[dict, dict]]:
         values = _values(kind, family, model)
         with contextlib.suppress(ConfigError):
             found = _explicit(model_section(values))
+            if family.whole_heads:
+                found["embed_dim"] = max(1, model["embed_dim"] // model["num_heads"]) * model["num_heads"]
             yield values, {key: value for key, value in found.items() if model[key] != value}
 
 

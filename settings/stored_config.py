@@ -230,10 +230,12 @@ def load_to_read(
 def load_as_recipe(folder) -> tuple[ConfigDict, dict[str, str]]:
     """Return the configuration that a run's folder provides as a recipe, and the origin of each key.
 
-    It has the keys that describe the weights; all others are as in configs/base.py.
+    It has the keys that describe the weights, and the objective of another model than a language model, which has no
+    other one; all others are as in configs/base.py.
     """
     stored = flat(load_to_read(folder, {}).config)
-    kept = {key: value for key, value in stored.items() if key in keys_of(WEIGHTS)}
+    names = keys_of(WEIGHTS) | (set() if stored["model.name"] == "decoder_lm" else {"train.objective"})
+    kept = {key: value for key, value in stored.items() if key in names}
     return from_flat(kept), _origins(folder, kept)
 
 

@@ -16,9 +16,10 @@ import train
 from checkpointing import array_files
 from checkpointing.checkpoints import CheckpointError, Checkpoints
 from checkpointing.source_run import SourceRun, initial, restore_eval_params
+from cluster.hub import RunError
 from configs.errors import ConfigError
 from core import assembly
-from migration import hugging_face, logits, peft
+from migration import hugging_face, logits, peft, safetensors_files
 from parallelism.mesh import mesh_context
 from settings import loading, stored_config
 from settings.validation import validate
@@ -236,6 +237,24 @@ def test_what_is_given_out_is_the_base_and_the_adapters_of_peft(base, tuned, tmp
     assert not parts
     with pytest.raises(ConfigError, match="has no adapters"):
         peft.export(logits.float32_run(config), base, tmp_path / "other")
+
+
+def test_an_export_whose_base_weights_its_run_deletes_says_so(base, tuned, tmp_path, monkeypatch):
+    """It publishes no weights of zeros, and names what was deleted."""
+    write, checkpoint = safetensors_files.write, base / "checkpoints" / "2"
+
+    def deleted(*arguments):
+        checkpoint.rename(tmp_path / "2")
+        return write(*arguments)
+
+    monkeypatch.setattr(safetensors_files, "write", deleted)
+    config = stored_config.load_to_read(tuned, {}).config
+    try:
+        with pytest.raises(RunError, match=r"checkpoints/2 was deleted while it was read .* run the command again"):
+            hugging_face.export(logits.float32_run(config), tuned, tmp_path / "out", logits.check_same)
+    finally:
+        (tmp_path / "2").rename(checkpoint)
+    assert not (tmp_path / "out").exists()
 
 
 def test_adapters_know_what_they_are_beside(base, whole, tuned, tmp_path):

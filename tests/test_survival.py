@@ -227,6 +227,15 @@ def test_a_run_that_diverges_wherever_it_goes_back_to_ends_with_status_3_and_nam
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
 
 
+def test_a_run_that_begins_again_has_all_its_roll_backs(single_device, texts, tmp_path):
+    """A run that saved nothing takes other keys, and what it did before does not count."""
+    keys = dict(train__steps=12, train__bad_steps=1, train__roll_backs=1, train__save_every=0)
+    with pytest.raises(NonFinite, match="after 1 roll back"):
+        run(on_texts(texts, **keys), tmp_path, "nan@2, nan@8")
+    run(on_texts(texts, **keys), tmp_path, "nan@4")
+    assert [event["step"] for event in events(tmp_path, "roll_back")] == [0, 0]
+
+
 @pytest.mark.slow
 def test_a_poisoned_document_is_not_learned_and_stands_at_the_top_of_its_step(single_device, texts, tmp_path):
     """One command finds it: --explain_step with the step whose update was not taken."""

@@ -151,6 +151,20 @@ def test_evaluation_alone_votes_too(place, capsys):
     assert "checkpoints/2\n" in out and "held-out pass@2: " in out and "pooled with earlier votes, pass@2: " in out
 
 
+@pytest.mark.slow
+def test_votes_on_other_puzzles_do_not_replace_those_of_the_run(place, tmp_path):
+    """A run that goes on would pool them with its own."""
+    run = shutil.copytree(place / "run", tmp_path / "run")
+    write_tasks(tmp_path / "others", "evaluation-b")
+    kept = {name: (run / name).read_bytes() for name in ("votes/2.gz", "submission.json")}
+    config = small_config(place)
+    config.data.path = str(tmp_path / "others")
+    corpus = train.prepare_corpus(config, vocab_size_typed=True)
+    evaluators.evaluate_newest(config, run, run, corpus)
+    assert {name: (run / name).read_bytes() for name in kept} == kept
+    assert len(voting.Votes.load(run / "evaluated" / corpus.digest[:12] / "votes" / "2.gz")) == 3 * (1 + AUGMENTATIONS)
+
+
 def copying(params: dict) -> dict:
     """Return weights by which a model answers what it is asked: a token's vector goes through as it came."""
     params = jax.tree.map(np.zeros_like, jax.device_get(params))

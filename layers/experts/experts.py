@@ -139,7 +139,8 @@ def router_losses(figures: dict, *, balance_loss: float, z_loss: float) -> tuple
 
     The scalars are `expert_load`, [L, E], the fraction of a layer's pairs that each expert gets; its largest and
     smallest entry; `load_violation`, largest load / mean load - 1 in the worst layer; `dropped_share` of the pairs; and
-    `router_entropy` in nats.
+    `router_entropy` in nats. With gradient accumulation all but the first are means over the microbatches, weighted by
+    their pairs.
 
     Args:
       figures: statistics of `Experts`, stacked over layers; {} without experts.
@@ -152,12 +153,12 @@ def router_losses(figures: dict, *, balance_loss: float, z_loss: float) -> tuple
     fractions_LE = load_LE / jnp.maximum(load_LE.sum(axis=1, keepdims=True), 1)
     num_experts = load_LE.shape[1]
     penalty = balance_loss * num_experts * (figures["shares"] * fractions_LE).sum() + z_loss * figures["z"].sum()
-    tokens, one = figures["tokens"].sum(), jnp.float32(1)
+    tokens, pairs = figures["tokens"].sum(), load_LE.sum()
     scalars = {
-        "expert_load": (fractions_LE, one),
-        "largest_load": (fractions_LE.max(), one),
-        "smallest_load": (fractions_LE.min(), one),
-        "load_violation": (fractions_LE.max() * num_experts - 1, one),
+        "expert_load": (load_LE, load_LE.sum(axis=1, keepdims=True)),
+        "largest_load": (fractions_LE.max() * pairs, pairs),
+        "smallest_load": (fractions_LE.min() * pairs, pairs),
+        "load_violation": ((fractions_LE.max() * num_experts - 1) * pairs, pairs),
         "dropped_share": (figures["dropped"].sum(), tokens),
         "router_entropy": (figures["entropy"].sum(), tokens),
     }

@@ -9,6 +9,8 @@ import pytest
 from checkpointing import state_names
 from checkpointing.checkpoints import Checkpoints, Damaged
 from checkpointing.retention import Retention
+from checkpointing.shared_folder import SharedFolder
+from core import inspection
 from parallelism.mesh import mesh_context
 from tests import support
 
@@ -106,3 +108,25 @@ def test_an_empty_folder_with_the_name_of_a_step_is_damaged(workdir):
     with Checkpoints(workdir) as checkpoints:
         assert checkpoints.problems(3) == ["manifest.json is missing"]
         assert checkpoints.newest() == 2
+
+
+def test_a_checkpoint_that_its_run_deletes_while_it_is_read_is_not_damaged(workdir, monkeypatch, capsys):
+    """The run has saved a newer one meanwhile, which the reader takes."""
+    folder, problems = workdir / "checkpoints", SharedFolder.problems
+    kept = folder.rename(folder.with_name("kept"))
+    folder.mkdir()
+    shutil.copytree(kept / "2", folder / "2")
+
+    def meanwhile(store, step, parts=()):
+        if step == 2:
+            shutil.copytree(kept / "3", folder / "3")
+            shutil.rmtree(folder / "2")
+        return problems(store, step, parts)
+
+    monkeypatch.setattr(SharedFolder, "problems", meanwhile)
+    with Checkpoints(workdir) as reader:
+        assert reader.newest() == 3
+    shutil.rmtree(folder)
+    shutil.copytree(kept / "2", folder / "2")
+    assert inspection.checkpoints_table(workdir, workdir, TWO)[0] == [f"no checkpoint in {workdir}"]
+    assert capsys.readouterr().err == ""

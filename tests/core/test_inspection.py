@@ -25,7 +25,7 @@ def test_the_best_checkpoint_is_ranked_by_the_losses_that_were_measured_after_it
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     records = {step: {"losses": {}} for step in (10, 20, 30)}
     fake = types.SimpleNamespace(
-        problems=lambda step: [], part_problems=lambda step: [], steps=lambda: [10, 20, 30], record=records.get,
+        damage=lambda step: [], steps=lambda: [10, 20, 30], record=records.get,
         store=types.SimpleNamespace(others=dict),
     )  # fmt: skip
     monkeypatch.setattr(inspection, "Checkpoints", lambda address, store: contextlib.nullcontext(fake))

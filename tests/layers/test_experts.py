@@ -15,6 +15,7 @@ from layers import taps
 from layers.experts import experts
 from parallelism.mesh import make_mesh, mesh_context
 from tests.support import ROOT, assert_close, random_weights
+from training.step import mean
 
 B, T, D, F, E, K = 8, 6, 12, 20, 8, 3
 ROOMY = 3.0  # places over the mean load, enough that none is dropped: E / K would hold all pairs of a device
@@ -235,6 +236,26 @@ def test_what_is_told_of_routers_is_what_their_formulas_say():
         "expert_load": np.array(loads), "largest_load": np.max(loads), "smallest_load": np.min(loads),
         "load_violation": np.max(loads) * E - 1, "dropped_share": 0.0, "router_entropy": np.mean(entropies),
     })  # fmt: skip
+
+
+def test_the_load_of_experts_is_that_of_all_pairs_of_a_step():
+    """A microbatch with more padding has fewer pairs, and one of nothing but padding has none."""
+
+    def scalars(*loads):
+        load_LE = np.array([loads], np.float32)
+        ones, zeros = load_LE.sum(axis=1) / K, np.zeros(1)
+        figures = {"load": load_LE, "shares": load_LE, "tokens": ones}
+        figures |= dict.fromkeys(("z", "entropy", "dropped"), zeros)
+        return experts.router_losses(figures, balance_loss=0.0, z_loss=0.0)[1]
+
+    def of_step(*microbatches):
+        sums = jax.tree.map(lambda *parts: sum(parts), *microbatches)
+        return {name: np.asarray(mean(pair)) for name, pair in sums.items()}
+
+    cut = of_step(scalars(198, 0), scalars(0, 2))
+    assert_close(cut["expert_load"], np.array([[0.99, 0.01]]))
+    assert_close(cut, cut | {"largest_load": 1.0, "smallest_load": 0.0, "load_violation": 1.0})
+    assert_close(of_step(scalars(100, 100), scalars(0, 0)), of_step(scalars(100, 100)))
 
 
 def test_balancing_brings_a_skewed_router_near_even_load_in_300_steps(monkeypatch):

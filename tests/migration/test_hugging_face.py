@@ -110,6 +110,14 @@ def test_what_scores_are_divided_by_goes_out_as_a_whole_number_or_not_at_all(cas
     assert written != "null" or families.nearest(model).endswith("which has model.query_scalar=12")
 
 
+@pytest.mark.parametrize(("case", "written"), [("llama3", "mistral"), ("gemma2", None), ("qwen2", "qwen2")])
+def test_a_width_that_heads_do_not_divide_goes_to_a_family_that_transformers_opens_with_it(case, written):
+    model = dict(base.get_config().model) | families.model_section(hugging_face.read_config(FOLDER / case))
+    model |= {"embed_dim": 64, "num_heads": 3, "num_kv_heads": 3, "head_dim": 16, "query_scalar": 16.0}
+    assert (families.config_json(model) or {}).get("model_type") == written
+    assert written or families.nearest(model) == f"the nearest is {case}, which has model.embed_dim=63"
+
+
 def test_one_theta_for_all_layers_is_written_for_those_with_a_window_too():
     """Our 0 means the rope_theta of the other layers; theirs is never scaled."""
     model = dict(base.get_config().model) | families.model_section(hugging_face.read_config(FOLDER / "gemma3"))
