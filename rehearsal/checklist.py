@@ -251,7 +251,7 @@ def saves(seen: Seen) -> Verdict:
         return False, "train.save_every=0 saves only at the end of the run"
     lost = every * seconds
     if seen.accelerator == "cpu":
-        return True, f"saved in the background every {every} steps"
+        return None, f"saved in the background every {every} steps"
     evidence = f"saved in the background every {every} steps; a lost host costs at most {duration(lost)} of work"
     return lost <= LONGEST_LOST, evidence
 

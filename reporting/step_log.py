@@ -208,11 +208,12 @@ class StepLog:
 
 
 def _short(figure):
-    """Return a figure for metrics.jsonl; numbers of an array, of which a line has many, get four digits."""
+    """Return a figure for metrics.jsonl; those of an array, of which a line has many, get four digits, or are null."""
     numbers = np.asarray(figure)
     if not numbers.ndim or numbers.dtype.kind != "f":
         return figure
-    return np.reshape([float(f"{number:.4g}") for number in numbers.ravel()], numbers.shape).tolist()
+    short = [float(f"{number:.4g}") if math.isfinite(number) else None for number in numbers.ravel()]
+    return np.reshape(short, numbers.shape).tolist()
 
 
 def every(step: int, interval: int) -> bool:

@@ -2,6 +2,7 @@
 """The lines of the log about a step."""
 
 import json
+import math
 import types
 
 import jax.numpy as jnp
@@ -45,6 +46,12 @@ def test_a_figure_may_be_an_array_as_the_load_of_each_expert(tmp_path):
     """With four digits: a line has one number for each expert of each layer."""
     (line,) = logged(tmp_path, {"expert_load": [[1 / 3, 2 / 3], [0.5, 0.5]]})
     assert line["expert_load"] == [[0.3333, 0.6667], [0.5, 0.5]]
+
+
+def test_a_number_of_an_array_that_is_not_finite_is_null(tmp_path):
+    """NaN is not JSON."""
+    (line,) = logged(tmp_path, {"expert_load": [0.5, math.nan, math.inf]})
+    assert line["expert_load"] == [0.5, None, None]
 
 
 @pytest.mark.parametrize("name", ["step", "kind", "event", "mfu", "total_tokens", "global_batch"])

@@ -254,3 +254,11 @@ def test_a_typed_alternative_puts_the_recipes_out_of_force(tmp_path):
 def test_a_presets_mesh_splits_experts_that_are_too_large_to_be_brought_whole(recipe, topology, typed, mesh):
     found = loading.load(f"configs/{recipe}.py", topology, typed).config.mesh
     assert (found.fsdp, found.expert) == mesh
+
+
+def test_the_folder_of_a_recursive_model_is_a_recipe_of_its_objective(tmp_path):
+    """Its model goes with no other objective, so that the folder alone would be refused."""
+    config = loading.load("configs/trm/sudoku_mini.py", "", {}).config
+    (tmp_path / "config.json").write_text(json.dumps(flat(config)))
+    found = loading.load(str(tmp_path), "", {}).config
+    assert (found.model.name, found.train.objective) == ("trm", "recursive")
