@@ -167,19 +167,9 @@ def train(
         send()
         try:
             result = run_training(
-                config,
-                workdir,
-                checkpoints,
-                record,
-                refs,
-                corpus,
-                batches,
-                topology,
-                clock,
-                faults,
-                callbacks,
+                config, workdir, checkpoints, record, refs, corpus, batches, topology, clock, faults, callbacks,
                 evaluators,
-            )
+            )  # fmt: skip
         except (Interrupted, step_log.NonFinite, DataGone):
             with contextlib.suppress(*checkpoints.store.failures):  # a bucket error must not hide the first error
                 send()

@@ -316,7 +316,9 @@ def other_run_in_folder(trial: FrozenTrial) -> str:
         changes = stored_config.changes(read_json(file, dict[str, Scalar]), about["config"])
     except JsonError as error:
         return f"{error}; move that folder away and run `sweep.py retry`"
-    return changes and (
+    if not changes:
+        return ""
+    return (
         f"{about['workdir']} has the run of another trial ({changes[0]}); move that folder away and run "
         "`sweep.py retry`, or give a search another --name"
     )

@@ -67,20 +67,21 @@ def test_a_memory_that_a_checkpoint_cannot_hold_is_refused(memory, problem):
 
 def test_rows_that_carry_something_keep_the_batch_size_and_frozen_models_may_move():
     models = {"teacher": "distillation.teacher", "reference": "train.init_from"}
-    objective = types.SimpleNamespace(frozen_models=lambda: [FrozenModel(*model) for model in models.items()])
+    frozen_models = [FrozenModel(*model) for model in models.items()]
+    objective = types.SimpleNamespace(frozen_models=lambda: frozen_models, steps_of_batch=3)
 
-    def keys(carry, frozen):
+    def keys(carry, frozen, step=6):
         state = types.SimpleNamespace(carry=carry)
-        return may_change(
-            types.SimpleNamespace(
-                abstract_state=state, abstract_frozen=frozen, objective=objective, config=get_config()
-            )
+        run = types.SimpleNamespace(
+            abstract_state=state, abstract_frozen=frozen, objective=objective, config=get_config()
         )
+        return may_change(run, step)
 
     assert keys({}, {}) == keys_of(RESUME)
     assert keys({}, {"teacher": {}}) == keys_of(RESUME) | {"distillation.teacher"}
     assert keys({}, {"reference": {}}) == keys_of(RESUME) | {"train.init_from"}
     assert keys({"seen": jnp.zeros(8)}, {}) == keys_of(RESUME) - {"train.global_batch"}
+    assert keys({}, {}, step=7) == keys_of(RESUME) - {"train.global_batch"}, "the next step is on the same batch"
     assert keys({}, {"base": {}}) == keys_of(RESUME) | {"train.init_from"}
 
 
