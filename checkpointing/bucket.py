@@ -17,6 +17,7 @@ from cluster import compiled_programs
 from cluster.hub import RunError
 from configs.errors import ConfigError
 from files.atomic import write_atomically, writing
+from settings import stored_config
 
 os.environ.setdefault("EPATH_USE_TF", "false")  # before the first path of a bucket: gcsfs, as elsewhere
 
@@ -67,6 +68,13 @@ class Bucket:
                     is_newer = keep_newer and here.exists() and here.stat().st_mtime > there.stat().mtime
                 if not is_newer:
                     _fetch_file(there, here)
+        except failures_of(self.url) as error:
+            raise kind_of(error)(f"--workdir={self.url}: {error}") from None
+
+    def trained_to(self) -> int | None:
+        """Return the step of `stored_config.trained_to`. Raises as `fetch`."""
+        try:
+            return stored_config.trained_to(path_of(self.url))
         except failures_of(self.url) as error:
             raise kind_of(error)(f"--workdir={self.url}: {error}") from None
 

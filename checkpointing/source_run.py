@@ -197,8 +197,7 @@ def check_complete(checkpoints: Checkpoints, step: int):
     with contextlib.ExitStack() as stores:
         stores.enter_context(checkpoints.store.check_complete(step, state_names.WEIGHTS))
         if ref := frozen_refs(checkpoints.record(step)).get("base"):
-            base = Checkpoints(path_of(ref["folder"]))
-            stores.enter_context(base.store.check_complete(ref["step"], state_names.WEIGHTS))
+            stores.enter_context(check_complete(Checkpoints(path_of(ref["folder"])), ref["step"]))
         yield
 
 

@@ -24,7 +24,7 @@ from files.paths import expanded
 try:
     from absl import flags
 
-    from checkpointing.bucket import Bucket, open_bucket, path_of
+    from checkpointing.bucket import Bucket, open_bucket
     from cluster import identity, processes, startup
     from cluster.group import Group, find_group
     from configs import base, topologies
@@ -293,7 +293,7 @@ def _load(overrides: dict[str, str], use: str) -> Loaded:
         if use == READ:
             named = (typed, loading.run_recipe(typed)[0]) if typed else None
             return stored_config.load_to_read(workdir, overrides, named, FLAGS.topology)
-        step = stored_config.trained_to(path_of(bucket.url) if bucket else workdir)
+        step = bucket.trained_to() if bucket else stored_config.trained_to(workdir)
         if stored_config.is_run(workdir) and (step is not None or not typed):
             named = (typed, loading.run_recipe(typed)[0]) if typed else None
             return stored_config.load_to_continue(workdir, step, named, FLAGS.topology, overrides, os.environ)

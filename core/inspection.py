@@ -6,7 +6,7 @@ import pathlib
 
 import numpy as np
 
-from checkpointing.checkpoints import Checkpoints
+from checkpointing.checkpoints import MOST_LOOKS, Checkpoints
 from checkpointing.folder_store import DAMAGED
 from checkpointing.retention import Retention
 from checkpointing.source_run import check_model, restore_eval_params
@@ -32,7 +32,10 @@ def checkpoints_table(
     A checkpoint is saved before it is evaluated, so the loss of the newest one is in the metrics of `workdir` alone.
     """
     with Checkpoints(address, store=store) as checkpoints:
-        verdicts = {step: checkpoints.damage(step) for step in checkpoints.steps()}
+        for _ in range(MOST_LOOKS):
+            verdicts = {step: checkpoints.damage(step) for step in checkpoints.steps()}
+            if None not in verdicts.values():  # a run deletes its older checkpoints when it has saved a newer one
+                break
         problems = {step: found for step, found in verdicts.items() if found is not None}
         good = [step for step, found in problems.items() if not found]
         records = {step: checkpoints.record(step) for step in good}

@@ -117,8 +117,9 @@ def sections(folder: Path) -> list[Section]:
 
 
 def roll_backs(folder: Path) -> int:
-    """Return how often a run has rolled back, according to its sections."""
-    return max((section.get("roll_backs", 0) for section in sections(folder)), default=0)
+    """Return how often a run has rolled back, according to its last section; earlier attempts do not count."""
+    written = sections(folder)
+    return written[-1].get("roll_backs", 0) if written else 0
 
 
 def section_of(folder: Path, step: int, last_step: int) -> Section:

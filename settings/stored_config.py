@@ -65,7 +65,10 @@ def trained_to(folder) -> int | None:
 def _newest_record(folder) -> tuple[int | None, _Record]:
     """Return (step, record) of the newest checkpoint; (None, {}) without one."""
     checkpoints = folder / "checkpoints"
-    names = [path.name for path in checkpoints.iterdir()] if checkpoints.is_dir() else []
+    try:  # to ask a bucket whether there is a folder says no if it does not answer
+        names = [path.name for path in checkpoints.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        names = []
     steps = [int(name) for name in names if name.isdecimal() and name.isascii()]
     if not steps:
         return None, {}

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from checkpointing import manifest
-from checkpointing.bucket import failures_of, kind_of, path_of
-from cluster.hub import RunError
+from checkpointing.bucket import failures_of, path_of
 from configs import topologies
 from files.json_reader import JsonError, read_json
 from reporting.goodput import SignOfLife
@@ -91,18 +90,11 @@ class GrowingCurve:
         return complete
 
 
-def _if_readable(workdir: str, read: Callable[[], Found], otherwise: Found) -> Found:
-    """Return what `read` returns, and `otherwise` for a file that is missing or damaged.
-
-    Raises one of `failures_of(workdir)` that may pass, such as an outage.
-    """
+def _if_readable(read: Callable[[], Found], otherwise: Found) -> Found:
+    """Return what `read` returns, and `otherwise` for a file that is missing or damaged."""
     try:
         return read()
-    except ValueError:
-        return otherwise
-    except failures_of(workdir) as error:
-        if kind_of(error) is RunError:
-            raise
+    except (ValueError, FileNotFoundError, NotADirectoryError):
         return otherwise
 
 
@@ -127,17 +119,17 @@ def read(
       price: dollars per chip-hour; None: the preset's.
       ran_before: that time of earlier trials in the folder, see trials.RAN_BEFORE.
 
-    Raises one of `failures_of(workdir)` that may pass, such as an outage of the bucket.
+    Raises one of `failures_of(workdir)` if the folder does not answer or is refused.
     """
     folder = path_of(workdir)
-    account = _if_readable(workdir, lambda: read_json(folder / "workers" / "0.json", SignOfLife), None)
+    account = _if_readable(lambda: read_json(folder / "workers" / "0.json", SignOfLife), None)
     parts = account["seconds"]["parts"] if account else {}
     wall = sum(seconds for name, seconds in parts.items() if name != "idle") or ran_before + ran_seconds
     chips, price = chips_of(topology), price_of(topology, price)
     step = stored_config.trained_to(folder)
-    lines = _if_readable(workdir, lambda: read_lines(folder / "metrics.jsonl"), [])
+    lines = _if_readable(lambda: read_lines(folder / "metrics.jsonl"), [])
     breadths = _figures(lines, "breadth")
-    size = None if step is None else _if_readable(workdir, lambda: _bytes_of(folder / "checkpoints" / str(step)), None)
+    size = None if step is None else _if_readable(lambda: _bytes_of(folder / "checkpoints" / str(step)), None)
     return Outcome(
         evaluations=_figures(lines, "eval"),
         breadth={name: value for name, value in breadths[-1].items() if "/" in name} if breadths else {},

@@ -7,6 +7,7 @@ them.
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import pathlib
@@ -40,6 +41,7 @@ LOOK_SECONDS = 0.2  # between two looks at the process of a trial
 IDLE_SECONDS = 2.0  # between two looks at the queue while others run the last trials
 LOCK_SECONDS = 60.0  # that the process of a killed worker has to let go of the trial's folder
 OUTAGE_SECONDS = 1800.0  # that the storage of a trial's folder has to answer again
+DECIDING = ("train.global_batch", "train.steps", "data.mixture")  # may change on resume, and make it another trial
 OUTPUT = "output.txt"  # what train.py printed, in the trial's folder
 TRIAL = "trial.json"  # the configuration of the trial that began the run in a folder, there
 Found = TypeVar("Found")
@@ -129,7 +131,8 @@ class Worker:
         if before is not None and (reason := self._reach(trial, lambda: other_run_in_folder(trial))):
             nothing = outcome.Outcome([], 0.0, outcome.chips_of(trial.user_attrs["topology"]), None, 0.0, "", None, 0.0)
             return self.end(trial, None, {"status": USAGE, "reason": reason}, nothing)
-        self._reach(trial, lambda: progress.write_json(workdir, TRIAL, trial.user_attrs["config"]))
+        if before is None:
+            self._reach(trial, lambda: progress.write_json(workdir, TRIAL, trial.user_attrs["config"]))
         self._write_progress(trial)
         self._began = time.monotonic()
         with output_of(workdir) as output:
@@ -256,7 +259,7 @@ class Worker:
             try:
                 return act()
             except failures_of(workdir) as error:
-                if kind_of(error) is ConfigError:
+                if kind_of(error) is ConfigError or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
                     raise ConfigError(f"{workdir}: {error}") from None
                 if failed is None:
                     failed = time.monotonic()
@@ -306,16 +309,22 @@ def output_of(workdir: str):
 def other_run_in_folder(trial: FrozenTrial) -> str:
     """Return why a trial cannot continue the run in its folder, which another trial began; "" if it can.
 
-    train.py would continue it, or show what came of it, since some keys may change when a run is resumed.
+    train.py would continue it, or show what came of it, since some keys may change when a run is resumed. If it is not
+    known which trial began the run, keys of DECIDING that this one sets are compared; a length of 0 is set otherwise.
     """
     about = trial.user_attrs
-    file = path_of(about["workdir"]) / TRIAL
-    if not file.exists():
-        return ""
+    folder, config = path_of(about["workdir"]), about["config"]
     try:
-        changes = stored_config.changes(read_json(file, dict[str, Scalar]), about["config"])
+        before = read_json(folder / TRIAL, dict[str, Scalar])
     except JsonError as error:
         return f"{error}; move that folder away and run `sweep.py retry`"
+    except FileNotFoundError:
+        try:
+            before = stored_config.read_config(folder)
+        except ConfigError:  # which train.py reports
+            return ""
+        before = {key: before[key] for key in DECIDING if key in about["changes"] and config[key]}
+    changes = stored_config.changes(before, config)
     if not changes:
         return ""
     return (

@@ -427,6 +427,9 @@ def test_a_run_with_other_keys_is_that_of_another_trial(tmp_path, keys, is_other
 
     config = flat(base.get_config()) | {"train.tokens": 10**4}
     about = {"workdir": str(tmp_path), "config": config | keys}
-    assert other_run_in_folder(types.SimpleNamespace(user_attrs=about)) == "", "nothing is known of this run"
+    about["changes"] = dict.fromkeys(keys, "")
+    (tmp_path / "config.json").write_text(json.dumps(config | {"train.steps": 77, "train.tokens": 0}))
+    of_run = other_run_in_folder(types.SimpleNamespace(user_attrs=about))
+    assert bool(of_run) == bool(keys.get("train.steps")), "of a run that no trial began, as of an earlier version"
     (tmp_path / "trial.json").write_text(json.dumps(config))
     assert bool(other_run_in_folder(types.SimpleNamespace(user_attrs=about))) == is_other
