@@ -11,6 +11,8 @@ from gcsfs.retry import HttpError
 from checkpointing import bucket
 from checkpointing.folder import CheckpointFolder
 from cluster.hub import RunError
+from configs.errors import ConfigError
+from settings import stored_config
 from studies.cost.limits import Limits
 from tests.bucket_server import empty_bucket
 from tests.studies.conftest import needs_optuna
@@ -170,11 +172,15 @@ def test_a_trial_is_complete_though_its_storage_did_not_answer_when_it_ended(tmp
     assert capfd.readouterr().out.count("does not answer and is asked again") == 1
 
 
-def test_a_storage_that_never_answers_ends_the_worker_and_not_the_trial(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("number", "kind"), [
+    (errno.EIO, RunError), (errno.EACCES, ConfigError), (errno.ENOSPC, ConfigError),
+])  # fmt: skip
+def test_a_storage_that_never_answers_ends_the_worker_and_not_the_trial(tmp_path, monkeypatch, number, kind):
+    """So does one that refuses, or is full: what a mended folder holds is read later."""
     from studies import outcome, worker
 
     def no_answer(path):
-        raise OSError(errno.EIO, "no answer")
+        raise OSError(number, "no answer")
 
     monkeypatch.setattr(worker.Worker, "beat_seconds", 0.01)
     monkeypatch.setattr(worker, "OUTAGE_SECONDS", 0.0)
@@ -182,6 +188,20 @@ def test_a_storage_that_never_answers_ends_the_worker_and_not_the_trial(tmp_path
     queue = queue_of(tmp_path)
     queue.enqueue(orders(tmp_path / "runs")[:1])
     task = worker.Task(f"sqlite:///{tmp_path}/studies.db", "s", list(queue.latest()), "eval_exact_accuracy", STAND_IN)
-    with pytest.raises(RunError, match=r"runs/.*no answer; run the same command to continue"):
+    with pytest.raises(kind, match=r"runs/.*no answer"):
         worker.Worker(task).run()
     assert trials_of(tmp_path)[0].state.name == "RUNNING", "the next worker completes it"
+
+
+def test_a_bucket_that_does_not_answer_is_not_one_without_checkpoints():
+    """A run would be begun again there, or another trial's continued."""
+
+    class Silent:
+        def __truediv__(self, name):
+            return self
+
+        def iterdir(self):
+            raise OSError(errno.EIO, "no answer")
+
+    with pytest.raises(OSError, match="no answer"):
+        stored_config.trained_to(Silent())
