@@ -55,7 +55,7 @@ class Bucket:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         store = path_of(self.url)
-        try:
+        with self._failing_in_a_line():
             _list_one(self.url)
             by_step = [f"{name}/{path.name}" for name in BY_STEP for path in (store / name).glob(BY_STEP[name])]
             for name in (*GROWING, *WHOLE, *by_step):
@@ -68,24 +68,26 @@ class Bucket:
                     is_newer = keep_newer and here.exists() and here.stat().st_mtime > there.stat().mtime
                 if not is_newer:
                     _fetch_file(there, here)
-        except failures_of(self.url) as error:
-            raise kind_of(error)(f"--workdir={self.url}: {error}") from None
 
     def trained_to(self) -> int | None:
         """Return the step of `stored_config.trained_to`. Raises as `fetch`."""
-        try:
+        with self._failing_in_a_line():
             return stored_config.trained_to(path_of(self.url))
-        except failures_of(self.url) as error:
-            raise kind_of(error)(f"--workdir={self.url}: {error}") from None
 
     def fetch_compiled(self) -> None:
         """Copy the run's compiled programs that are missing here; only process 0 of a run writes jax's cache."""
         there, here = (place / compiled_programs.FOLDER for place in (path_of(self.url), self.folder))
-        try:
+        with self._failing_in_a_line():
             missing = [path for path in there.glob(compiled_programs.ENTRIES) if not (here / path.name).exists()]
             for path in missing:
                 here.mkdir(parents=True, exist_ok=True)
                 write_atomically(here / path.name, path.read_bytes())
+
+    @contextlib.contextmanager
+    def _failing_in_a_line(self):
+        """Raise ConfigError or RunError with the address, as `kind_of` says, if the bucket fails in the block."""
+        try:
+            yield
         except failures_of(self.url) as error:
             raise kind_of(error)(f"--workdir={self.url}: {error}") from None
 
