@@ -21,7 +21,7 @@ def get_config():
     config.model.vocab_size = 32_000
     config.model.max_length = 4096
     config.model.rope_theta = 1e6
-    config.model.remat = "mlp"
+    config.model.remat = "hidden"
     config.optimizer.learning_rate = 3e-4
     config.optimizer.warmup_steps = 500
     config.train.steps = 25_000

@@ -30,6 +30,7 @@ REMAT = {  # checkpoint_names that are saved for the backward pass; all else is 
     "query": ("query", "attended"),
     "attention": ("query", "key", "value", "attended", REDUCED),
     "up": ("query", "key", "value", "attended", REDUCED, "up"),
+    "hidden": ("key", "attended", REDUCED, "gate", "up"),
     "mlp": ("query", "key", "attended", REDUCED, "gate", "up"),
     "dots": ("query", "key", "value", "attended", REDUCED, "gate", "up"),
 }

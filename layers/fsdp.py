@@ -17,6 +17,8 @@ from flax import nnx
 from flax.core import spmd
 from flax.traverse_util import unflatten_dict
 from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 from layers.axes import as_axis_tuple, declared_axes, inside_shard_map, mesh_axes, platform
 
@@ -151,10 +153,19 @@ def _gather_along_ring(shard: jax.Array, axis: str, dim: int, size: int, *, stri
             part = jax.lax.ppermute(part, axis, to_next)
             received.append((-step * hop, part))
     length = shard.shape[dim]
-    whole = jax.lax.empty((*shard.shape[:dim], size * length, *shard.shape[dim + 1 :]), shard.dtype)
+    whole = _empty_like_p.bind(shard, shape=(*shard.shape[:dim], size * length, *shard.shape[dim + 1 :]))
     for distance, part in received:
         whole = jax.lax.dynamic_update_slice_in_dim(whole, part, (index + distance) % size * length, dim)
     return whole
+
+
+# `jax.lax.empty` of a shape, in the type of an operand. Without an operand, the gradient of a scan makes the array
+# once, before the loop, and each layer copies it before it writes to it.
+_empty_like_p = Primitive("empty_like")
+_empty_like_p.def_abstract_eval(lambda x, *, shape: jax.core.ShapedArray(shape, x.dtype))
+mlir.register_lowering(
+    _empty_like_p, mlir.lower_fun(lambda x, *, shape: jax.lax.empty(shape, x.dtype), multiple_results=False)
+)
 
 
 def steps_of(size: int) -> tuple[int, int]:

@@ -54,6 +54,11 @@ def in_place_of_kernels(module: Module) -> set[Instruction]:
     return found
 
 
+def kernel_of(module: Module, instruction: Instruction) -> Instruction | None:
+    """Return the Pallas kernel that it is, or that is in it: a fusion writes the result of one into a larger array."""
+    return next((i for i in (instruction, *module.inside(instruction)) if is_kernel(i)), None)
+
+
 def flops(module: Module, instruction: Instruction) -> float:
     """Return the FLOPs of all matrix products in it and in the computations that it calls."""
     if instruction.opcode == "convolution":
@@ -80,7 +85,7 @@ def decode_bytes(instruction: Instruction) -> float:
 
 def _declared(instruction: Instruction, field: str, what: str) -> float:
     """Return a number that a kernel declares of itself; ValueError if it declares none."""
-    declared = instruction.attribute(rf'"cost_estimate":\{{[^}}]*?"{field}":"?(\d+)')
+    declared = instruction.attribute(rf'"cost_estimate":\s*\{{[^}}]*?"{field}":"?(\d+)')
     if not declared:
         raise ValueError(
             f"the kernel {instruction.name} declares no {what}, so its time cannot be estimated; give its pallas_call "
@@ -170,11 +175,17 @@ def _sliced(module: Module, body: list[Instruction], array: Instruction, whole: 
 
 
 def _written_by_fusion(module: Module, root: Instruction, instruction: Instruction) -> float:
-    if root.opcode == "bitcast":
-        root = module.operands(root)[0]
-    if root.opcode in IN_PLACE and _main(instruction):
-        return module.operands(root)[1].bytes
-    return _main(instruction)
+    if root.opcode != "tuple":
+        return _written(module, root, _main(instruction))
+    results = zip(module.operands(root), instruction.shapes, strict=True)
+    return sum(_written(module, result, shape.bytes) for result, shape in results if shape.space == 0)
+
+
+def _written(module: Module, result: Instruction, whole: float) -> float:
+    """Return the bytes that are written of a result: of an array that is updated in place only the new part."""
+    if result.opcode == "bitcast":
+        result = module.operands(result)[0]
+    return module.operands(result)[1].bytes if result.opcode in IN_PLACE and whole else whole
 
 
 def _dot_flops(module: Module, instruction: Instruction) -> float:

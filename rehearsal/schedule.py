@@ -143,12 +143,12 @@ class Prices:
             return Price("copy", moved / (given.host_bandwidth if way else given.memory_bandwidth), 0.0, moved, way)
         flops, num_bytes = roofline.flops(self.module, instruction), roofline.traffic(self.module, instruction)
         by_memory = num_bytes / given.memory_bandwidth
-        if roofline.is_kernel(instruction):
+        if kernel := roofline.kernel_of(self.module, instruction):
             seconds = flops / (given.peak_flops * given.kernel_efficiency)
-            if read := roofline.decode_bytes(instruction):
+            if read := roofline.decode_bytes(kernel):
                 by_cache = read / (given.memory_bandwidth * given.decode_efficiency)
                 return Price("attention kernel", max(seconds, by_cache), flops, read)
-            if roofline.is_attention(instruction):
+            if roofline.is_attention(kernel):
                 return Price("attention kernel", seconds, flops, num_bytes)
             return Price("kernel", max(seconds, by_memory), flops, num_bytes)
         seconds = max(flops / given.peak_flops, by_memory)

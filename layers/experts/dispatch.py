@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from layers import taps
 from layers.axes import as_axis_tuple, mesh_axes, num_shards
@@ -101,7 +100,8 @@ def with_capacity(
     is_pair = jnp.any(x != 0, axis=-1)  # a normalised token is not zero; an empty slot is
     owned = jnp.where(is_pair, jnp.arange(num_local)[:, None], num_local)
     received_gates = by_expert(permute_rows(gates.reshape(-1), slots.pair, slots.of_pair))[..., 0]
-    y = _mlp(x, received_gates, weights, lambda x, weight: einsum("ECD,EDF->ECF", x, weight), owned)
+    y, gate, up = grouped.composed(lambda x, weight: einsum("ECD,EDF->ECF", x, weight), x, received_gates, weights)
+    _tap_hidden(gate, up, owned, num_local)
     y = jnp.swapaxes(y.reshape(num_local, num_devices, capacity, -1), 0, 1).reshape(-1, x_MD.shape[1])
     dropped = (slots.of_pair == num_experts * capacity).reshape(experts.shape) & (experts < num_experts)
     return collect(_all_to_all(y, axes), slots, len(x_MD)), dropped
@@ -212,20 +212,13 @@ def _grouped_mlp(x_MD: jax.Array, experts: jax.Array, gates: jax.Array, weights:
     order = sort(experts, num_experts)
     sizes = grouped.aligned(jnp.diff(order.firsts))
     slots = slots_of_bins(order, jnp.cumsum(sizes) - sizes, sizes, grouped.num_rows(len(experts), num_experts))
-    y = _mlp(
-        spread(x_MD, slots), permute_rows(gates.reshape(-1), slots.pair, slots.of_pair), weights,
-        lambda x, weight: grouped.grouped(x, weight, sizes),
-        experts.at[slots.pair].get(mode="fill", fill_value=num_experts),
-    )  # fmt: skip
+    y, gate, up = grouped.swiglu(
+        spread(x_MD, slots), permute_rows(gates.reshape(-1), slots.pair, slots.of_pair), weights, sizes
+    )
+    _tap_hidden(gate, up, experts.at[slots.pair].get(mode="fill", fill_value=num_experts), num_experts)
     return collect(y, slots, len(x_MD))
 
 
-def _mlp(x: jax.Array, gates: jax.Array, weights: tuple, matmul, experts: jax.Array) -> jax.Array:
-    """Return the SwiGLU of layers/mlp.py times the gate of each row, with `matmul` for its products.
-
-    `experts` are those of the rows of `x`.
-    """
-    gate, up = (checkpoint_name(matmul(x, w), name) for w, name in zip(weights, ("gate", "up"), strict=False))
-    hidden = jax.nn.silu(gate) * up
-    taps.tap_groups("expert_hidden", hidden, experts, len(weights[0]))
-    return matmul((gates[..., None] * hidden).astype(x.dtype), weights[2])
+def _tap_hidden(gate: jax.Array, up: jax.Array, experts: jax.Array, num_experts: int) -> None:
+    """Measure the hidden units of the experts, which `experts` names for each row."""
+    taps.tap_groups("expert_hidden", jax.nn.silu(gate) * up, experts, num_experts)

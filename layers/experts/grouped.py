@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grouped matrix products: each group of rows has its own weight.
+"""Grouped matrix products, and the SwiGLU of experts: each group of rows has its own weights.
 
-On a TPU this uses JAX's Pallas kernels (megablox; arXiv:2211.15841), elsewhere products of blocks of rows.
+On a TPU these are Pallas kernels (layers/experts/swiglu_kernels.py), elsewhere products of blocks of rows.
 `jax.lax.ragged_dot` would take as long as if every group had all rows: on a TPU its weights' gradient, on a CPU and a
 GPU the product itself. Letters: S rows, C rows of a block, D contracted columns, F columns of the result, E groups.
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from layers.axes import platform
 from layers.products import einsum, einsum_f32, with_precision
 
 BLOCK = {"cpu": 128, "gpu": 256, "tpu": 1}  # rows; the size of a group is a multiple of it
-TILE_ROWS, TILE_BYTES = 512, 2048  # of the kernel: rows, and bytes of the columns of both kinds
-LANES = 128  # a tile's columns are a multiple of it in both kinds, since the backward pass swaps the kinds
+TILE_ROWS = 512  # of the kernels
 
 
 def aligned(sizes_E: jax.Array) -> jax.Array:
@@ -30,40 +31,44 @@ def num_rows(rows: int, num_groups: int) -> int:
     return math.ceil((rows + num_groups * (BLOCK[platform()] - 1)) / TILE_ROWS) * TILE_ROWS
 
 
-def grouped(x_SD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
-    """Return [S, F] in the type of `x`: the rows of each group times the group's weights.
+def swiglu(
+    x_SD: jax.Array, factors_S: jax.Array, weights: tuple, sizes_E: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return (y [S, D], gate [S, F], up [S, F]), in the type of `x`, as `composed` does for the rows of each group.
 
-    Rows after the last group are undefined and may be NaN, here and in the gradient of `x`.
+    Rows after the last group are undefined and may be NaN, here and in the gradients of `x` and the factors. On a TPU,
+    gradients that flow into gate and up are ignored.
 
     Args:
       x_SD: S is the result of `num_rows`; rows after the last group are zero.
-      weights_EDF: cast to the type of `x`.
+      weights: gate and up [E, D, F], down [E, F, D]; cast to the type of `x`.
       sizes_E: int32, `aligned`.
     """
-    weights_EDF = weights_EDF.astype(x_SD.dtype)
-    if platform() == "cpu":
-        return _by_block(x_SD, weights_EDF, sizes_E)
+    weights = tuple(weight.astype(x_SD.dtype) for weight in weights)
     if platform() == "tpu":
-        return kernel(x_SD, weights_EDF, sizes_E)
-    return in_a_loop(x_SD, weights_EDF, sizes_E)
+        from layers.experts import swiglu_kernels  # with the compiler of kernels, which few models need
+
+        return with_precision(swiglu_kernels.swiglu, x_SD.dtype)(x_SD, factors_S, weights, sizes_E)
+    product = by_block if platform() == "cpu" else in_a_loop
+    return composed(lambda x, weight: product(x, weight, sizes_E), x_SD, factors_S, weights)
 
 
-def kernel(x_SD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array, *, interpret: bool = False) -> jax.Array:
-    """Compute the same as `grouped` by the Pallas kernel."""
-    from jax.experimental.pallas.ops.tpu.megablox import gmm  # with the compiler of kernels, which few models need
+def composed(matmul: Callable, x: jax.Array, factors: jax.Array, weights: tuple) -> tuple:
+    """Return (y, gate, up): y = (factor * silu(gate) * up) down, with `matmul` for products of rows and weights.
 
-    _, D, F = weights_EDF.shape
-    most = TILE_BYTES // x_SD.dtype.itemsize
-    tiling = (TILE_ROWS, *(min(most, math.ceil(size / LANES) * LANES) for size in (D, F)))
-
-    def product(x_SD, weights_EDF, sizes_E):
-        return gmm(x_SD, weights_EDF, sizes_E, x_SD.dtype, tiling, None, None, False, interpret)
-
-    return with_precision(product, x_SD.dtype)(x_SD, weights_EDF, sizes_E)
+    Args:
+      factors: float32, one for each row of `x`.
+    """
+    gate, up = (checkpoint_name(matmul(x, w), name) for w, name in zip(weights, ("gate", "up"), strict=False))
+    hidden = factors[..., None] * (jax.nn.silu(gate) * up)
+    return matmul(hidden.astype(x.dtype), weights[2]), gate, up
 
 
-def _by_block(x_SD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
-    """Compute the same as `grouped` by one product for each block of rows; XLA's CPU backend has no grouped product."""
+def by_block(x_SD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
+    """Return [S, F]: the rows of each group times its weight, by one product for each block of rows.
+
+    XLA's CPU backend has no grouped product.
+    """
     blocks = _blocks(x_SD, BLOCK["cpu"])
     y = einsum("ECD,EDF->ECF", blocks, weights_EDF[_groups(sizes_E, len(blocks), BLOCK["cpu"])])
     return y.reshape(len(x_SD), -1)
@@ -71,7 +76,7 @@ def _by_block(x_SD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array) -> ja
 
 @jax.custom_vjp
 def in_a_loop(x_SD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
-    """Compute the same as `grouped` by a loop over blocks of rows, which holds the weights of one block at a time."""
+    """Compute the same as `by_block` by a loop over blocks of rows, which holds the weights of one block at a time."""
     return _loop("CD,DF->CF", x_SD, weights_EDF, sizes_E)
 
 

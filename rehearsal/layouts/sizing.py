@@ -115,7 +115,8 @@ def predict(config) -> float:
     kept = {"full": 0, "attended": attended, "query": attended + model.num_heads * a_head}
     kept["attention"] = attended + held["heads"]
     kept["up"] = kept["attention"] + held["wide"]
-    kept["mlp"] = kept["query"] + model.num_kv_heads * a_head + 2 * held["wide"]
+    kept["hidden"] = attended + model.num_kv_heads * a_head + 2 * held["wide"]
+    kept["mlp"] = kept["hidden"] + model.num_heads * a_head
     kept["dots"] = kept["attention"] + 2 * held["wide"]
     kept["none"] = kept["dots"] + sum(often * held[name] for name, often in WITHOUT_REMAT.items())
     saved = layers * (held["stream"] + kept[model.remat])

@@ -20,7 +20,7 @@ from layers.normalization import RMSNorm
 from tests.layers import references
 from tests.support import assert_close, random_weights, relative_error
 
-L, B, T, D, N, K, H, F = 5, 3, 31, 20, 6, 2, 8, 28
+L, B, T, D, N, K, H, F = 5, 3, 31, 20, 6, 2, 4, 40
 EPSILON, THETA = 1e-3, 100.0
 POSITIONS = np.broadcast_to(np.arange(T), (B, T))
 MASKS = [np.broadcast_to(np.tril(np.triu(np.ones((T, T), bool), -reach)), (B, T, T)) for reach in (T, 2)]

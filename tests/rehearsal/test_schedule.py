@@ -262,6 +262,35 @@ def test_other_kernels_go_by_what_they_declare_or_stop_the_replay():
         replay(text.format(more=""))
 
 
+WRITING = """%write (s: f32[8,1000], x: f32[250], i: s32[]) -> (f32[8,1000], f32[250]) {
+  %s = f32[8,1000] parameter(0)
+  %x = f32[250] parameter(1)
+  %i = s32[] parameter(2)
+  %grouped.1 = (f32[1,1000], f32[250]) custom-call(%x), custom_call_target="tpu_custom_call", \
+backend_config={"custom_call_config": {"cost_estimate": {
+"bytes_accessed":1000,
+"flops":1000000
+}}}
+  %first = f32[1,1000] get-tuple-element(%grouped.1), index=0
+  %second = f32[250] get-tuple-element(%grouped.1), index=1
+  %stack = f32[8,1000] dynamic-update-slice(%s, %first, %i, %i)
+  ROOT %t = (f32[8,1000], f32[250]) tuple(%stack, %second)
+}
+
+"""
+WRITE = """  %b = f32[8,1000] parameter(1)
+  %j = s32[] parameter(2)
+  %f = (f32[8,1000], f32[250]) fusion(%b, %a, %j), kind=kCustom, calls=%write
+"""
+
+
+def test_a_kernel_in_a_fusion_is_a_kernel_and_writes_a_slice_of_the_array():
+    """As the compiler fuses a kernel with the write of its result into the stack of what is saved for each layer."""
+    [cost] = [cost for cost in replay(WRITE, WRITING).costs if cost.category == "kernel"]
+    assert (cost.flops, cost.seconds) == (1_000_000, US(1_000_000 / 0.5e12))
+    assert cost.bytes == 4 * (250 + 1000 + 250 + 1)
+
+
 CACHE = """  %k = bf16[8,2,1024,128] parameter(1)
   %decode_kernel.1 = (bf16[8,2,128], bf16[8,2,1024,128]) custom-call(%a, %k), custom_call_target="tpu_custom_call", \
 backend_config={{"custom_call_config":{{"cost_estimate":{{"flops":"{flops}","bytes_accessed":"2000000"}}}}}}
