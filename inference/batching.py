@@ -18,6 +18,7 @@ import collections
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Collection, Sequence
 
 import jax
@@ -331,7 +332,7 @@ class Batch:
             one.log_probs.append(float(drawn.log_prob_B[index]))
             if one.request.wants_top:
                 top = zip(drawn.top_tokens_BK[index].tolist(), drawn.top_log_probs_BK[index].tolist(), strict=True)
-                one.tops.append(dict(top))
+                one.tops.append({token: log_prob for token, log_prob in top if log_prob > -math.inf})
             if one.num_new == one.request.max_tokens:
                 self._end(one, "length")
 

@@ -132,12 +132,12 @@ def log_probabilities(logits_BV: jax.Array, tokens_B: jax.Array) -> jax.Array:
     return chosen_B1[:, 0] - jax.nn.logsumexp(logits_BV, axis=-1)
 
 
-def likeliest(logits_BV: jax.Array, needed: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return (log-probabilities, token ids) of the NUM_TOP likeliest tokens, falling; zeros unless they are needed."""
+def likeliest(logits_BV: jax.Array, exists_BV: jax.Array, needed: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return (log-probabilities, ids) of the NUM_TOP likeliest tokens that exist, falling; zeros unless needed."""
     count = min(NUM_TOP, logits_BV.shape[1])
 
     def top(logits_BV):
-        values_BK, tokens_BK = jax.lax.top_k(logits_BV, count)
+        values_BK, tokens_BK = jax.lax.top_k(jnp.where(exists_BV, logits_BV, -jnp.inf), count)
         return values_BK - jax.nn.logsumexp(logits_BV, axis=-1, keepdims=True), tokens_BK
 
     shape = logits_BV.shape[0], count
@@ -145,10 +145,16 @@ def likeliest(logits_BV: jax.Array, needed: jax.Array) -> tuple[jax.Array, jax.A
     return jax.lax.cond(needed, top, lambda _: zeros, logits_BV)
 
 
-def draw(logits_BV, how: Choice, seen_BV, bias_BV, wants_top) -> tuple[Drawn, jax.Array]:
-    """Return what was drawn, replicated, and the tokens that each row has then."""
-    token_B = choose(adjust(logits_BV, how, seen_BV, bias_BV), how)
+def draw(logits_BV, how: Choice, seen_BV, bias_BV, wants_top, allowed_BV=True) -> tuple[Drawn, jax.Array]:
+    """Return what was drawn, replicated, and the tokens that each row has then.
+
+    Args:
+      bias_BV: added to the logits; -inf for an id that is no token, which is never drawn or listed.
+      allowed_BV: what may be drawn now; the likeliest tokens are listed whether they may or not.
+    """
+    token_B = choose(adjust(logits_BV, how, seen_BV, jnp.where(allowed_BV, bias_BV, -jnp.inf)), how)
     reported_BV = logits_BV / how.reported_temperature_B[:, None]
-    drawn = Drawn(token_B, log_probabilities(reported_BV, token_B), *likeliest(logits_BV, wants_top))
+    top = likeliest(logits_BV, bias_BV > -jnp.inf, wants_top)
+    drawn = Drawn(token_B, log_probabilities(reported_BV, token_B), *top)
     seen_BV = seen_BV.at[jnp.arange(len(token_B)), token_B].set(True)
     return Drawn(*(constrain(leaf, *[None] * leaf.ndim) for leaf in drawn)), seen_BV

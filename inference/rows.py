@@ -64,8 +64,7 @@ def extend(engine: Engine, cache: Cache, row_R, tokens_RT) -> tuple[Cache, jax.A
 def draw_first(past: Past, row_R, logits_RV, first_RV, how: Choice, wants_top) -> tuple[Past, Drawn]:
     """Draw the first token of row `row_R`, of those that `first_RV` allows."""
     within_R = jnp.minimum(row_R, len(past.last_B) - 1)
-    bias_RV = jnp.where(first_RV, past.bias_BV[within_R], -jnp.inf)
-    drawn, seen_RV = draw(logits_RV, how, past.seen_BV[within_R], bias_RV, wants_top)
+    drawn, seen_RV = draw(logits_RV, how, past.seen_BV[within_R], past.bias_BV[within_R], wants_top, first_RV)
     last_B = past.last_B.at[row_R].set(drawn.token_B, mode="drop")
     seen_BV = past.seen_BV.at[row_R].set(seen_RV, mode="drop")
     return _constrained(Past(last_B, seen_BV, past.bias_BV)), drawn

@@ -78,8 +78,15 @@ def empty_rows(rows: int, length: int) -> dict[str, np.ndarray]:
     return {key: np.zeros((rows, length), np.int32) for key in KEYS}
 
 
+def num_places(num_tokens: int) -> int:
+    """Return the number of places of a row that a sequence takes, in which each token but the first is a target."""
+    return max(0, num_tokens - 1)
+
+
 def put_sequence(batch: dict[str, np.ndarray], row: int, first: int, segment: int, tokens, is_learned) -> int:
-    """Write a sequence of n tokens into n - 1 places of a row from `first` on; return the place after it.
+    """Write a sequence of n tokens into n - 1 places of a row from `first` on; return the place after them.
+
+    A sequence without tokens takes no place. A tokenizer may leave nothing of a text of white space.
 
     Args:
         batch: of `empty_rows`.
@@ -87,9 +94,9 @@ def put_sequence(batch: dict[str, np.ndarray], row: int, first: int, segment: in
         tokens: int [n]; the inputs are all but the last one, the targets all but the first.
         is_learned: bool [n]; other targets are IGNORED.
     """
-    places = slice(first, first + len(tokens) - 1)
+    places = slice(first, first + num_places(len(tokens)))
     batch["tokens"][row, places] = tokens[:-1]
     batch["targets"][row, places] = np.where(is_learned[1:], tokens[1:], IGNORED)
     batch["segments"][row, places] = segment
-    batch["positions"][row, places] = np.arange(len(tokens) - 1)
+    batch["positions"][row, places] = np.arange(num_places(len(tokens)))
     return places.stop

@@ -50,7 +50,7 @@ class Torus(LM):
     def generate_until(self, requests) -> list[str]:
         """Return the greedy continuation of each (context, options); ConfigError for a task that samples."""
         prompts, options = zip(*((one.args[0], normalize_gen_kwargs(one.args[1])) for one in requests), strict=True)
-        if any(option["do_sample"] and option["temperature"] > 0 for option in options):
+        if any(option["do_sample"] and option.get("temperature", 1.0) > 0 for option in options):
             raise ConfigError("--tasks: a task asks for random draws (do_sample); only greedy decoding is scored")
         return continue_greedily(
             self.model, prompts, max_tokens=[option["max_gen_toks"] for option in options],

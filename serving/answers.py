@@ -144,9 +144,16 @@ class CompletionFormat(Format):
         return {
             "tokens": [self.token_text(drawn.token) for drawn in piece.drawn],
             "token_logprobs": [finite(drawn.log_prob) for drawn in piece.drawn],
-            "top_logprobs": [dict(self.top(drawn)) for drawn in piece.drawn] if self.num_top else None,
+            "top_logprobs": [self._by_text(drawn) for drawn in piece.drawn] if self.num_top else None,
             "text_offset": [drawn.offset for drawn in piece.drawn],
         }
+
+    def _by_text(self, drawn: Drawn) -> dict[str, float]:
+        """Return the log-probabilities by text; of tokens with the same text, that of the likeliest."""
+        found: dict[str, float] = {}
+        for text, log_prob in self.top(drawn):
+            found.setdefault(text, log_prob)
+        return found
 
 
 class ChatFormat(Format):

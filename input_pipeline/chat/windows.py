@@ -11,7 +11,7 @@ import numpy as np
 
 from input_pipeline.chat.encoding import IDS, LEARNED, SECOND
 from input_pipeline.errors import DataError
-from input_pipeline.packing import Piece, empty_rows, put_sequence
+from input_pipeline.packing import Piece, empty_rows, num_places, put_sequence
 from input_pipeline.shards import TokenWindows
 
 
@@ -41,7 +41,7 @@ class ConversationWindows(TokenWindows):
         """Return the conversations in a row; the first token of each is not a target."""
         found, first = [], 0
         for number, document in enumerate(self._layout(sequence_length)[index], start=1):
-            count = min(int(self._sizes[document]) - 1, sequence_length)
+            count = min(num_places(int(self._sizes[document])), sequence_length)
             found.append(Piece(document, number, first, count, offset=1))
             first += count
         return found
@@ -70,7 +70,7 @@ class ConversationWindows(TokenWindows):
 
     def _places(self) -> np.ndarray:
         """Return the length in a row of each document, without truncation."""
-        return self._sizes - 1
+        return np.maximum(self._sizes - 1, 0)
 
     def _cut(self, document: int, sequence_length: int) -> list[np.ndarray]:
         """Return the sequences of a document, truncated for a row, with marks; each has one token more than inputs."""
@@ -91,7 +91,7 @@ class ConversationWindows(TokenWindows):
         rows: list[list[int]] = []
         with_room = [[] for _ in range(sequence_length + 1)]  # rows by their number of free places
         some = 0  # bit n: whether there are rows with n free places
-        sizes = np.minimum(self._sizes - 1, sequence_length)
+        sizes = np.minimum(self._places(), sequence_length)
         for document in np.argsort(-sizes, kind="stable").tolist():
             size = int(sizes[document])
             enough = some >> size
@@ -118,8 +118,8 @@ class PreferenceWindows(ConversationWindows):
         found, first, offset = [], 0, 1
         num_chosen = len(self._sides(index)[0])
         for number, tokens in enumerate(self._sequences(index, sequence_length), start=1):
-            found.append(Piece(index, number, first, len(tokens) - 1, offset))
-            first, offset = first + len(tokens) - 1, num_chosen + 1
+            found.append(Piece(index, number, first, num_places(len(tokens)), offset))
+            first, offset = first + num_places(len(tokens)), num_chosen + 1
         return found
 
     def _packed(self, sequence_length: int) -> np.ndarray:
@@ -141,5 +141,6 @@ class PreferenceWindows(ConversationWindows):
         chosen, rejected = sides = self._sides(document)
         half = sequence_length // 2
         most = half, sequence_length - half  # of the other side
-        rooms = [sequence_length - min(len(other) - 1, m) for other, m in zip((rejected, chosen), most, strict=True)]
+        others = zip((rejected, chosen), most, strict=True)
+        rooms = [sequence_length - min(num_places(len(other)), m) for other, m in others]
         return [side[: room + 1] for side, room in zip(sides, rooms, strict=True)]

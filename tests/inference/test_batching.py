@@ -229,6 +229,19 @@ def test_bias_penalty_and_first_token_change_what_is_drawn():
     assert len(set(penalized)) == 20 and not set(penalized) & set(prompt)  # every positive logit is gone once seen
 
 
+def test_only_tokens_that_exist_are_listed_as_likely_with_the_models_own_values():
+    """A head often has more ids than the tokenizer, rounded up; where the first token is restricted, all are listed."""
+    few, [prompt] = 10, [[3, 1, 4]]
+    allowed = np.arange(V) == 7
+    [one] = Batch(engine(), num_rows=2, vocab_size=few).run(
+        [Request(prompt, 2, GREEDY, first_V=allowed, wants_top=True)]
+    )
+    assert [set(top) for top in one.tops] == [set(range(few))] * 2
+    all_of_them = batch_of(2).run([Request(prompt, 1, GREEDY, first_V=allowed, wants_top=True)])[0].tops[0]
+    shared = set(all_of_them) & set(range(few))
+    assert shared and all(one.tops[0][token] == pytest.approx(all_of_them[token], abs=1e-5) for token in shared)
+
+
 def test_min_p_keeps_a_share_of_the_likeliest():
     [prompt] = prompts([12])
     batch = batch_of(8)

@@ -55,6 +55,16 @@ def test_texts_are_encoded_whole_whatever_the_file_says_of_training_its_model(tm
     assert [plain.digest, tokenizer.digest] == [of_files[0], f"{of_files[1]}-whole"]  # others' shards go on being used
 
 
+def test_a_text_has_the_same_tokens_each_time_if_the_model_was_trained_with_dropout(tmp_path):
+    name = write(tmp_path)
+    plain, random = open_tokenizer(name), tokenizers.Tokenizer.from_file(name)
+    random.model.dropout = 0.5
+    random.save(name)
+    tokenizer = open_tokenizer(name)
+    assert [tokenizer.encode(TEXT) for _ in range(3)] == [plain.encode(TEXT)] * 3
+    assert tokenizer.digest.endswith("-certain")  # shards of random tokens are not used
+
+
 def test_the_last_token_of_a_prompt_may_become_one_that_begins_with_it(tmp_path):
     tokenizer = open_tokenizer(write(tmp_path, {"content": END}))
     tokens, allowed = tokenizer.encode_open("def name_1(va")

@@ -3,6 +3,7 @@
 
 import importlib.util
 import json
+import types
 
 import pytest
 
@@ -105,6 +106,16 @@ def test_a_group_has_the_items_of_its_members(folder, monkeypatch, tmp_path):
 
 def extra(item: Item) -> dict:
     return {"stop": [";"], "max_tokens": 5} if item.kind == "exact" else {}
+
+
+@pytest.mark.skipif(not INSTALLED, reason=REASON)
+@pytest.mark.filterwarnings("ignore")
+def test_a_task_that_samples_is_one_line_also_without_a_temperature():
+    from scoring import harness
+
+    request = types.SimpleNamespace(args=("a", {"until": [";"], "do_sample": True}))
+    with pytest.raises(ConfigError, match=r"^--tasks: a task asks for random draws"):
+        harness.Torus(language_model()).generate_until([request])
 
 
 @pytest.mark.skipif(not INSTALLED, reason=REASON)

@@ -10,7 +10,7 @@ pytest.importorskip("starlette", reason="needs the packages of `make setup EXTRA
 
 from inference.prompts import text_prompt
 from input_pipeline.tokenization import open_tokenizer
-from serving.answers import Answer, Drawn, Piece, collected, usage
+from serving.answers import Answer, CompletionFormat, Drawn, Piece, collected, usage
 from serving.worker import Update
 from tests.input_pipeline.chat.conftest import write_tokenizer  # noqa: F401
 
@@ -33,6 +33,13 @@ def test_offsets_count_the_characters_before_a_token_also_inside_one_and_where_a
     found.append(answer.take(Update(0, [], [], [], "length")))
     assert "".join(piece.text for piece in found) == "é!b"
     assert [one.offset for piece in found for one in piece.drawn] == [0, 0, 1, 2]
+
+
+def test_of_likely_tokens_with_the_same_text_the_likeliest_is_reported():
+    """The dictionary of a completion has one value for all tokens without text."""
+    asked = CompletionFormat("model", open_tokenizer("byte"), 3)
+    drawn = Drawn(98, -1.0, {98: -1.0, 300: -1.1, 301: -1.2}, 0)
+    assert asked._by_text(drawn) == {"b": -1.0, "": -1.1}
 
 
 @pytest.mark.parametrize(("asked", "is_own"), [("what is the", True), ("what is th", False)])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 
 from input_pipeline import ledger
 from input_pipeline.batches import training_batches
@@ -162,6 +163,30 @@ def test_a_conversation_of_which_the_template_leaves_nothing_is_named_or_left_ou
         corpus(vocab_size=512, source="chat", path=path, tokenizer=tokenizer)
     ready = corpus(vocab_size=512, source="chat", path=path, tokenizer=tokenizer, bad_documents="skip")
     assert ready.heldout.num_documents + ready.train.parts[0].num_documents == 2
+
+
+SPOKEN = [("a a a", "a"), (" ", "  "), ("a a", "a a a"), ("  ", " "), ("a", "a a")]
+
+
+@pytest.mark.parametrize("source", ["chat", "preferences"])
+def test_a_text_of_which_the_tokenizer_leaves_nothing_takes_no_place(corpus, tmp_path, source):
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0, "<e>": 1, "a": 2}, unk_token="?"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    words.save(str(tmp_path / "tokenizer.json"))
+    template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<e>", "chat_template": template}))
+    if source == "chat":
+        lines, texts = [{"messages": talk(*pair)} for pair in SPOKEN], [" ".join(pair) for pair in SPOKEN]
+    else:
+        [asked], texts = talk(" "), [answer for pair in SPOKEN for answer in pair]
+        sides = [[[{"role": "assistant", "content": answer}] for answer in pair] for pair in SPOKEN]
+        lines = [{"prompt": [asked], "chosen": chosen, "rejected": rejected} for chosen, rejected in sides]
+    path = write_lines(tmp_path / "lines.jsonl", lines)
+    ready = corpus(source=source, path=path, tokenizer=str(tmp_path / "tokenizer.json"), heldout_fraction=0.4)
+    expected, length = sum(max(0, len(text.split()) - 1) for text in texts), 6
+    parts = [(part, range(part.num_examples(length))) for part in (*ready.train.parts, ready.heldout)]
+    assert sum((part.read(np.array(rows), length)["segments"] > 0).sum() for part, rows in parts) == expected
+    assert sum(piece.count for part, rows in parts for row in rows for piece in part.pieces(row, length)) == expected
 
 
 def test_what_cannot_be_done_with_conversations_is_told(corpus, tmp_path, write_tokenizer):
