@@ -3,7 +3,7 @@
 (arXiv:2412.19437): 27 layers, 2048 wide, 64 experts, 6 of them per token, and 2 shared experts.
 
 Attention is multi-head, since DeepSeek's latent attention is not implemented. The first layer has experts too.
-Expected: not yet run. Cost: 26 G tokens; rehearsed on v5p-128 14 hours, 36.2 of 95 GiB a chip. It fits on 32 v4 chips
+Expected: not yet run. Cost: 26 G tokens; rehearsed on v5p-128 14 hours, 37.0 of 95 GiB a chip. It fits on 32 v4 chips
 with train.global_batch=64 and model.remat=full, with 14.9 of 32 GiB a chip.
 Command: make train CONFIG=configs/deepseek_like.py TOPOLOGY=v5p-128
 """

@@ -64,7 +64,7 @@ MISTAKES = [
     ("--config.model.qk_norm=maybe", "is not true or false"),
     ("--config.train.steps=5 --config.train.tokens=9000", "train.steps and train.tokens both say how long"),
     ("--config.train.steps=0", "exactly one of train.steps, train.tokens, train.epochs"),
-    ("--config.model.remat=dot", "model.remat=dot is unknown; did you mean dots? (all: none, dots, mlp, up, "),
+    ("--config.model.remat=dot", "model.remat=dot is unknown; did you mean dots? (all: none, dots, mlp, hidden, up, "),
     ("--config.model.name=decoder", "model.name=decoder is unknown; did you mean decoder_lm"),
     ("--config.train.objective=language", "train.objective=language is unknown; did you mean language_modeling"),
     ("--config.optimizer.name=adam", "optimizer.name=adam is unknown; did you mean adamw"),
