@@ -24,7 +24,8 @@ from layers.mlp import SwiGLU
 from layers.normalization import RMSNorm
 from layers.sequence_parallel import REDUCED, overlap_splits
 
-REMAT = {  # checkpoint_names that are saved for the backward pass; all else is recomputed. Each policy saves more.
+REMAT = {  # checkpoint_names that are saved for the backward pass; all else is recomputed. Each policy saves more
+    # than the one before ("hidden", if an MLP is wider than the queries and keys of all heads).
     "full": (),
     "attended": ("attended",),
     "query": ("query", "attended"),

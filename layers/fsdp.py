@@ -18,7 +18,7 @@ from flax.core import spmd
 from flax.traverse_util import unflatten_dict
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive
-from jax.interpreters import mlir
+from jax.interpreters import batching, mlir
 
 from layers.axes import as_axis_tuple, declared_axes, inside_shard_map, mesh_axes, platform
 
@@ -166,6 +166,14 @@ _empty_like_p.def_abstract_eval(lambda x, *, shape: jax.core.ShapedArray(shape, 
 mlir.register_lowering(
     _empty_like_p, mlir.lower_fun(lambda x, *, shape: jax.lax.empty(shape, x.dtype), multiple_results=False)
 )
+
+
+def _batched_empty_like(operands, dims, *, shape):
+    [x], [dim] = operands, dims
+    return _empty_like_p.bind(x, shape=(x.shape[dim], *shape)), 0
+
+
+batching.primitive_batchers[_empty_like_p] = _batched_empty_like
 
 
 def steps_of(size: int) -> tuple[int, int]:

@@ -50,7 +50,7 @@ def table_of_decoding(topology) -> list[tuple[str, str, str]]:
     """Return the rows of `table` for a TPU that decodes; its attention kernel is another one."""
     given = of_topology(topology)
     kernel = (
-        "attention kernels", f"{given.decode_efficiency:.0%} of main memory's bandwidth",
+        "kernels", f"{given.decode_efficiency:.0%} of main memory's bandwidth",
         "assumed; arXiv:2604.15464 reports up to 86% for such a kernel on TPU7x",
     )  # fmt: skip
     hops = "collectives", "no time for the hops themselves", "small sums take longer than their bytes"
@@ -85,6 +85,6 @@ def table(topology) -> list[tuple[str, str, str]]:
         ("host's memory", f"{given.host_bandwidth / 1e9:.0f} GB/s a chip each way", "How to Scale Your Model, PCIe"),
         ("permutes", f"{given.permute_bandwidth / 1e9:.0f} GB/s a link", "one hop, one direction, queued"),
         ("cycles", f"{given.clock_hz / 1e9:.2f} GHz", "peak / (FLOPs a cycle of all matrix units)"),
-        ("attention kernels", f"{given.kernel_efficiency:.0%} of peak, causal", "assumed; not known to the compiler"),
+        ("kernels", f"{given.kernel_efficiency:.0%} of peak; attention causal", "assumed; not known to the compiler"),
         ("all else", "the compiler's own estimated cycles", "libtpu, compiled here"),
     ]

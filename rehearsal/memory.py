@@ -22,6 +22,7 @@ ARGUMENTS = {
 }  # fmt: skip
 CLASSES = ("parameters", "optimizer", "batch", "gradients", "saved activations", "temporaries")
 SHARING = ("get-tuple-element", "tuple", "bitcast", "optimization-barrier", "opt-barrier", "while", "reshape")
+ALIASED = re.compile(r"\{(\d*)\}: \((\d+), \{\}")  # (result, operand whose memory it takes) of a kernel
 STARTS = (
     "copy-start", "slice-start", "all-gather-start", "all-reduce-start", "collective-permute-start", "async-start",
 )  # fmt: skip
@@ -163,7 +164,8 @@ class _Walker:
             shapes = shapes[:1] if opcode == "copy-start" else shapes[1:2]
         if opcode == "fusion":
             return self._fusion(instruction, operands, live, number)
-        return [self._new(instruction, shape) for shape in shapes]
+        shared = {int(result or 0): operands[int(operand)] for result, operand in ALIASED.findall(instruction.rest)}
+        return [shared[n][0] if n in shared else self._new(instruction, shape) for n, shape in enumerate(shapes)]
 
     def _fusion(self, instruction: Instruction, operands, live, number: int) -> list[list[Buffer]]:
         """Reuse for each result the array of an updated slice, or an operand of the same size that ends here."""

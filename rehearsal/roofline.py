@@ -175,9 +175,10 @@ def _sliced(module: Module, body: list[Instruction], array: Instruction, whole: 
 
 
 def _written_by_fusion(module: Module, root: Instruction, instruction: Instruction) -> float:
-    if root.opcode != "tuple":
+    parts = module.operands(root)
+    if root.opcode != "tuple" or len(parts) != len(instruction.shapes):
         return _written(module, root, _main(instruction))
-    results = zip(module.operands(root), instruction.shapes, strict=True)
+    results = zip(parts, instruction.shapes, strict=True)
     return sum(_written(module, result, shape.bytes) for result, shape in results if shape.space == 0)
 
 

@@ -17,7 +17,7 @@ from layers.axes import platform
 from layers.products import einsum, einsum_f32, with_precision
 
 BLOCK = {"cpu": 128, "gpu": 256, "tpu": 1}  # rows; the size of a group is a multiple of it
-TILE_ROWS = 512  # of the kernels
+TILE_ROWS = 512  # of the kernels on a TPU
 
 
 def aligned(sizes_E: jax.Array) -> jax.Array:
@@ -36,8 +36,8 @@ def swiglu(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return (y [S, D], gate [S, F], up [S, F]), in the type of `x`, as `composed` does for the rows of each group.
 
-    Rows after the last group are undefined and may be NaN, here and in the gradients of `x` and the factors. On a TPU,
-    gradients that flow into gate and up are ignored.
+    A TPU rounds hidden units once, and not after each step. Rows after the last group are undefined and may be NaN,
+    here and in the gradients of `x` and the factors. On a TPU, gradients that flow into gate and up are ignored.
 
     Args:
       x_SD: S is the result of `num_rows`; rows after the last group are zero.

@@ -19,7 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.megablox.ops import backend as megablox
 
 LANES, SUBLANES = 128, 8  # of a core: tiles have multiples of LANES columns and of SUBLANES rows
-TILE_ROWS, TILE_BYTES = 512, 2048  # rows of a tile, and bytes of its columns
+TILE_ROWS, TILE_BYTES = 512, 2048  # rows of a tile, as in grouped.py, and bytes of its columns
 WIDTH_BYTES = 1024  # of the columns of tiles that leave `_product_then`, since a core holds several of these
 STRIP = 128  # rows of a tile that the function takes at a time, so that its intermediate values fit in a core
 
@@ -149,7 +149,8 @@ def _product_then(
     if transposed:
         of_weights = pl.BlockSpec((None, width, depth), lambda n, i, k, firsts, groups, places: (groups[i], n, k))
     out_shape = [jax.ShapeDtypeStruct((S, C), dtype)] * outs
-    moved = x_SD.nbytes * across + weights.nbytes + (len(tiles) + outs) * S * C * dtype.itemsize
+    moved = (x_SD.nbytes + S * LANES * 4) * across + (len(tiles) + outs) * S * C * dtype.itemsize
+    moved += groups[1].size * D * C * dtype.itemsize if depth < D else weights.nbytes  # else read once for each visit
     results = pl.pallas_call(
         functools.partial(
             _kernel, function=function, num_tiles=len(tiles), outs=outs, transposed=transposed,

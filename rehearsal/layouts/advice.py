@@ -22,7 +22,7 @@ from rehearsal.sections import options
 from settings.architecture import has_remat
 from settings.validation import changed
 
-REMAT = KEYS["model.remat"].choices  # from the policy that saves most for the backward pass to the one that saves least
+REMAT = KEYS["model.remat"].choices
 WORTH = 0.003  # of the time of a step; a smaller gain is within the error of the estimate
 SHORTEST_SEQUENCE = 512
 
@@ -119,7 +119,8 @@ def _levers(compiled: Compiled) -> dict[str, list[dict]]:
     config, chips = compiled.config, compiled.topology.chips
     train, mesh, now = config.train, config.mesh, config.train.gradient_accumulation or 1
     rows = train.global_batch // batch_shards(mesh)
-    remat = REMAT[REMAT.index(config.model.remat) + 1 :] if has_remat(config.model) else ()
+    policies = _remat_policies(config)
+    remat = policies[policies.index(config.model.remat) + 1 :]
     more = [n for n in range(mesh.fsdp + 1, chips + 1) if (mesh.data * mesh.fsdp) % n == 0]
     lengths = [train.sequence_length >> n for n in range(1, 8) if train.sequence_length >> n >= SHORTEST_SEQUENCE]
     to_host = train.offload == "none" and compiled.topology.accelerator == "tpu"
@@ -132,6 +133,19 @@ def _levers(compiled: Compiled) -> dict[str, list[dict]]:
         "parameters sharded further": [{"mesh.fsdp": n, "mesh.data": mesh.data * mesh.fsdp // n} for n in more],
         "shorter sequences": [{"train.sequence_length": length} for length in lengths],
     }
+
+
+def _remat_policies(config) -> list[str]:
+    """Return the policies of rematerialisation that the model may have, from the largest predicted memory down."""
+    if not has_remat(config.model):
+        return [config.model.remat]
+    copy = config.copy_and_resolve_references()
+
+    def predicted(policy: str) -> float:
+        copy.model.remat = policy
+        return sizing.predict(copy)
+
+    return sorted(REMAT, key=predicted, reverse=True)
 
 
 def _is_worth(row: dict) -> bool:
@@ -154,7 +168,7 @@ def _ideas(config, figures: dict) -> Iterator[tuple[dict, float, str]]:
     step = figures["step_seconds"]
     exposed = figures["exposed_communication_seconds"] / step
     recomputed = figures["seconds_by_pass"]["recomputed"] / step
-    policies = REMAT if has_remat(config.model) else (config.model.remat,)
+    policies = _remat_policies(config)
     at = policies.index(config.model.remat)
     for saved, policy in enumerate(reversed(policies[:at])):
         part = recomputed * (saved + 1) / (len(REMAT) - 1)

@@ -91,6 +91,15 @@ def test_every_device_of_a_large_axis_gathers_all_shards(dim, size, large, monke
     np.testing.assert_array_equal(gathered, np.broadcast_to(x, (size, 24, 48)))
 
 
+def test_the_weights_of_many_tasks_are_gathered_along_rings_under_vmap(monkeypatch):
+    monkeypatch.setattr(fsdp, "WHOLE_TORUS", 6)
+    monkeypatch.setattr(fsdp, "LARGE", 0)
+    x = np.random.default_rng(0).standard_normal((3, 24, 4), np.float32)
+    of_tasks = jax.vmap(lambda shard: all_gather(shard, "fsdp", 0))
+    gathered = on_devices(8, lambda shards: of_tasks(shards)[None], P(None, "fsdp"), P("fsdp"))(x)
+    np.testing.assert_array_equal(gathered, np.broadcast_to(x, (8, 3, 24, 4)))
+
+
 @pytest.mark.parametrize("dim", [0, 1])
 def test_a_large_axis_reduces_in_two_steps_with_the_same_results(dim, monkeypatch):
     monkeypatch.setattr(fsdp, "WHOLE_TORUS", 8)

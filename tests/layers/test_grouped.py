@@ -90,6 +90,7 @@ def test_tiles_of_a_tpu_are_whole_lanes_whatever_the_width():
     bfloat16, float32 = jnp.zeros((), jnp.bfloat16).dtype, jnp.zeros((), jnp.float32).dtype
     assert [swiglu_kernels._tile(size, bfloat16) for size in (704, 20, 2816)] == [768, 128, 1024]
     assert swiglu_kernels._tile(2816, float32) == 512  # 32 bits: twice the bytes in a core
+    assert swiglu_kernels.TILE_ROWS == grouped.TILE_ROWS, "rows are padded to whole tiles"
 
 
 def test_a_tpu_computes_no_product_again_if_gate_and_up_are_saved():

@@ -337,6 +337,27 @@ def test_buffers_live_from_their_instruction_to_their_last_use():
     assert [round(sum(by.values()) / 2**20) for _, by in used.over_time] == [4, 8, 16, 20, 8, 8, 12]
 
 
+KERNEL_IN_PLACE = """ENTRY %m (p: f32[1024,1024]) -> f32[1024,1024] {
+  %p = f32[1024,1024] parameter(0), metadata={op_name="batch['x']"}
+  %g = f32[1024,1024] negate(%p)
+  %k = (f32[1024,1024], f32[1024,1024]) custom-call(%p, %g), custom_call_target="tpu_custom_call", ALIASING
+  %a = f32[1024,1024] get-tuple-element(%k), index=0
+  %b = f32[1024,1024] get-tuple-element(%k), index=1
+  ROOT %r = f32[1024,1024] add(%a, %b)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("aliasing", "mib"), [("output_to_operand_aliasing={{1}: (1, {})}", 12), ("api_version=1", 16)]
+)
+def test_a_result_of_a_kernel_that_takes_the_memory_of_an_operand_adds_none(aliasing, mib):
+    """4 MiB each of the batch, the operand and a result; the other result is the operand's buffer."""
+    found = hlo.parse(KERNEL_IN_PLACE.replace("ALIASING", aliasing))
+    used = memory.usage(found, dict.fromkeys(found.instructions["m"], 1.0))
+    assert sum(used.by_class().values()) / 2**20 == mib
+
+
 def test_a_moment_on_the_host_takes_no_memory_of_the_device():
     on_host = STEP.replace("%b)", "%p)").replace("%o = f32[1024,1024] ", "%o = f32[1024,1024]{1,0:S(5)} ")
     found = hlo.parse(on_host.replace("  %b = s32[8] parameter(2)", "  %b2 = s32[8] parameter(2)"))

@@ -290,6 +290,17 @@ def test_a_remedy_is_the_smallest_change_of_its_kind_that_fits(imagined):
     assert rows[0]["gives_gib"] == pytest.approx(compiled.total_bytes / GIB - rows[0]["total_gib"])
 
 
+@pytest.mark.parametrize(("mlp_dim", "first"), [(11_008, "up"), (1_024, "query")])
+def test_fewer_saved_activations_are_by_the_memory_of_this_model(imagined, mlp_dim, first):
+    """Where an MLP is narrower than the heads together, "hidden" saves less than "up" and "attention"."""
+    loaded = load(model__mlp_dim=mlp_dim, model__remat="hidden")
+    rows = advice._levers(imagined(lambda config: (1.0, 0)).compile(loaded.config, loaded.topology))
+    offered = [row["model.remat"] for row in rows["fewer activations saved for the backward pass"]]
+    assert offered[0] == first
+    memory = [sizing.predict(load(model__mlp_dim=mlp_dim, model__remat=policy).config) for policy in offered]
+    assert [sizing.predict(loaded.config), *memory] == sorted([sizing.predict(loaded.config), *memory], reverse=True)
+
+
 def test_a_remedy_that_the_compiler_finds_too_small_gives_way_to_the_next(imagined):
     loaded = load(train__global_batch=128, model__remat="up")
 
