@@ -117,9 +117,8 @@ model.layer_loop = Key(
     choices=("auto", "scan", "unroll"), scope=EXECUTION | RESUME | READ,
 )  # fmt: skip
 model.remat = Key(
-    "none", "what is kept for the backward pass, from everything (none) to nothing (full); the rest is recomputed",
+    "none", "what the backward pass does not recompute: all (none) to nothing (full)", scope=EXECUTION | RESUME | READ,
     choices=("none", "dots", "mlp", "hidden", "up", "attention", "query", "attended", "full"),
-    scope=EXECUTION | RESUME | READ,
 )  # fmt: skip
 model.levels = Key(256, "of mlp_classifier: inputs are integers below it, of which the largest counts as 1", least=2)
 # Of models/trm.py only:

@@ -214,8 +214,6 @@ class HuggingFaceTokenizer(Pieces):
         self._tokenizer.post_processor = None  # it adds unwanted tokens, and some omit spaces from offsets
         self._tokenizer.no_truncation()  # truncation and padding are unwanted too
         self._tokenizer.no_padding()
-        if is_random := bool(model["model"].get("dropout")):
-            self._tokenizer.model.dropout = None  # a text would have other tokens each time
         self.end_of_document = self._tokenizer.token_to_id(eos) if eos else None
         if self.end_of_document is None:
             raise DataError(
@@ -231,8 +229,9 @@ class HuggingFaceTokenizer(Pieces):
         self.digest = digest(b"\0".join(self.files.values()))
         if model.get("truncation") or model.get("padding"):
             self.digest += "-whole"  # caches have truncated or padded texts under the plain digest
-        if is_random:
-            self.digest += "-certain"  # and random tokens
+        if model["model"].get("dropout"):
+            self._tokenizer.model.dropout = None  # a text would have other tokens each time
+            self.digest += "-certain"
 
     def published_start(self) -> list[int]:
         """Return the tokens that the file itself puts before a text, such as <s>; often there are none."""

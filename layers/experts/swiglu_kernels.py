@@ -131,7 +131,7 @@ def _product_then(
       weights: [E, D, C], or [E, C, D] if `transposed`.
       tiles: [S, C].
       sums_rows: whether the function returns another strip, whose sums over C are the last result, float32 [S].
-      in_place: whether the first results take the memory of `tiles`.
+      in_place: whether the first results take the memory of `tiles`; a tile is read before it is written.
     """
     (S, D), dtype, C = x_SD.shape, x_SD.dtype, weights.shape[1 if transposed else 2]
     depth, width = _tile(D, dtype), _tile(C, dtype, WIDTH_BYTES)
@@ -150,7 +150,8 @@ def _product_then(
         of_weights = pl.BlockSpec((None, width, depth), lambda n, i, k, firsts, groups, places: (groups[i], n, k))
     out_shape = [jax.ShapeDtypeStruct((S, C), dtype)] * outs
     moved = (x_SD.nbytes + S * LANES * 4) * across + (len(tiles) + outs) * S * C * dtype.itemsize
-    moved += groups[1].size * D * C * dtype.itemsize if depth < D else weights.nbytes  # else read once for each visit
+    fetches = groups[1].size if depth < D else len(weights)  # of a weight: for each visit, if it is several tiles deep
+    moved += fetches * D * C * dtype.itemsize
     results = pl.pallas_call(
         functools.partial(
             _kernel, function=function, num_tiles=len(tiles), outs=outs, transposed=transposed,
@@ -222,13 +223,8 @@ def _kernel(
 def _sums_along_lanes(terms_MC: jax.Array) -> jax.Array:
     """Return [SUBLANES, M], equal rows: the sum of each row of terms, by a product, which turns rows into lanes."""
     ones = jnp.ones((SUBLANES, terms_MC.shape[1]), jnp.float32)
-    return jax.lax.dot_general(
-        ones,
-        terms_MC,
-        (((1,), (1,)), ((), ())),
-        precision=jax.lax.Precision.HIGHEST,
-        preferred_element_type=jnp.float32,
-    )
+    exact = dict(precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+    return jax.lax.dot_general(ones, terms_MC, (((1,), (1,)), ((), ())), **exact)
 
 
 def _inside(x: jax.Array, dim: int, is_last: jax.Array, size: int) -> jax.Array:
