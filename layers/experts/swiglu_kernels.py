@@ -48,7 +48,7 @@ def _forward(x_SD, factors_S, weights, sizes_E, interpret):
     up_SF, hidden_SF = _product_then(
         _hidden, x_SD, into_up, sizes_E, tiles=(gate_SF,), factors_S=factors_S, outs=2, interpret=interpret
     )
-    up_SF = checkpoint_name(up_SF, "up")  # nothing but the backward pass reads it: the kernel writes it where it is saved
+    up_SF = checkpoint_name(up_SF, "up")  # only the backward pass reads it: the kernel writes it where it is saved
     y_SD = product(hidden_SF, out_of_hidden, sizes_E, interpret=interpret)
     return (y_SD, gate_SF, up_SF), (x_SD, factors_S, weights, sizes_E, gate_SF, up_SF)
 
@@ -95,7 +95,7 @@ def _tile(size: int, dtype, most_bytes: int = TILE_BYTES) -> int:
 
 
 def _bits_named(x: jax.Array, name: str) -> jax.Array:
-    """Name the bits of `x` for rematerialisation: JAX rounds a float once more that is saved and used, in another pass."""
+    """Name the bits of `x` for rematerialisation: JAX would round a float that is saved and used in another pass."""
     bits = jax.lax.bitcast_convert_type(x, {2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize])
     return jax.lax.bitcast_convert_type(checkpoint_name(bits, name), x.dtype)
 
