@@ -3,7 +3,7 @@
 
 A step has four times the sequences of `large`, since summing the gradients of all experts takes as long for few tokens.
 `NUM_EXPERTS=8 MODEL_SIZE=large pod.py launch` trains it. Expected: not yet run. Cost: 3.9 G tokens; rehearsed on v4-64
-63 min, 12.1 of 32 GiB a chip.
+62 min, 12.1 of 32 GiB a chip.
 Command: make train CONFIG=configs/large_moe.py TOPOLOGY=v4-64
 """
 

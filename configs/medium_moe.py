@@ -2,7 +2,7 @@
 """`medium` with 8 experts of half its MLP's width; each token uses 2 of them, so the FLOPs per token are the same.
 
 `NUM_EXPERTS=8 pod.py launch` trains it. Expected: not yet run. Cost: 2.6 G tokens; rehearsed on v4-8 1.9 hours, 19.1
-of 32 GiB a chip; on v4-32 30 min, 6.0 GiB.
+of 32 GiB a chip; on v4-32 29 min, 6.0 GiB.
 Command: make train CONFIG=configs/medium_moe.py TOPOLOGY=v4-8
 """
 

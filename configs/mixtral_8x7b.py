@@ -3,7 +3,7 @@
 46,702,792,960 parameters, 12.9 G of them per token. 256 of them are the router's balancing biases, which Mixtral lacks.
 
 Expected: not yet run. Cost: 26 G tokens; rehearsed on v5p-128 2.0 days, 92.6 of 95 GiB a chip. It fits on 32 v4 chips
-with train.sequence_length=2048, train.global_batch=32 and model.remat=full, with 30.7 of 32 GiB a chip.
+with train.sequence_length=2048, train.global_batch=32 and model.remat=full, with 30.6 of 32 GiB a chip.
 Command: make train CONFIG=configs/mixtral_8x7b.py TOPOLOGY=v5p-128
 """
 

@@ -63,7 +63,7 @@ def read_lines(path: pathlib.Path) -> list[Line]:
 def parse_lines(content: bytes, source: str) -> list[Line]:
     """Return the lines of the content of metrics.jsonl; see `read_lines`. Messages call the content `source`."""
     lines = []
-    for number, text in enumerate(content.split(b"\n"), 1):
+    for number, text in enumerate(content.split(b"\n")[:-1], 1):  # without what follows the last line break
         if text.startswith(b"{") and text.rstrip().endswith(b"}"):
             lines.append(line := parse_json(text, Line, f"{source}, line {number}"))
             if line["kind"] in OF_A_STEP and "step" not in line:

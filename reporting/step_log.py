@@ -160,15 +160,15 @@ class StepLog:
         """Check the pending steps in the thread, after those before them."""
         self.checking.result()
         pending, self.pending, self.last_check = self.pending, [], time.perf_counter()
-        self.checking = self.thread.submit(self._check, pending)
+        self.checking = self.thread.submit(self._check, pending, self.speed.clock.read())
         return self.checking
 
-    def _check(self, pending: list[tuple[int, dict, int]]) -> None:
+    def _check(self, pending: list[tuple[int, dict, int]], read: dict[str, float]) -> None:
         for step, scalars, rows in pending:
-            self._complete(step, {name: np.asarray(value).tolist() for name, value in scalars.items()}, rows)
+            self._complete(step, {name: np.asarray(value).tolist() for name, value in scalars.items()}, rows, read)
 
-    def _complete(self, step: int, figures: dict, rows: int) -> None:
-        """Count, check and log a step that is done."""
+    def _complete(self, step: int, figures: dict, rows: int, read: dict[str, float]) -> None:
+        """Count, check and log a step that is done; `read` is the clock when the pending steps had ended."""
         tokens, in_a_row = int(figures.pop("tokens")), int(figures.pop("skipped_in_a_row"))
         self.last_finite = all(map(math.isfinite, (figures["loss"], figures["gradient_norm"])))
         if not tokens:  # the mean over nothing is undefined, not 0
@@ -180,7 +180,8 @@ class StepLog:
         if figures["skipped"]:
             self._report_skipped(step, figures, in_a_row)
         if every(step, self.log_every) or step == self.num_steps:
-            self._log(step, figures, {"global_batch": rows, "tokens": tokens, "total_tokens": self.total_tokens})
+            counts = {"global_batch": rows, "tokens": tokens, "total_tokens": self.total_tokens}
+            self._log(step, figures, counts, read)
 
     def _report_skipped(self, step: int, figures: dict, in_a_row: int) -> None:
         self.streak_finite = self.last_finite and (in_a_row == 1 or self.streak_finite)
@@ -193,8 +194,8 @@ class StepLog:
                 was_finite=self.streak_finite,
             )  # fmt: skip
 
-    def _log(self, step: int, figures: dict, counts: dict) -> None:
-        rates = counts | self.speed.interval(self.run.mesh.size, self.run.flops_per_example, self.peak_flops)
+    def _log(self, step: int, figures: dict, counts: dict, read: dict[str, float]) -> None:
+        rates = counts | self.speed.interval(read, self.run.mesh.size, self.run.flops_per_example, self.peak_flops)
         rates["goodput"] = self.goodput.fraction()
         if taken := figures.keys() & {*RESERVED, *rates}:
             raise ValueError(

@@ -125,9 +125,15 @@ class Speed:
         """Count a finished step."""
         self.steps, self.tokens, self.examples = self.steps + 1, self.tokens + tokens, self.examples + examples
 
-    def interval(self, num_devices: int, flops_per_example: float, peak_flops: float | None) -> dict:
-        """Return the metrics of the steps since the last call, and reset. `peak_flops`: of all devices."""
-        read = self.clock.read()
+    def interval(
+        self, read: dict[str, float], num_devices: int, flops_per_example: float, peak_flops: float | None
+    ) -> dict:
+        """Return the metrics of the steps since the last call, and reset.
+
+        Args:
+          read: seconds of the clock when the last of these steps had ended.
+          peak_flops: of all devices.
+        """
         spent = {phase: seconds - self.before[phase] for phase, seconds in read.items()}
         seconds, steps = max(sum(spent[phase] for phase in OF_STEPS), 1e-9), max(self.steps, 1)
         rate, examples_rate = self.tokens / seconds, self.examples / seconds

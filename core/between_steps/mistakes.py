@@ -21,7 +21,7 @@ def saved_after_a_mistake(job, state, step: int) -> contextlib.ExitStack:
             try:
                 job.save(state, step, ends=True)
             except (SaveFailed, Diverged) as failed:  # the mistake says more
-                job.log.event(f"step {step} not saved: {failed}", "save_failed", step)
+                job.log.event(f"step {step} not saved: {failed}", "save_failed", step, error=str(failed))
 
     context = contextlib.ExitStack()
     context.push(save)

@@ -9,6 +9,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from reporting import display
 from studies.cost import planning
+from studies.cost.budget import cost_of, taken_by
 from studies.report import scaling, sizes
 from studies.suites import Member, Study
 from studies.trials import standing
@@ -25,8 +26,8 @@ class Row:
     changes: str  # keys that differ from the base, in words
     values: list[float]  # the metric of each seed whose trial is done
     curves: list[dict[int, float]]  # the metric by step, of each of these
-    chip_hours: float  # of all its trials
-    cost: float | None  # in dollars; None if no price is known
+    chip_hours: float  # that all its trials have taken so far
+    cost: float | None  # of these, in dollars; None if the price of some is not known
     failures: list[str]  # why trials failed, or why the configuration is refused
     left: int  # number of trials that have not ended, or are not queued
     hours: list[float] = dataclasses.field(default_factory=list)  # chip-hours of each trial in `values`
@@ -171,14 +172,13 @@ def _row(study: Study, name: str, seeds: list[Member], trials: dict[str, FrozenT
         else trial.user_attrs["reason"]
         for trial in ended if trial.state == TrialState.FAIL
     ]  # fmt: skip
-    costs = [trial.user_attrs["cost"] for trial in ended if trial.user_attrs.get("cost") is not None]
     return Row(
         name=name,
         changes=(changes or "nothing") + _mixer(seeds[0].values),
         values=[trial.value for trial in done],
         curves=[trial.intermediate_values for trial in done],
-        chip_hours=sum(trial.user_attrs.get("chip_hours", 0.0) for trial in ended),
-        cost=sum(costs) if costs else None,
+        chip_hours=sum(map(taken_by, filter(None, found))),
+        cost=cost_of(filter(None, found)),
         failures=failures,
         left=len(found) - len(ended),
         hours=[trial.user_attrs.get("chip_hours", 0.0) for trial in done],

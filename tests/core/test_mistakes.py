@@ -21,8 +21,8 @@ class Job:
             raise self.error
         self.saved.append((step, ends))
 
-    def event(self, line, kind, step):
-        self.events.append((line, kind))
+    def event(self, line, kind, step, **more):
+        self.events.append((line, kind, more))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_save_that_fails_does_not_hide_the_mistake():
     job = Job(SaveFailed("the disk is full"))
     with pytest.raises(KeyError), saved_after_a_mistake(job, None, 3):
         raise KeyError
-    assert job.events == [("step 3 not saved: the disk is full", "save_failed")]
+    assert job.events == [("step 3 not saved: the disk is full", "save_failed", {"error": "the disk is full"})]
 
 
 def test_a_callback_that_wraps_a_step_into_nothing_is_named():

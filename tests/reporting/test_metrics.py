@@ -154,8 +154,10 @@ def test_what_is_written_is_read_back_without_a_torn_line(tmp_path):
     write(tmp_path, "train", step=1, loss=2.5, mfu=None)
     write(tmp_path, "event", event="stop", step=1)
     content = (tmp_path / "metrics.jsonl").read_bytes()
-    found = parse_lines(content + b'{"kind": "train", "st', "metrics.jsonl")
-    assert [(line["kind"], line["step"]) for line in found] == [("train", 1), ("event", 1)] and found[0]["mfu"] is None
+    for torn in (b'{"kind": "train", "st', b'{"kind": "event", "event": "goodput", "seconds": {"step": 2.0}'):
+        found = parse_lines(content + torn, "metrics.jsonl")
+        assert [(line["kind"], line["step"]) for line in found] == [("train", 1), ("event", 1)]
+        assert found[0]["mfu"] is None
 
 
 @pytest.mark.parametrize(

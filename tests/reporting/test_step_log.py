@@ -3,9 +3,11 @@
 
 import json
 import math
+import time
 import types
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from configs import base
@@ -25,12 +27,14 @@ def logged(folder, *steps: dict, quiet: bool = True) -> list[dict]:
     run = types.SimpleNamespace(
         config=config, slow=False, mesh=one_device_mesh(), flops_per_example=1.0, objective=Objective()
     )
-    goodput = Goodput(Clock(0.0), folder / "none.json", None)
+    clock = Clock(time.monotonic())
+    clock.enter("wait")
+    goodput = Goodput(clock, folder / "none.json", None)
     with MetricsWriter(folder) as writer, Display(len(steps), quiet=quiet) as display:
         log = StepLog(run, writer, display, goodput=goodput, peak_flops=None, record=None)
         for step, scalars in enumerate(steps, start=1):
             figures = {"loss": 0.0, "gradient_norm": 0.0, "tokens": 4.0, "skipped": 0.0, "skipped_in_a_row": 0.0}
-            log.add(step, {name: jnp.float32(value) for name, value in (figures | scalars).items()}, rows=1)
+            log.add(step, {name: on_device(value) for name, value in (figures | scalars).items()}, rows=1)
         log.flush()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if line["kind"] == "train"]
@@ -58,6 +62,30 @@ def test_a_number_of_an_array_that_is_not_finite_is_null(tmp_path):
 def test_a_scalar_with_the_name_of_a_part_of_a_line_is_refused(tmp_path, name):
     with pytest.raises(ValueError, match=f"is called {name}, as a part of each line of metrics.jsonl; rename it"):
         logged(tmp_path, {name: 1.0})
+
+
+class LateFigure:
+    """A scalar on the device that takes a while to fetch."""
+
+    def is_ready(self) -> bool:
+        return True
+
+    def copy_to_host_async(self) -> None:
+        pass
+
+    def __array__(self, dtype=None, copy=None):
+        time.sleep(0.2)
+        return np.asarray(0.0, dtype)
+
+
+def on_device(value):
+    return value if isinstance(value, LateFigure) else jnp.float32(value)
+
+
+def test_a_step_takes_until_it_has_ended_however_long_its_figures_are_fetched(tmp_path):
+    """They are fetched in a thread, while the next step runs already."""
+    [line] = logged(tmp_path, {"late": LateFigure()})
+    assert line["step_seconds"] < 0.1
 
 
 def test_a_ramp_makes_the_time_left_the_least(tmp_path, capsys):

@@ -44,7 +44,7 @@ def test_steps_count_and_compiling_evaluating_and_saving_do_not(turn):
         speed.count(tokens=300, examples=10)
         with clock.within("save"):
             turn(3)
-    figures = speed.interval(num_devices=5, flops_per_example=3e7, peak_flops=1e9)
+    figures = speed.interval(clock.read(), num_devices=5, flops_per_example=3e7, peak_flops=1e9)
     assert figures["step_seconds"] == 2.0
     assert figures["data_wait_seconds"] == 0.5
     assert figures["tokens_per_second"] == 150.0
@@ -58,16 +58,17 @@ def test_an_interval_begins_anew(turn):
     speed = throughput.Speed(clock)
     one_step(clock, turn, 2, 4)
     speed.count(tokens=60, examples=1)
-    speed.interval(1, 1.0, None)
+    speed.interval(clock.read(), 1, 1.0, None)
     one_step(clock, turn, 1, 3)
     speed.count(tokens=80, examples=1)
-    figures = speed.interval(1, 1.0, None)
+    figures = speed.interval(clock.read(), 1, 1.0, None)
     assert figures["tokens_per_second"] == 20.0 and figures["step_seconds"] == 4.0
     assert figures["mfu"] is None
 
 
 def test_an_interval_without_steps_is_no_error(turn):
-    assert throughput.Speed(clocks.Clock(100.0)).interval(1, 1.0, 1.0)["tokens_per_second"] == 0
+    clock = clocks.Clock(100.0)
+    assert throughput.Speed(clock).interval(clock.read(), 1, 1.0, 1.0)["tokens_per_second"] == 0
 
 
 def test_the_measured_peak_is_that_of_a_processor():
@@ -133,6 +134,7 @@ def test_a_device_that_reports_no_memory_has_no_line(monkeypatch, caplog):
 def test_a_step_has_the_lowest_and_the_highest_peak_of_the_devices(monkeypatch, turn):
     devices = [Device(n, {"bytes_in_use": 2**30, "peak_bytes_in_use": (n + 2) * 2**30}) for n in range(3)]
     monkeypatch.setattr(throughput.jax, "local_devices", lambda: devices)
-    figures = throughput.Speed(clocks.Clock(100.0)).interval(3, 1.0, None)
+    clock = clocks.Clock(100.0)
+    figures = throughput.Speed(clock).interval(clock.read(), 3, 1.0, None)
     assert figures["device_memory_gib"] == 1.0
     assert (figures["device_memory_peak_gib_min"], figures["device_memory_peak_gib_max"]) == (2.0, 4.0)

@@ -28,7 +28,8 @@ def answer_of(*, seeds: int, bends: bool = False, breadth: dict | None = None):
         cycles = member.values["model.high_cycles"]
         value = 0.3 + 0.1 * math.log2(min(cycles, 2) if bends else cycles) + 0.002 * (-1) ** (cycles + member.seed)
         trials[member.digest] = create_trial(
-            state=TrialState.COMPLETE, value=value, user_attrs={"chip_hours": float(cycles), "breadth": breadth or {}},
+            state=TrialState.COMPLETE, value=value,
+            user_attrs={"topology": "", "chip_hours": float(cycles), "breadth": breadth or {}},
             intermediate_values={100: value / 2, 200: value},
         )  # fmt: skip
     return study, *answers.of_study(study, members, trials)
@@ -67,6 +68,33 @@ def test_points_that_bend_and_sizes_without_repeats_are_said_to_be_so():
 
 
 @needs_optuna
+def test_hours_and_dollars_are_those_of_all_trials_as_in_the_status():
+    """Also of a trial that was cancelled, of one that `retry` queued again, and of none if a price is not known."""
+    from optuna.trial import TrialState, create_trial
+
+    from studies.report import answers, summary
+
+    study, _ = suites.find("trm")
+    members = suites.members(study, ["baseline"], seeds=3)
+    done = dict(chip_hours=16.0, cost=32.0, ran_seconds=3600.0)
+    cancelled = dict(reason="cancelled", cancelled=True, ran_seconds=7200.0)
+    states = (
+        (TrialState.COMPLETE, done), (TrialState.FAIL, cancelled), (TrialState.WAITING, dict(ran_before=18_000.0)),
+    )  # fmt: skip
+    trials = {
+        member.digest: create_trial(
+            state=state, value=1.0 if state == TrialState.COMPLETE else None,
+            user_attrs=dict(topology="v4-32", group="baseline", configuration="baseline") | about,
+        )
+        for member, (state, about) in zip(members, states, strict=True)
+    }  # fmt: skip
+    [answer] = answers.of_study(study, members, trials)
+    [row] = answer.rows
+    assert (row.chip_hours, row.cost) == (16 * (1 + 2 + 5), 32.0 * (1 + 2 + 5))
+    assert any(line.split()[-2:] == ["128.00", "$256.00"] for line in summary.lines(study, members, trials, set()))
+
+
+@needs_optuna
 def test_a_learning_curve_has_the_seed_of_its_trial_also_if_an_earlier_seed_failed():
     from optuna.trial import TrialState, create_trial
 
@@ -74,7 +102,8 @@ def test_a_learning_curve_has_the_seed_of_its_trial_also_if_an_earlier_seed_fail
 
     study, _ = suites.find("trm")
     _, second = members = suites.members(study, ["baseline"], seeds=2)
-    done = create_trial(state=TrialState.COMPLETE, value=0.5, intermediate_values={100: 0.25, 200: 0.5})
+    curve, about = {100: 0.25, 200: 0.5}, {"topology": ""}
+    done = create_trial(state=TrialState.COMPLETE, value=0.5, intermediate_values=curve, user_attrs=about)
     shown = page.page(study, answers.of_study(study, members, {second.digest: done}))
     assert "baseline, seed 1: 0.5000" in shown and "seed 0" not in shown
 
