@@ -22,6 +22,7 @@ from pods.settings import Settings
 
 METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/agent-worker-number"
 ENV_FILE = ".env"
+KILL_SECONDS = 5  # that a killed program may take to end
 SAVED = 75  # exit status of a program that was stopped and saved
 FINAL = (2, 3)  # exit statuses that a restart would repeat: configuration, loss not finite
 OURS = (  # files that git ignores on a host
@@ -160,12 +161,11 @@ def stop(settings: Settings, *, for_good: bool = True) -> str:
     locked = f"P=; {{ {LOCK}; look; }} 9> run.lock || look"
     mine = 'named() { [ "$(cat run.pid 2>/dev/null)" = "$P" ]; }; mine() { named && alive; }'  # a launch may follow
     forget = f"{{ {LOCK}; if named; then rm -f run.pid; fi; }} 9> run.lock"
+    until_ended = "i=0; while mine && [ $i -lt {} ]; do sleep 0.2; i=$((i+1)); done"
     end = (
-        f"{mine}; "
-        'kill -s TERM -- "-$P" 2>/dev/null; i=0; '
-        f"while mine && [ $i -lt {grace * 5} ]; do sleep 0.2; i=$((i+1)); done; "
-        "if mine; then "
-        f'kill -s KILL -- "-$P"; {forget}; '
+        f'{mine}; kill -s TERM -- "-$P" 2>/dev/null; {until_ended.format(5 * grace)}; '
+        # A killed program that still holds the chips would end the next one.
+        f'if mine; then kill -s KILL -- "-$P"; {until_ended.format(5 * KILL_SECONDS)}; {forget}; '
         f'echo "worker $W: did not end within {grace} s and was killed" >&2; exit 1; '
         f"else {forget}; code() {{ cat run.status 2>/dev/null || echo unknown; }}; "
         'echo "worker $W: stopped$([ $A = 0 ] || echo ", exit status $(code)")"; fi'
