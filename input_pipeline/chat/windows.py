@@ -126,7 +126,7 @@ class PreferenceWindows(ConversationWindows):
         return np.arange(self.num_documents)[:, None]
 
     def _places(self) -> np.ndarray:
-        return self._sizes - 2
+        return np.maximum(self._sizes - 2, 0)
 
     def _sides(self, document: int) -> list[np.ndarray]:
         tokens = self._tokens(document)

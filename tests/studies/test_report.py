@@ -69,7 +69,7 @@ def test_points_that_bend_and_sizes_without_repeats_are_said_to_be_so():
 
 @needs_optuna
 def test_hours_and_dollars_are_those_of_all_trials_as_in_the_status():
-    """Also of a trial that was cancelled, of one that `retry` queued again, and of none if a price is not known."""
+    """Also those of a trial that was cancelled, and of one that `retry` queued again."""
     from optuna.trial import TrialState, create_trial
 
     from studies.report import answers, summary

@@ -187,6 +187,7 @@ def test_a_text_of_which_the_tokenizer_leaves_nothing_takes_no_place(corpus, tmp
     parts = [(part, range(part.num_examples(length))) for part in (*ready.train.parts, ready.heldout)]
     assert sum((part.read(np.array(rows), length)["segments"] > 0).sum() for part, rows in parts) == expected
     assert sum(piece.count for part, rows in parts for row in rows for piece in part.pieces(row, length)) == expected
+    assert all((part._places() >= 0).all() for part, _ in parts), "the summary would subtract them"
 
 
 def test_what_cannot_be_done_with_conversations_is_told(corpus, tmp_path, write_tokenizer):
