@@ -8,6 +8,7 @@ import jax
 from flax import nnx
 
 from layers.axes import inside_shard_map, zeros
+from layers.embeddings import look_up
 from layers.fsdp import sharded_dims
 
 ROWS = "puzzles"  # names the dimension of a table's rows
@@ -26,7 +27,7 @@ class PuzzleTable(nnx.Module):
         puzzles = puzzles_B
         for axis in axes:
             puzzles = jax.lax.all_gather(puzzles, axis, tiled=True)
-        rows = table[puzzles]
+        rows = look_up(table, puzzles)
         for axis in reversed(axes):
             rows = jax.lax.all_to_all(rows, axis, split_axis=0, concat_axis=1, tiled=True)
         return rows

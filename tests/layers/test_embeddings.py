@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The embedding looks rows up and gives them unit variance."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from layers.embeddings import Embedding
+from layers.embeddings import Embedding, at_once, in_blocks, look_up
 from tests.support import assert_close
 
 V, D = 501, 64
@@ -24,3 +25,27 @@ def test_embedding_is_the_row_times_the_root_of_the_width(dtype):
 def test_tokens_enter_with_unit_variance():
     x = Embedding(vocab_size=V, embed_dim=D, rngs=nnx.Rngs(0))(np.arange(V)[None], jnp.float32)
     assert abs(float(jnp.mean(x**2)) - 1) < 0.03  # 32,064 samples: 0.03 is four standard deviations
+
+
+@pytest.mark.parametrize("added", [at_once, in_blocks])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradient_of_a_frequent_id_is_its_sum(added, dtype):
+    """3,000 ids in blocks of 1,024, of which most are equal; 64 ids fill no block."""
+    rng = np.random.default_rng(0)
+    for size in (64, 3000):
+        ids = np.minimum(rng.zipf(1.2, size), V) - 1
+        gradient = jnp.asarray(rng.normal(0.3, 1, (size, D)), dtype)
+        expected = np.zeros((V, D))
+        np.add.at(expected, ids, np.asarray(gradient, np.float64))
+        actual = added(gradient, ids, V)
+        assert actual.dtype == jnp.float32
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-4)  # sums of up to 3,000 in float32
+
+
+def test_gradient_of_the_embedding_loses_nothing_in_bfloat16():
+    """In bfloat16, a sum of 4,000 ones stops at 256."""
+    ids = np.zeros((8, 500), np.int32)
+    gradient = jax.grad(lambda table_VD: look_up(table_VD, ids).astype(jnp.float32).sum())(jnp.zeros((V, D), "bfloat16"))
+    assert gradient.dtype == jnp.bfloat16
+    assert_close(gradient[0], np.full(D, 4000.0), "bfloat16")
+    assert not np.any(gradient[1:])
