@@ -35,7 +35,11 @@ UNLIMITED = float("inf")
 
 
 class Profile(Callback):
-    """Trace the steps of a window, and of those that are asked for while the run goes on."""
+    """Trace the steps of a window, and of those that are asked for while the run goes on.
+
+    All steps of a trace have one batch size and one mesh: it ends before they change, and begins anew if the run rolls
+    back.
+    """
 
     def __init__(self, window: Window | None = None):
         """`window`: of --profile, if any."""
@@ -45,7 +49,9 @@ class Profile(Callback):
         """Say that a window cannot be traced, if the run resumes after its start or ends before it."""
         self._num_steps, self._log_every = job.config.train.steps, job.log.log_every
         self.window = self.window and self._if_reached(job, self.window)
-        if self.window and record and record["step"] >= self.window.start and not self._trace:
+        if self._trace:  # the run has rolled back
+            return self._discard()
+        if self.window and record and record["step"] >= self.window.start:
             job.log.event(
                 f"step {record['step']}: the steps {self.window.start} to {self.window.stop} are not traced, as the "
                 "run resumes after the first of them", "no_profile",
@@ -67,7 +73,7 @@ class Profile(Callback):
 
     def on_step(self, job, state, step):
         """End the trace after the last step of the window; look for a request at each step that is logged."""
-        if self._trace and step >= min(self.window.stop, self._num_steps):
+        if self._trace and (step >= min(self.window.stop, self._num_steps) or job.stages.shape(step) != self._stage):
             self._end(job, step)
         elif self.window is None and every(step, self._log_every):
             self.window = self._requested(job, step)
@@ -75,9 +81,12 @@ class Profile(Callback):
     def on_end(self, job, *, has_failed):
         """End a trace that the end of the run cuts off, without a summary."""
         if self._trace:
-            with self._trace:
-                self._trace.stop()
-            self._trace = None
+            self._discard()
+
+    def _discard(self) -> None:
+        with self._trace:
+            self._trace.stop()
+        self._trace = None
 
     def _requested(self, job, step: int) -> Window | None:
         """Return the window that process 0 was asked for, in all processes."""
@@ -101,6 +110,7 @@ class Profile(Callback):
     def _begin(self, job, batch) -> None:
         job.log.flush()  # the step before is no part of the trace
         self._shape = shape_of(batch, job.compiled_steps.cycles)
+        self._first, self._stage = job.clock.step, job.stages.shape(job.clock.step - 1)
         self._before, self._between, self._joules = job.clock.read(), _between_steps(job), _joules()
         self._trace = Trace()
 
@@ -110,7 +120,7 @@ class Profile(Callback):
         phases = {phase: seconds - self._before[phase] for phase, seconds in job.clock.read().items()}
         before, after = self._joules, _joules()
         joules = None if None in (before, after) else after - before
-        trace, start = self._trace, self.window.start
+        trace, start = self._trace, self._first
         self._trace = self.window = None
         with job.clock.within("profile"), trace:
             if file := trace.stop():

@@ -16,6 +16,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import train
 from configs import base
 from configs.errors import ConfigError
+from core.callbacks import Callback, RollBack
 from profiling import energy, report, windows
 from profiling.program import Kind, Program
 from profiling.recording import Profile, Trace
@@ -230,6 +231,39 @@ def test_a_running_job_is_profiled_at_the_request_of_a_file(profiled):
     assert max(lines_of(workdir, "train")) == 12, "the run goes on"
 
 
+def run_of_sums(folder, **changes):
+    """Return a run of 8 steps on texts in a folder."""
+    write_sums(folder / "texts", 40)
+    config = in_process(train__steps=8, train__eval_every=0, evaluation__sample_tokens=0, **changes)
+    config.data.update(source="text", path=f"{folder}/texts/*.txt", cache_dir=str(folder / "cache"))
+    return config
+
+
+def test_a_trace_ends_before_the_batch_grows(tmp_path):
+    """Steps of two batch sizes have other times and FLOPs: their mean is that of neither."""
+    ramp = dict(batch__ramp="steps", batch__first=8, batch__increase_step=4, batch__increase_factor=2.0)
+    config = run_of_sums(tmp_path, train__global_batch=16, **ramp)
+    train.train(config, tmp_path / "run", callbacks=[Profile(windows.parse("3:6"))])
+    profile = json.loads((tmp_path / "run" / "profile.json").read_text())
+    assert (profile["steps"], profile["rows"]) == ([3, 4], 8)
+
+
+def test_a_trace_begins_anew_after_a_roll_back(tmp_path):
+    """Steps that are computed again, and the restore between them, are not in the mean of the steps."""
+
+    class GoesBack(Callback):
+        done = False
+
+        def on_step(self, job, state, step):
+            self.done, was = step >= 5 or self.done, self.done
+            return RollBack("as a test", 5) if self.done and not was else None
+
+    config = run_of_sums(tmp_path, train__save_every=2)
+    train.train(config, tmp_path / "run", callbacks=[Profile(windows.parse("4:7")), GoesBack()])
+    profile = json.loads((tmp_path / "run" / "profile.json").read_text())
+    assert (profile["steps"], profile["num_steps"]) == ([5, 7], 3)
+
+
 def test_a_window_that_a_resumed_run_has_passed_is_said_to_be_lost():
     said = []
     log = types.SimpleNamespace(event=lambda text, kind: said.append((kind, text)), log_every=1)
@@ -270,12 +304,12 @@ def test_a_trace_without_room_ends_no_run_and_is_the_last_one(monkeypatch, tmp_p
     clock = types.SimpleNamespace(read=dict, within=lambda phase: contextlib.nullcontext())
     job = types.SimpleNamespace(log=log, config=base.get_config(), workdir=tmp_path, clock=clock)
     callback.on_start(job, None)
-    callback._before, callback._joules = {}, None
+    callback._before, callback._joules, callback._first = {}, None, 3
     monkeypatch.setattr(Trace, "unwritten", "")
     monkeypatch.setattr(jax.profiler, "start_trace", lambda folder, profiler_options: None)
     monkeypatch.setattr(jax.profiler, "stop_trace", full)
     for window, why in ((Window(3, 5), "RESOURCE_EXHAUSTED: No space left on device"), (Window(7, 9), "RESOURCE")):
-        callback.window, callback._trace = window, Trace()
+        callback.window, callback._trace, callback._first = window, Trace(), window.start
         callback.on_step(job, None, window.stop)
         [(kind, text)] = said
         assert kind == "no_profile" and text.startswith(f"the steps {window.start} to {window.stop} have no profile: ")
