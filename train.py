@@ -205,10 +205,13 @@ def run_training(
         frozen = frozen_models.weights(run, checkpoint_refs)
         compiled_steps = CompiledSteps(lambda shape: run_of(shape).compile(), shape, frozen)
         peak = preflight.peak_flops(topology, run.mesh.size)
-        steps = ramp.stage_end(config, step, increases) - step
-        display.lines(preflight.report(run_of(shape), compiled_steps.get(shape), steps, peak, record is None))
+        end = min(ramp.stage_end(config, step, increases), cycles.stage_end(config, step))
+        display.lines(preflight.report(run_of(shape), compiled_steps.get(shape), end - step, peak, record is None))
         display.lines([ramp.line(config)] if config.batch.ramp != "none" else [])
-        log = step_log.StepLog(run, writer, display, goodput=goodput, peak_flops=peak[0], record=record)
+        largest = run_of(stages.complete(shape._replace(rows=config.train.global_batch)))
+        log = step_log.StepLog(
+            run, writer, display, goodput=goodput, peak_flops=peak[0], most_flops=largest.flops_per_step, record=record
+        )
         for early in checkpoints.early_events:
             log.event("", **early)
         checkpoints.report, checkpoints.losses = log.event, losses_of(record)

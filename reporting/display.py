@@ -98,7 +98,7 @@ class Display:
         self.step, self.microbatch_ended = step, time.perf_counter()
 
     def train(self, step: int, figures: dict, names: Sequence[str] = (), *, grows: bool = False) -> None:
-        """Show a logged step, with the figures of these names; if the batch `grows`, later steps take longer."""
+        """Show a logged step, with the figures of these names; if the run `grows`, later steps take longer."""
         others = "".join(f"{name} {figures[name]:.3f}  " for name in names if name in figures)
         rest = f"{'at least ' if grows else ''}{duration((self.num_steps - step) * figures['step_seconds'])} left"
         left = rest if step < self.num_steps else ""

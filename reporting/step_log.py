@@ -58,13 +58,18 @@ class StepLog:
 
     def __init__(
         self, run, writer: MetricsWriter, display: Display, *,
-        goodput: Goodput, peak_flops: float | None, record: dict | None,
+        goodput: Goodput, peak_flops: float | None, most_flops: float, record: dict | None,
     ):  # fmt: skip
-        """Start, or resume from the `record` of a checkpoint; `peak_flops` is that of all devices."""
+        """Start, or resume from the `record` of a checkpoint.
+
+        Args:
+          peak_flops: of all devices.
+          most_flops: model FLOPs of the largest step of the run.
+        """
         self.run, self.writer, self.display, self.goodput = run, writer, display, goodput
-        self.peak_flops, self.seconds = peak_flops, 0.0
+        self.peak_flops, self.most_flops, self.seconds = peak_flops, most_flops, 0.0
         self.log_every = 1 if run.slow else run.config.train.log_every
-        self.num_steps, self.full_batch = run.config.train.steps, run.config.train.global_batch
+        self.num_steps = run.config.train.steps
         self.gathers = jax.process_count() == 1  # several processes must find the same trouble after the same step
         self.copies = jax.default_backend() != "cpu"  # on a CPU, each call takes 4 microseconds and gains nothing
         self.thread = futures.ThreadPoolExecutor(1, "step log")
@@ -119,7 +124,7 @@ class StepLog:
         if self.copies:
             for value in scalars.values():
                 value.copy_to_host_async()
-        self.pending.append((step, scalars, rows))
+        self.pending.append((step, scalars, rows, rows * self.run.flops_per_example))
         self.seconds += time.perf_counter() - began
 
     def wait(self) -> None:
@@ -163,11 +168,12 @@ class StepLog:
         self.checking = self.thread.submit(self._check, pending, self.speed.clock.read())
         return self.checking
 
-    def _check(self, pending: list[tuple[int, dict, int]], read: dict[str, float]) -> None:
-        for step, scalars, rows in pending:
-            self._complete(step, {name: np.asarray(value).tolist() for name, value in scalars.items()}, rows, read)
+    def _check(self, pending: list[tuple[int, dict, int, float]], read: dict[str, float]) -> None:
+        for step, scalars, rows, flops in pending:
+            figures = {name: np.asarray(value).tolist() for name, value in scalars.items()}
+            self._complete(step, figures, rows, flops, read)
 
-    def _complete(self, step: int, figures: dict, rows: int, read: dict[str, float]) -> None:
+    def _complete(self, step: int, figures: dict, rows: int, flops: float, read: dict[str, float]) -> None:
         """Count, check and log a step that is done; `read` is the clock when the pending steps had ended."""
         tokens, in_a_row = int(figures.pop("tokens")), int(figures.pop("skipped_in_a_row"))
         self.last_finite = all(map(math.isfinite, (figures["loss"], figures["gradient_norm"])))
@@ -175,13 +181,13 @@ class StepLog:
             figures["loss"] = math.nan
         self.last_step, self.last_figures = step, figures
         self.total_tokens += tokens
-        self.speed.count(tokens, rows)
+        self.speed.count(tokens, rows, flops)
         self.display.after(step)
         if figures["skipped"]:
             self._report_skipped(step, figures, in_a_row)
         if every(step, self.log_every) or step == self.num_steps:
             counts = {"global_batch": rows, "tokens": tokens, "total_tokens": self.total_tokens}
-            self._log(step, figures, counts, read)
+            self._log(step, figures, counts, read, grows=flops < self.most_flops)
 
     def _report_skipped(self, step: int, figures: dict, in_a_row: int) -> None:
         self.streak_finite = self.last_finite and (in_a_row == 1 or self.streak_finite)
@@ -194,8 +200,8 @@ class StepLog:
                 was_finite=self.streak_finite,
             )  # fmt: skip
 
-    def _log(self, step: int, figures: dict, counts: dict, read: dict[str, float]) -> None:
-        rates = counts | self.speed.interval(read, self.run.mesh.size, self.run.flops_per_example, self.peak_flops)
+    def _log(self, step: int, figures: dict, counts: dict, read: dict[str, float], *, grows: bool) -> None:
+        rates = counts | self.speed.interval(read, self.run.mesh.size, self.peak_flops)
         rates["goodput"] = self.goodput.fraction()
         if taken := figures.keys() & {*RESERVED, *rates}:
             raise ValueError(
@@ -204,7 +210,6 @@ class StepLog:
             )
         self.writer.write("train", step=step, **{name: _short(value) for name, value in figures.items()}, **rates)
         log_memory()
-        grows = rates["global_batch"] < self.full_batch
         self.display.train(step, figures | rates, self.run.objective.progress, grows=grows)
 
 

@@ -119,15 +119,14 @@ class Speed:
         self._begin(clock.read())
 
     def _begin(self, read: dict[str, float]) -> None:
-        self.before, self.steps, self.tokens, self.examples = read, 0, 0, 0
+        self.before, self.steps, self.tokens, self.examples, self.flops = read, 0, 0, 0, 0.0
 
-    def count(self, tokens: int, examples: int) -> None:
-        """Count a finished step."""
+    def count(self, tokens: int, examples: int, flops: float) -> None:
+        """Count a finished step; `flops` are those of the model."""
         self.steps, self.tokens, self.examples = self.steps + 1, self.tokens + tokens, self.examples + examples
+        self.flops += flops
 
-    def interval(
-        self, read: dict[str, float], num_devices: int, flops_per_example: float, peak_flops: float | None
-    ) -> dict:
+    def interval(self, read: dict[str, float], num_devices: int, peak_flops: float | None) -> dict:
         """Return the metrics of the steps since the last call, and reset.
 
         Args:
@@ -136,14 +135,14 @@ class Speed:
         """
         spent = {phase: seconds - self.before[phase] for phase, seconds in read.items()}
         seconds, steps = max(sum(spent[phase] for phase in OF_STEPS), 1e-9), max(self.steps, 1)
-        rate, examples_rate = self.tokens / seconds, self.examples / seconds
+        rate = self.tokens / seconds
         memory, peaks = device_memory_gib(), device_peak_gib()
         figures = {
             "step_seconds": seconds / steps,
             "tokens_per_second": rate,
             "tokens_per_second_per_device": rate / num_devices,
-            "examples_per_second": examples_rate,
-            "mfu": examples_rate * flops_per_example / peak_flops if peak_flops else None,
+            "examples_per_second": self.examples / seconds,
+            "mfu": self.flops / seconds / peak_flops if peak_flops else None,
             "data_wait_seconds": spent["data"] / steps,
             "host_memory_gib": host_memory_gib()[0],
             "device_memory_gib": memory and memory[0],

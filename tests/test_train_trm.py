@@ -16,6 +16,7 @@ from checkpointing.checkpoints import Checkpoints
 from configs.trm import sudoku_mini
 from core import assembly, start
 from parallelism.mesh import mesh_context
+from reporting import preflight
 from settings.validation import validate
 from tests.browser import Browser, executable
 from tests.serving.conftest import serving
@@ -57,24 +58,31 @@ def lines_of(workdir: pathlib.Path, kind: str) -> dict[int, dict]:
 
 
 @pytest.mark.slow
-def test_cycles_grow_while_a_run_trains_and_it_resumes_in_the_middle(cache, tmp_path):
-    """Bit for bit, with a checkpoint inside a stage of fewer cycles."""
+def test_cycles_grow_while_a_run_trains_and_it_resumes_in_the_middle(cache, tmp_path, capsys, monkeypatch):
+    """Bit for bit, with a checkpoint inside a stage of fewer cycles; MFU counts the cycles of each step."""
+    monkeypatch.setattr(preflight, "peak_flops", lambda topology, size: (1e12, "this test's peak"))
     grows = {
         "model__low_cycles": 3, "supervision__first_high_cycles": 1, "supervision__first_low_cycles": 1,
         "supervision__growth_fraction": 0.5, "train__steps": 16, "train__save_every": 6,
         "supervision__final_exploration": 0.1,
     }  # fmt: skip
     train.train(tiny(cache, **grows), tmp_path / "whole")
+    shown = capsys.readouterr().out
+    assert " for 4 steps (an estimate" in shown, "of the first stage alone"
+    assert [" at least " in line for line in shown.splitlines() if line.startswith("step ") and " left" in line] == (
+        [True] * 8 + [False] * 7
+    )
     shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
     for step in (12, 16):
         shutil.rmtree(tmp_path / "resumed" / "checkpoints" / str(step), ignore_errors=True)
     train.train(tiny(cache, **grows), tmp_path / "resumed")
     alone = dict(grows, supervision__first_high_cycles=0, supervision__first_low_cycles=0)
     train.train(tiny(cache, **alone), tmp_path / "alone")
-    whole, resumed, alone = (
-        {step: line["loss"] for step, line in lines_of(tmp_path / name, "train").items()}
-        for name in ("whole", "resumed", "alone")
-    )
+    whole, resumed, alone = (lines_of(tmp_path / name, "train") for name in ("whole", "resumed", "alone"))
+    flops = [line["mfu"] / line["examples_per_second"] for line in whole.values()]
+    assert flops[0] == pytest.approx(flops[1]) and flops[0] < 0.7 * flops[-1], "of the cycles of each step"
+    assert flops[-1] == pytest.approx(alone[1]["mfu"] / alone[1]["examples_per_second"])
+    whole, resumed, alone = ({n: line["loss"] for n, line in lines.items()} for lines in (whole, resumed, alone))
     assert len(whole) == 16 and whole == resumed
     assert whole[1] != alone[1], "the first stage has other cycles"
 

@@ -31,7 +31,7 @@ def logged(folder, *steps: dict, quiet: bool = True) -> list[dict]:
     clock.enter("wait")
     goodput = Goodput(clock, folder / "none.json", None)
     with MetricsWriter(folder) as writer, Display(len(steps), quiet=quiet) as display:
-        log = StepLog(run, writer, display, goodput=goodput, peak_flops=None, record=None)
+        log = StepLog(run, writer, display, goodput=goodput, peak_flops=None, most_flops=2.0, record=None)
         for step, scalars in enumerate(steps, start=1):
             figures = {"loss": 0.0, "gradient_norm": 0.0, "tokens": 4.0, "skipped": 0.0, "skipped_in_a_row": 0.0}
             log.add(step, {name: on_device(value) for name, value in (figures | scalars).items()}, rows=1)

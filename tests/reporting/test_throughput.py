@@ -41,34 +41,34 @@ def test_steps_count_and_compiling_evaluating_and_saving_do_not(turn):
     turn(50)  # starting up
     for _ in range(4):
         one_step(clock, turn, 0.5, 1.5)
-        speed.count(tokens=300, examples=10)
+        speed.count(tokens=300, examples=10, flops=3e8)
         with clock.within("save"):
             turn(3)
-    figures = speed.interval(clock.read(), num_devices=5, flops_per_example=3e7, peak_flops=1e9)
+    figures = speed.interval(clock.read(), num_devices=5, peak_flops=1e9)
     assert figures["step_seconds"] == 2.0
     assert figures["data_wait_seconds"] == 0.5
     assert figures["tokens_per_second"] == 150.0
     assert figures["tokens_per_second_per_device"] == 30.0
     assert figures["examples_per_second"] == 5.0
-    assert figures["mfu"] == pytest.approx(5 * 3e7 / 1e9)  # though few of the tokens may be learned
+    assert figures["mfu"] == pytest.approx(3e8 / 2 / 1e9)  # though few of the tokens may be learned
 
 
 def test_an_interval_begins_anew(turn):
     clock = clocks.Clock(100.0)
     speed = throughput.Speed(clock)
     one_step(clock, turn, 2, 4)
-    speed.count(tokens=60, examples=1)
-    speed.interval(clock.read(), 1, 1.0, None)
+    speed.count(tokens=60, examples=1, flops=1.0)
+    speed.interval(clock.read(), 1, None)
     one_step(clock, turn, 1, 3)
-    speed.count(tokens=80, examples=1)
-    figures = speed.interval(clock.read(), 1, 1.0, None)
+    speed.count(tokens=80, examples=1, flops=1.0)
+    figures = speed.interval(clock.read(), 1, None)
     assert figures["tokens_per_second"] == 20.0 and figures["step_seconds"] == 4.0
     assert figures["mfu"] is None
 
 
 def test_an_interval_without_steps_is_no_error(turn):
     clock = clocks.Clock(100.0)
-    assert throughput.Speed(clock).interval(clock.read(), 1, 1.0, 1.0)["tokens_per_second"] == 0
+    assert throughput.Speed(clock).interval(clock.read(), 1, 1.0)["tokens_per_second"] == 0
 
 
 def test_the_measured_peak_is_that_of_a_processor():
@@ -135,6 +135,6 @@ def test_a_step_has_the_lowest_and_the_highest_peak_of_the_devices(monkeypatch, 
     devices = [Device(n, {"bytes_in_use": 2**30, "peak_bytes_in_use": (n + 2) * 2**30}) for n in range(3)]
     monkeypatch.setattr(throughput.jax, "local_devices", lambda: devices)
     clock = clocks.Clock(100.0)
-    figures = throughput.Speed(clock).interval(clock.read(), 3, 1.0, None)
+    figures = throughput.Speed(clock).interval(clock.read(), 3, None)
     assert figures["device_memory_gib"] == 1.0
     assert (figures["device_memory_peak_gib_min"], figures["device_memory_peak_gib_max"]) == (2.0, 4.0)
