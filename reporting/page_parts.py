@@ -68,6 +68,6 @@ def table_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def short(number: float) -> str:
     """Return a number as a tick label: 0.002, 6,144, 5.03M, 2e+17."""
-    if 1e6 <= number < 1e9:
+    if 1e6 <= number < 999.5e6:
         return f"{number / 1e6:.3g}M"
     return f"{number:,.0f}" if 100 <= number < 1e6 else f"{number:.3g}"

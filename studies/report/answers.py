@@ -117,7 +117,8 @@ def sentence(rows: list[Row], metric: str, direction: str) -> str:
     if best.mean == worst.mean:
         return f"{most}{rest}."
     gap, needed = abs(best.mean - worst.mean), least_difference(done, best, worst)
-    apart = f"{gap:.4f} apart; the spread over seeds alone explains up to {needed:.4f}"
+    size = max(abs(best.mean), abs(worst.mean))
+    apart = f"{digits(gap, size)} apart; the spread over seeds alone explains up to {digits(needed, size)}"
     if gap <= needed:
         return f"No difference beyond the spread over seeds: {most}, {apart}{rest}."
     close = abs(best.mean - second.mean) <= least_difference(done, best, second)
@@ -148,7 +149,16 @@ def _of_one(row: Row, metric: str, left: int) -> str:
 
 def figure(row: Row) -> str:
     """Return the mean of a row with its standard error."""
-    return f"{row.mean:.4f}" + ("" if row.error is None else f" ± {row.error:.4f}")
+    return digits(row.mean) + ("" if row.error is None else f" ± {digits(row.error, row.mean)}")
+
+
+def digits(number: float, beside: float | None = None) -> str:
+    """Return a number with as many decimals as it needs, or as a figure `beside` it: 0.00001234, 2.3456 or 123,456."""
+    size = abs(number if beside is None else beside)
+    decimals = 0 if size >= 10_000 else 4
+    if 0 < size < 0.001:
+        decimals = 3 - math.floor(math.log10(size))
+    return f"{number:,.{decimals}f}"
 
 
 def words(metric: str) -> str:

@@ -9,7 +9,7 @@ from reporting import html_page, page_parts
 from reporting.display import counted
 from reporting.page_parts import figure_of, paragraphs, table_of
 from studies.report import costs, guide, plots
-from studies.report.answers import Answer, Row, figure, words
+from studies.report.answers import Answer, Row, digits, figure, words
 from studies.suites import Study
 
 CURVES = "Learning curves: a thin line is one seed."
@@ -57,9 +57,9 @@ def _table(rows: list[Row], metric: str) -> str:
     columns = ("configuration", metric.capitalize(), "Deviation", "Seeds", "Chip-hours", "Cost", "what differs")
     cells = [
         (
-            row.name, figure(row) if row.values else "-", "-" if row.deviation is None else f"{row.deviation:.4f}",
-            str(len(row.values)), f"{row.chip_hours:.2f}", "not known" if row.cost is None else f"${row.cost:,.2f}",
-            row.changes,
+            row.name, figure(row) if row.values else "-",
+            "-" if row.deviation is None else digits(row.deviation, row.mean), str(len(row.values)),
+            f"{row.chip_hours:.2f}", "not known" if row.cost is None else f"${row.cost:,.2f}", row.changes,
         )
         for row in rows
     ]  # fmt: skip

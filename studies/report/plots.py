@@ -9,7 +9,7 @@ import statistics
 import numpy as np
 
 from reporting.page_parts import COLOURS, GRID, INK, short
-from studies.report.answers import Answer, Row, figure
+from studies.report.answers import Answer, Row, digits, figure
 from studies.report.costs import FLOPS, Costs
 
 HEIGHT = 3.2  # inches of a plot
@@ -29,7 +29,7 @@ def draw_curves(drawn: tuple[list[Row], str], figure_, tips: dict[str, str]) -> 
                 steps, [curve[step] for step in steps], color=COLOURS[number % len(COLOURS)], linewidth=1.3,
                 marker="." if len(steps) < 3 else "", label="_" if which else row.name, gid=f"line{number}-{seed}",
             )  # fmt: skip
-            tips[line[0].get_gid()] = f"{row.name}, seed {seed}: {curve[steps[-1]]:.4f}" if steps else row.name
+            tips[line[0].get_gid()] = f"{row.name}, seed {seed}: {digits(curve[steps[-1]])}" if steps else row.name
     axes.set(xlabel="step", ylabel=metric)
     axes.grid(axis="y")
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=8, borderaxespad=0.2)

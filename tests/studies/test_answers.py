@@ -48,6 +48,16 @@ def test_a_group_whose_trials_have_all_ended_does_not_promise_an_answer():
     assert said(row("a", [0.5], left=1), row("b", [], left=2)).startswith("No answer yet: 0 of 2 "), "one seed is left"
 
 
+@pytest.mark.parametrize(("values", "shown"), [
+    ([1.2e-5, 1.4e-5], "0.00001300 ± 0.00000100"),
+    ([123_456.0, 123_458.0], "123,457 ± 1"),
+    ([-0.5, -0.7], "-0.6000 ± 0.1000"),
+])  # fmt: skip
+def test_a_figure_has_the_decimals_of_its_size(values, shown):
+    """As a mean squared error, or tokens a second."""
+    assert f" {shown}, mean of 2 seeds." in said(row("a", values))
+
+
 def test_equal_values_have_no_best_and_no_worst():
     assert said(row("a", [1.0, 1.0]), row("b", [1.0, 1.0])) == (
         "All 2 configurations have the same exact accuracy, 1.0000 ± 0.0000."
