@@ -208,7 +208,8 @@ def run_training(
         end = min(ramp.stage_end(config, step, increases), cycles.stage_end(config, step))
         display.lines(preflight.report(run_of(shape), compiled_steps.get(shape), end - step, peak, record is None))
         display.lines([ramp.line(config)] if config.batch.ramp != "none" else [])
-        largest = run_of(stages.complete(shape._replace(rows=config.train.global_batch)))
+        last = cycles.after(config, last_step - 1)  # of the last step
+        largest = run_of(shape._replace(rows=config.train.global_batch, cycles=last))
         log = step_log.StepLog(
             run, writer, display, goodput=goodput, peak_flops=peak[0], most_flops=largest.flops_per_step, record=record
         )

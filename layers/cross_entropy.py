@@ -48,6 +48,7 @@ def log_probabilities(
     Arguments are as in `cross_entropy`; `temperature` divides the logits, after their cap. A target less than 0 is
     masked: its result is 0.
     """
+    head_DV = head_DV.astype(jnp.float32)  # the type in which the gradients of chunks are added
 
     @jax.checkpoint
     def of_chunk(chunk):

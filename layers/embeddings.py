@@ -45,10 +45,10 @@ class Head(nnx.Module):
 
 
 def look_up(table_VD: jax.Array, ids: jax.Array) -> jax.Array:
-    """Return the rows [..., D] of a table; the gradient of a row is summed in float32, and in a fixed order.
+    """Return the rows [..., D] of a table; the gradient of a row is summed in float32.
 
     A sum in bfloat16 stops growing when it is 256 times as large as what is added: of 12,000 equal ids in a batch, most
-    of the gradient was lost. A GPU would add in any order.
+    of the gradient was lost. A GPU would add in any order. If one GPU holds all ids, it adds in a fixed order.
     """
     return _look_up(len(table_VD), table_VD, ids)
 
@@ -73,12 +73,15 @@ def at_once(gradient_SD: jax.Array, ids_S: jax.Array, num_rows: int) -> jax.Arra
     return jnp.zeros((num_rows, gradient_SD.shape[1])).at[ids_S].add(gradient_SD.astype(jnp.float32))
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def in_blocks(gradient_SD: jax.Array, ids_S: jax.Array, num_rows: int) -> jax.Array:
     """Compute the same as `at_once` without atomic additions, so in the same order each time.
 
-    In a block, a product gives each id the sum of all equal ids. Equal ids write the same row with the same bits.
+    In a block, a product gives each id the sum of all equal ids. Equal ids write the same row with the same bits. The
+    derivative is a look-up; JAX's, of writes to equal rows, would keep masks of the whole table.
     """
-    size = min(len(ids_S), BLOCK)
+    ids_S = jnp.where(ids_S < 0, ids_S + num_rows, ids_S)  # the last rows, as when indexing
+    size = max(1, min(len(ids_S), BLOCK))
     padding = -len(ids_S) % size
     blocks = (
         jnp.pad(ids_S, (0, padding), constant_values=num_rows).reshape(-1, size),  # no such row: it is not written
@@ -91,3 +94,14 @@ def in_blocks(gradient_SD: jax.Array, ids_S: jax.Array, num_rows: int) -> jax.Ar
         return total_VD.at[ids_C].set(total_VD[ids_C] + einsum_f32("cC,CD->cD", equal_CC, gradient_CD)), None
 
     return jax.lax.scan(add, jnp.zeros((num_rows, gradient_SD.shape[1])), blocks)[0]
+
+
+def _in_blocks_backward(num_rows: int, kept: tuple, cotangent_VD: jax.Array) -> tuple[jax.Array, None]:
+    ids_S, like = kept
+    return look_up(cotangent_VD, ids_S).astype(like.dtype), None
+
+
+in_blocks.defvjp(
+    lambda gradient_SD, ids_S, num_rows: (in_blocks(gradient_SD, ids_S, num_rows), (ids_S, gradient_SD[:0])),
+    _in_blocks_backward,
+)

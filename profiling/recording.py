@@ -37,8 +37,8 @@ UNLIMITED = float("inf")
 class Profile(Callback):
     """Trace the steps of a window, and of those that are asked for while the run goes on.
 
-    All steps of a trace have one batch size and one mesh: it ends before they change, and begins anew if the run rolls
-    back.
+    All steps of a trace have the same batch size, mesh and cycles: it ends before they change. It begins anew if the
+    run rolls back.
     """
 
     def __init__(self, window: Window | None = None):

@@ -36,15 +36,14 @@ def check_device(run) -> None:
 
 
 def _check_steps_repeat(config) -> None:
-    """Raise ConfigError if steps are computed twice on a GPU that adds in any order: no device would be at fault."""
+    """Raise ConfigError if steps are computed twice on a GPU that may add in any order: no device would be at fault."""
     if not config.train.recheck_every or jax.default_backend() != "gpu":
         return
     given = dict(re.findall(r"--xla_gpu_(\w+)=?(\S*)", os.environ.get("XLA_FLAGS", "")))  # the last of a name
     if not any(given.get(name, "false").lower() in ("", "1", "true") for name in ORDERED_SUMS):
         raise ConfigError(
-            f"train.recheck_every={config.train.recheck_every} compares bits, but on a GPU XLA may add gradients, such "
-            "as those of an embedding, in any order; add --xla_gpu_exclude_nondeterministic_ops=true to XLA_FLAGS, or "
-            "set --config.train.recheck_every=0"
+            f"train.recheck_every={config.train.recheck_every} compares bits, but on a GPU XLA may add in any order; "
+            "add --xla_gpu_exclude_nondeterministic_ops=true to XLA_FLAGS, or set --config.train.recheck_every=0"
         )
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from layers.axes import platform
+from layers.embeddings import look_up
 from layers.products import einsum, einsum_f32, with_precision
 
 BLOCK = {"cpu": 128, "gpu": 256, "tpu": 1}  # rows; the size of a group is a multiple of it
@@ -67,11 +68,12 @@ def composed(matmul: Callable, x: jax.Array, factors: jax.Array, weights: tuple)
 def by_block(x_SD: jax.Array, weights_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
     """Return [S, F]: the rows of each group times its weight, by one product for each block of rows.
 
-    XLA's CPU backend has no grouped product.
+    XLA's CPU backend has no grouped product. The gradients of a group's blocks are summed in float32, as by `look_up`.
     """
     blocks = _blocks(x_SD, BLOCK["cpu"])
-    y = einsum("ECD,EDF->ECF", blocks, weights_EDF[_groups(sizes_E, len(blocks), BLOCK["cpu"])])
-    return y.reshape(len(x_SD), -1)
+    groups = _groups(sizes_E, len(blocks), BLOCK["cpu"])
+    of_blocks = look_up(weights_EDF.reshape(len(weights_EDF), -1), groups).reshape(-1, *weights_EDF.shape[1:])
+    return einsum("ECD,EDF->ECF", blocks, of_blocks).reshape(len(x_SD), -1)
 
 
 @jax.custom_vjp

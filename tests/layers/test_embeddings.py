@@ -50,3 +50,18 @@ def test_gradient_of_the_embedding_loses_nothing_in_bfloat16():
     assert gradient.dtype == jnp.bfloat16
     assert_close(gradient[0], np.full(D, 4000.0), "bfloat16")
     assert not np.any(gradient[1:])
+
+
+@pytest.mark.parametrize("ids", [[], [-1, 3, -1, V - 1], [V, 2, V + 5]])
+def test_ids_that_do_not_exist_or_are_negative_count_as_when_indexing(ids):
+    ids = jnp.asarray(ids, jnp.int32)
+    gradient = jnp.ones((len(ids), D))
+    np.testing.assert_array_equal(in_blocks(gradient, ids, V), at_once(gradient, ids, V))
+
+
+def test_the_derivative_of_a_sum_in_blocks_is_a_look_up():
+    """As in MAML: JAX's derivative of writes to equal rows would hold masks of the whole table."""
+    ids = jnp.asarray([1, 4, 1], jnp.int32)
+    cotangent = jnp.asarray(np.random.default_rng(0).normal(size=(V, D)), jnp.float32)
+    _, pull = jax.vjp(lambda gradient: in_blocks(gradient, ids, V), jnp.zeros((3, D), jnp.bfloat16))
+    np.testing.assert_array_equal(pull(cotangent)[0], cotangent[ids].astype(jnp.bfloat16))

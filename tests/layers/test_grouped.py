@@ -76,6 +76,15 @@ def test_tiles_of_a_tpu_may_end_outside_the_array(monkeypatch, D, F):
     assert_close(observed(interpreted, arguments, sizes), observed(by_loop, arguments, sizes))
 
 
+def test_a_cpu_adds_the_gradients_of_blocks_in_float32():
+    """In bfloat16 a sum of 512 equal gradients stops at half of them."""
+    rows = 512 * grouped.BLOCK["cpu"]
+    x, sizes = jnp.ones((rows, 1), jnp.bfloat16), jnp.asarray([0, rows], jnp.int32)
+    loss = lambda weights: grouped.by_block(x, weights, sizes).astype(jnp.float32).sum()  # noqa: E731
+    gradient = jax.grad(loss)(jnp.ones((2, 1, 1), jnp.bfloat16))
+    assert gradient.ravel().tolist() == [0, rows]
+
+
 def test_a_gpu_loops_over_blocks_and_adds_up_in_float32():
     """In bfloat16 the gradient of a weight would lose what many blocks add."""
     rows = 40 * grouped.BLOCK["gpu"]
