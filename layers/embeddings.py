@@ -91,7 +91,7 @@ def in_blocks(gradient_SD: jax.Array, ids_S: jax.Array, num_rows: int) -> jax.Ar
     def add(total_VD, block):
         ids_C, gradient_CD = block
         equal_CC = (ids_C[:, None] == ids_C).astype(gradient_CD.dtype)
-        return total_VD.at[ids_C].set(total_VD[ids_C] + einsum_f32("cC,CD->cD", equal_CC, gradient_CD)), None
+        return total_VD.at[ids_C].set(total_VD[ids_C] + einsum_f32("SC,CD->SD", equal_CC, gradient_CD)), None
 
     return jax.lax.scan(add, jnp.zeros((num_rows, gradient_SD.shape[1])), blocks)[0]
 
