@@ -161,4 +161,6 @@ def end_with_one_line(kind: type, error: BaseException, trace) -> None:
 if __name__ == "__main__":
     sys.excepthook = end_with_one_line
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends a foreground command like Ctrl-C
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # so does the end of its terminal, without nohup
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     sys.exit(run(sys.argv[1:]))

@@ -5,6 +5,7 @@ import contextlib
 import os
 import pathlib
 import tempfile
+from collections.abc import Iterator
 from typing import NotRequired
 
 from checkpointing import host_parts
@@ -38,16 +39,34 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> None:
     pod = {} if in_bucket else transport.describe() or {}
     source = {"folder": folder, "pod": "" if in_bucket else settings.name, "created": pod.get("createTime", "")}
     earlier = _created_before(target, source)
-    if in_bucket or (folder.startswith("/") and settings.transport == "local"):
-        _copy_from_storage(settings, folder, target)
-    elif not folder.startswith("/") and (num_workers := pod.get("workers") or transport.num_workers) > 1:
-        _join(settings, transport, num_workers, folder, target)
-    else:
-        _copy_from_host(settings, transport, folder, target)
+    with _marked(settings, target, source | {"created": source["created"] or earlier}):
+        if in_bucket or (folder.startswith("/") and settings.transport == "local"):
+            _copy_from_storage(settings, folder, target)
+        elif not folder.startswith("/") and (num_workers := pod.get("workers") or transport.num_workers) > 1:
+            _join(settings, transport, num_workers, folder, target)
+        else:
+            _copy_from_host(settings, transport, folder, target)
     if not settings.dry_run:
-        files = [file for file in target.rglob("*") if file.is_file()]
+        files = [file for file in target.rglob("*") if file.is_file() and file.name != SOURCE]
         print(f"{folder} is in {target}: {len(files)} files, {sum(f.stat().st_size for f in files) / 1e6:.1f} MB")
-        records.write_json(target / SOURCE, source | {"created": source["created"] or earlier})
+
+
+@contextlib.contextmanager
+def _marked(settings: Settings, target: pathlib.Path, source: dict[str, str]) -> Iterator[None]:
+    """Write whose backup the folder is after the block has copied it, also if it was interrupted in the middle."""
+    before = _names(target)
+    try:
+        yield
+    except BaseException:
+        if _names(target) != before:
+            records.write_json(target / SOURCE, source)
+        raise
+    if not settings.dry_run:
+        records.write_json(target / SOURCE, source)
+
+
+def _names(folder: pathlib.Path) -> list[str]:
+    return sorted(os.listdir(folder)) if folder.is_dir() else []
 
 
 def _default(settings: Settings) -> pathlib.Path:

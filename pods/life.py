@@ -12,6 +12,7 @@ import os
 import pathlib
 import re
 import shlex
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -71,9 +72,17 @@ def describe(settings: Settings, transport: Transport, rest: list[str]) -> None:
 
 
 def delete(settings: Settings, transport: Transport, rest: list[str]) -> None:
-    """Delete the pod and the record of its launch."""
+    """Delete the pod, or the request for it that still waits, and the record of its launch."""
+    created = settings
+    try:
+        created = records.as_created(settings)
+    except PodError as error:  # the pod is deleted nevertheless
+        print(f"{error}; a request that still waits is deleted with --queued", file=sys.stderr)
     with records.forgotten(settings):
-        note(settings, transport.delete())
+        line = transport.delete()
+        if "nothing to delete" in line and created.queued and not settings.queued:
+            line = connect(created).delete()
+        note(settings, line)
 
 
 def setup(settings: Settings, transport: Transport, rest: list[str]) -> None:

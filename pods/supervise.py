@@ -71,6 +71,7 @@ class Supervisor:
 
     def __init__(self, settings: Settings, transport: Transport, record: dict):
         self.settings, self.transport, self.record = settings, transport, record
+        self.times = {record["time"]}  # of the launches that it knows
         self.restarts, self.furthest, self.unreachable, self.blind = 0, 0, 0, 0
         self.trial = ""  # of a study: the last that began
         self.final = studies.FINAL if record.get("study") else hosts.FINAL
@@ -104,6 +105,7 @@ class Supervisor:
         if not records.launched(self.settings):
             return Verdict(end=hosts.SAVED, trouble="the pod was deleted by `delete`")
         try:
+            self.adopts_launch()
             pod = self.transport.describe()
             if pod is None or pod.get("state") in NODE_AND_LOST:
                 return Verdict(trouble=f"the pod is {pod['state'] if pod else 'gone'}", lost=True)
@@ -159,9 +161,9 @@ class Supervisor:
         count = f"restart {self.restarts} of {self.settings.max_restarts}"
         self.alert(f"{self.settings.name}: {verdict.trouble}; {count} from the newest good checkpoint")
         time.sleep(_pause(self.restarts))
-        if not records.launched(self.settings):  # deleted meanwhile; the next check ends the loop
-            return True
         try:
+            if not records.launched(self.settings) or self.adopts_launch():  # meanwhile; the next check looks again
+                return True
             if verdict.lost:
                 self.create_again()
             else:
@@ -170,25 +172,48 @@ class Supervisor:
                 self.transport.put_code()
                 self.needs_code = False
             record = self.record | {"time": time.time()}
+            self.times.add(record["time"])
             launch.start(self.settings, self.transport, record, unless_ended=True, was_stopped=True)
-        except PodError as error:  # the next check sees that nothing runs, and counts it
+        except (PodError, OSError) as error:  # the next check sees that nothing runs, and counts it
             print(f"restart failed: {error}", file=sys.stderr, flush=True)
         self.mixed_since = None
+        return True
+
+    def adopts_launch(self) -> bool:
+        """Return whether `launch` or `restart` was called in another terminal since the last call, and supervise that.
+
+        Another program begins without restarts.
+        """
+        record = records.read(self.settings)
+        if record["time"] in self.times:
+            return False
+        self.times.add(record["time"])
+        print(f"launched meanwhile: {record['subcommand']}, {studies.what(record)}", flush=True)
+        if record | {"time": 0} != self.record | {"time": 0}:
+            self.restarts, self.furthest, self.trial = 0, 0, ""
+            self.final = studies.FINAL if record.get("study") else hosts.FINAL
+        self.record = record
         return True
 
     def create_again(self) -> None:
         """Delete the rest of the pod, create it as before and wait for it; try again while there is no capacity.
 
-        PodError after wait_seconds, for a failure that another try does not change, and after `delete`.
+        A pod that was created meanwhile is kept. PodError after wait_seconds, for a failure that another try does not
+        change, and after `delete`.
         """
         self.needs_code = True
         end, tries = time.monotonic() + self.settings.wait_seconds, 0
         while True:
             try:
-                for step in (self.transport.delete, self.transport.create, self.transport.wait):
+                pod = self.transport.describe() if tries else None
+                if pod is None or pod.get("state") in NODE_AND_LOST:
+                    print(self.transport.delete(), flush=True)
+                for step in (self.transport.create, self.transport.wait):
                     print(step(), flush=True)
                 self.waiting_since = None
-                return
+                if records.launched(self.settings):
+                    return
+                print(self.transport.delete(), flush=True)  # nobody would watch it
             except PodError as error:
                 tries += 1
                 if error.exit_status == 2 or LASTING.search(str(error)) or time.monotonic() + _pause(tries) > end:

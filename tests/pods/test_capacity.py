@@ -94,13 +94,15 @@ def test_a_pod_that_is_there_is_neither_made_nor_deleted(gcloud):
     assert done.status == 0 and made(done.argvs) == [] and "exists already" in done.stdout
 
 
-def test_interrupted_while_a_pod_is_made_nothing_of_it_stays(gcloud):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_interrupted_while_a_pod_is_made_nothing_of_it_stays(gcloud, number):
+    """By Ctrl-C, or by the end of a terminal."""
     zone = "us-central2-b"
     environment = gcloud.environment | {"FAKE_CAPACITY": f"{zone}:demand", "FAKE_SLOW": zone}
     words = [sys.executable, "pod.py", "create", ZONES, "--wait"]
     running = subprocess.Popen(words, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE)
     wait_until(lambda: gcloud.log.exists() and '"create"' in gcloud.log.read_text(), "the request")
-    running.send_signal(signal.SIGINT)
+    running.send_signal(number)
     said, _ = running.communicate(timeout=60)
     calls = [json.loads(line)["argv"] for line in gcloud.log.read_text().splitlines()]
     assert running.returncode == 130 and f"{zone}: torus: deleted" in said

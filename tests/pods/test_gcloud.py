@@ -382,6 +382,13 @@ def test_delete_takes_the_queued_resource_with_the_node(gcloud):
     assert done.argvs[-1] == queued("delete", "my-request", *SCOPE, "--force", "--quiet")
 
 
+def test_delete_takes_the_request_of_a_queued_pod_that_is_not_there_yet(gcloud):
+    """Else the pod arrives later, and nobody watches it."""
+    assert gcloud.run("create", "--queued", "--queued_resource=q", ACCEL="v4-16").status == 0
+    done = gcloud.run("delete", FAKE_HOSTS="0")
+    assert done.status == 0 and done.argvs[-1] == queued("delete", "q", *SCOPE, "--force", "--quiet")
+
+
 def test_wait_follows_the_request_until_it_is_active(gcloud):
     states = "WAITING_FOR_RESOURCES ACCEPTED PROVISIONING PROVISIONING ACTIVE"
     done = gcloud.run("wait", "--queued", FAKE_STATES=states)

@@ -439,6 +439,29 @@ def test_a_second_backup_copies_what_is_in_the_folder(tmp_path, transport, insid
     assert copied == [(f"mine:~/run{inside}", str(tmp_path))]
 
 
+def test_an_interrupted_backup_takes_no_other_run(tmp_path):
+    """And one that copied nothing leaves nothing, as after a wrong name."""
+
+    def copying(*names: str):
+        def copy(source, target, worker):
+            for name in names:
+                (tmp_path / "backup" / name).touch()
+            raise PodError("interrupted")
+
+        return types.SimpleNamespace(num_workers=1, describe=lambda: None, copy=copy)
+
+    (tmp_path / "backup").mkdir()
+    tries = [
+        ("one", [], "interrupted", False), ("two", ["a"], "interrupted", True), ("one", [], "backup of ~/two", True),
+        ("two", [], "interrupted", True),
+    ]  # fmt: skip
+    for run, files, error, is_marked in tries:
+        asked, _ = settings.read(["--transport=gcloud", "--name=mine", f"--workdir=~/{run}"], {})
+        with pytest.raises(PodError, match=error):
+            backup.backup(asked, copying(*files), [str(tmp_path / "backup")])
+        assert (tmp_path / "backup" / "backup.json").exists() == is_marked
+
+
 def test_the_default_folder_of_backups_must_be_this_users(tmp_path, monkeypatch):
     """In /tmp another user could have made it, with links to files of this one."""
     monkeypatch.setattr(backup, "BACKUP", str(tmp_path / "backup"))

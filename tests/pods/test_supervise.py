@@ -51,6 +51,7 @@ def looks(monkeypatch):
     found, launched = [], []
     monkeypatch.setattr(supervise, "FIRST_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(records, "launched", lambda _: True)
+    monkeypatch.setattr(records, "read", lambda _: launched[-1] if launched else LAUNCH)
     monkeypatch.setattr(watch, "look", lambda *_: found.pop(0) if len(found) > 1 else found[0])
     monkeypatch.setattr(launch, "start", lambda settings, transport, record, **_: launched.append(record) or 0)
     return found, launched
@@ -155,6 +156,66 @@ def test_a_death_stops_the_rest_and_starts_all_again(looks, capfd):
     one = supervisor()
     assert one.run() == 0 and len(launched) == 1 and one.transport.asked == ["stop"]
     assert "ALERT: mine: worker 1 ended with status 137 (signal 9); restart 1 of 10" in capfd.readouterr().err
+
+
+def test_a_program_that_is_launched_from_another_terminal_is_supervised(looks, capfd):
+    """A restart of the one before would take its place, and that of its record."""
+    found, launched = looks
+    other = LAUNCH | {"words": ["sleep", "2002"], "time": 1.0}
+    launched.append(other)
+    found += [workers(**ended(1)), FINISHED]
+    one = supervisor()
+    one.restarts = 3
+    assert one.run() == 0 and [record["words"] for record in launched] == [other["words"]] * 2
+    assert one.restarts == 1 and "launched meanwhile: launch, " in capfd.readouterr().out
+
+
+def test_a_restart_by_somebody_else_during_the_pause_is_left_alone(looks, monkeypatch):
+    found, launched = looks
+    found += [workers(**ended(1)), FINISHED]
+    one = supervisor()
+    monkeypatch.setattr(supervise, "_pause", lambda tries: launched.append(LAUNCH | {"time": 1.0}) or 0.0)
+    assert one.run() == 0 and len(launched) == 1 and not one.transport.asked, "nothing is stopped"
+
+
+def test_a_full_disk_here_fails_one_restart(looks, monkeypatch, capfd):
+    found, launched = looks
+    found += [workers(**ended(1)), workers(**ended(1)), FINISHED]
+    start, failures = launch.start, [OSError(28, "No space left on device")]
+
+    def starts(*given, **options):
+        if failures:
+            raise failures.pop()
+        return start(*given, **options)
+
+    monkeypatch.setattr(launch, "start", starts)
+    assert supervisor().run() == 0 and len(launched) == 1
+    assert "restart failed: [Errno 28] No space left on device" in capfd.readouterr().err
+
+
+def test_a_pod_that_somebody_made_between_two_tries_is_kept(looks, monkeypatch):
+    one = supervisor()
+    one.transport.described = None
+
+    def create():
+        one.transport.asked.append("create")
+        if one.transport.described is None:
+            one.transport.described = {"state": "READY"}
+            raise STOCK_OUT
+        return "exists already"
+
+    monkeypatch.setattr(one.transport, "create", create, raising=False)
+    one.create_again()
+    assert one.transport.asked == ["delete", "create", "create", "wait"]
+
+
+def test_a_pod_that_comes_after_delete_is_deleted(looks, monkeypatch):
+    one, there = supervisor(), [True]
+    monkeypatch.setattr(records, "launched", lambda _: there[0])
+    monkeypatch.setattr(one.transport, "wait", lambda: there.clear() or there.append(False) or "ready", raising=False)
+    with pytest.raises(PodError, match="the pod was deleted by `delete`"):
+        one.create_again()
+    assert one.transport.asked == ["delete", "create", "delete"]
 
 
 @pytest.mark.parametrize("state", ["PREEMPTED", "UNKNOWN", None])
