@@ -54,15 +54,13 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> None:
 @contextlib.contextmanager
 def _marked(settings: Settings, target: pathlib.Path, source: dict[str, str]) -> Iterator[None]:
     """Write whose backup the folder is after the block has copied it, also if it was interrupted in the middle."""
-    before = _names(target)
+    before, is_whole = _names(target), False
     try:
         yield
-    except BaseException:
-        if _names(target) != before:
+        is_whole = True
+    finally:
+        if not settings.dry_run and (is_whole or _names(target) != before):
             records.write_json(target / SOURCE, source)
-        raise
-    if not settings.dry_run:
-        records.write_json(target / SOURCE, source)
 
 
 def _names(folder: pathlib.Path) -> list[str]:

@@ -20,7 +20,7 @@ from pods.errors import PodError, usage_error
 from pods.settings import FIELDS, ROOT, Settings
 
 CREATION = [name for name, field in FIELDS.items() if field.metadata["group"] == "create"]
-CREATION += ["accel", "version", "workers"]  # all settings that a pod is created with
+CREATION += ["accel", "version", "workers", "zone", "project"]  # all settings that a pod is created with
 
 
 class Switches(Object):

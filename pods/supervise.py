@@ -19,7 +19,7 @@ from pods import hosts, launch, records, studies, watch
 from pods.calls import note
 from pods.capacity import LASTING
 from pods.connection import connect
-from pods.errors import PodError
+from pods.errors import PodError, usage_error
 from pods.gcloud import NODE_AND_LOST, NODE_AND_REPAIRED
 from pods.settings import Settings
 from pods.transports import Transport
@@ -288,8 +288,18 @@ def _pause(tries: int) -> float:
 
 
 def _as_created(settings: Settings, record: dict) -> Settings:
-    """Return the settings of the pod's creation, with its actual type and number of workers."""
-    settings = records.as_created(settings)
+    """Return the settings of the pod's creation, with its actual type and number of workers.
+
+    A usage error for another zone or project than the pod's, where it would seem to be gone and be created anew.
+    """
+    here, settings = settings, records.as_created(settings)
+    for name in ("zone", "project"):
+        there, given = getattr(settings, name), getattr(here, name)
+        if there != given and here.transport != "local":
+            raise usage_error(
+                f"{here.name} was created with {name.upper()}={there}, but here {name.upper()}={given}; type "
+                f"--{name}={there}, or --{name}={given} if it was created anew"
+            )
     pod = connect(settings).describe() or {}
     accel = pod.get("acceleratorType") or record["accelerator"]
     return dataclasses.replace(settings, accel=accel, workers=pod.get("workers", settings.workers))

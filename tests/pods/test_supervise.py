@@ -401,6 +401,17 @@ def test_a_queued_spot_pod_comes_back_as_one(tmp_path, monkeypatch):
     assert ["queued-resources", "delete", "q"] in [argv[2:5] for argv in done.argvs]
 
 
+def test_the_zone_of_another_terminal_makes_no_second_pod(tmp_path):
+    """There the pod seems to be gone, while it runs and costs."""
+    gcloud = Recorder(tmp_path)
+    gcloud.run("create", ACCEL="v4-8", ZONE="za")
+    (tmp_path / "pods" / "torus" / "launch.json").write_text(json.dumps(LAUNCH))
+    done = gcloud.run("supervise", ZONE="zb", FAKE_HOSTS="0")
+    assert done.status == 2 and "was created with ZONE=za, but here ZONE=zb; type --zone=za" in done.last_line
+    done = gcloud.run("supervise", "--zone=zb", "--max_restarts=0", FAKE_HOSTS="0")
+    assert "the pod is gone" in done.stderr
+
+
 def test_a_restart_that_fails_is_tried_again(looks, monkeypatch, capfd):
     found, _ = looks
     found += [workers(**ended(1)), workers(**ended(1)), FINISHED]
