@@ -52,9 +52,11 @@ def _is_treated(values: dict[str, np.ndarray], treatment: str) -> np.ndarray:
 def naive_effect(values: dict[str, np.ndarray], treatment: str, outcome: str) -> float:
     """Return E[y | x = 1] - E[y | x = 0], which is no effect if something causes both.
 
-    Raises ValueError for a treatment other than 0 or 1.
+    Raises ValueError for a treatment other than 0 or 1, or that is the same for all.
     """
     treated = _is_treated(values, treatment)
+    if treated.all() or not treated.any():
+        raise ValueError(f"naive_effect: {treatment} has one value only; both 0 and 1 must occur")
     return float(values[outcome][treated].mean() - values[outcome][~treated].mean())
 
 
@@ -86,7 +88,15 @@ def adjusted_effect(values: dict[str, np.ndarray], treatment: str, outcome: str,
 def linear_effect(values: dict[str, np.ndarray], treatment: str, outcome: str, adjust: Collection[str]) -> float:
     """Return the coefficient of the treatment in the least-squares fit of the outcome by it and what is adjusted for.
 
-    In a linear model it is the total effect, if the set satisfies `is_backdoor_set`.
+    In a linear model it is the total effect, if the set satisfies `is_backdoor_set`. Raises ValueError if the treatment
+    follows from what is adjusted for, so that its coefficient may be anything.
     """
     columns = [values[treatment], *(values[name] for name in sorted(adjust)), np.ones_like(values[treatment])]
-    return float(np.linalg.lstsq(np.stack(columns, axis=1), values[outcome], rcond=None)[0][0])
+    columns = np.stack(columns, axis=1).astype(float)
+    others = columns[:, 1:]
+    rest = columns[:, 0] - others @ np.linalg.lstsq(others, columns[:, 0], rcond=None)[0]
+    if np.linalg.norm(rest) <= 1e-10 * np.linalg.norm(columns[:, 0]):
+        constant = "it has one value only" if np.ptp(columns[:, 0]) == 0 else "leave some of these out"
+        given = ", ".join(sorted(adjust)) or "nothing"
+        raise ValueError(f"linear_effect: {treatment} follows from what is adjusted for, {given}; {constant}")
+    return float(np.linalg.lstsq(columns, values[outcome], rcond=None)[0][0])

@@ -189,6 +189,8 @@ def new_folder(target: pathlib.Path, flag: str) -> Iterator[pathlib.Path]:
     place = pathlib.Path(os.path.realpath(target))  # what a link names
     if place.is_mount():
         raise ConfigError(f"--{flag}={target} is where a disk is mounted; name a folder in it")
+    if place == pathlib.Path.cwd():
+        raise ConfigError(f"--{flag}={target} is the folder you are in, which would be replaced; name another one")
     part = place.with_name(f".{place.name}.unfinished")
     try:
         part.mkdir(parents=True, exist_ok=True)  # it may be there, of an interrupted process

@@ -285,6 +285,8 @@ def _classic(values: dict) -> dict:
     """Return a config.json with rope_theta, rope_scaling and rope_local_base_freq in place of rope_parameters."""
     if not values.get("rope_parameters"):
         return values
+    if values.get("rope_scaling"):  # transformers computes this one
+        raise ConfigError("rope_scaling and rope_parameters are both there; leave one of them out")
     rope, classic = values["rope_parameters"], dict(values)
     if "full_attention" in rope:
         local = rope.get("sliding_attention", {})

@@ -16,7 +16,7 @@ def read(path: str) -> Space:
     """Return the SPACE of a Python file, which is looked for here, in the workspace and in its configs/.
 
     Raises:
-      ConfigError: there is no such file, it fails, or an entry is no range or choice of a key.
+      ConfigError: there is no such file, it fails, an entry is no range or choice of a key, or two set one key.
     """
     file = next(
         (place for place in (pathlib.Path(path), ROOT / path, ROOT / "configs" / path) if place.is_file()), None
@@ -27,8 +27,13 @@ def read(path: str) -> Space:
     space = run_file(file, f"--space={path}", lambda module: module.SPACE)
     if not isinstance(space, dict) or not space:
         raise ConfigError(f"--space={path}: SPACE must be a dictionary {{key: Range(...) or Choice(...)}}")
+    setters = {}  # by key
     for name, entry in space.items():
         _check(f"--space={path}", name, entry)
+        for key in sorted(keys_of(name, entry)):
+            if key in setters:
+                raise ConfigError(f"--space={path}: {key} is set by {setters[key]} and by {name}; leave one out")
+            setters[key] = name
     return space
 
 

@@ -90,6 +90,12 @@ def test_adjustment_has_the_right_sign_where_the_plain_difference_has_not():
     with pytest.raises(ValueError, match=r"where z=1\.0, x has one value only"):
         adjustment.adjusted_effect(values | {"x": np.minimum(values["x"], 1 - values["z"])}, "x", "y", ["z"])
     words = {"x": np.array([0, 1, 1, 1]), "y": np.arange(4.0), "z": np.array(["a", "a", "b", "b"])}
+    with pytest.raises(ValueError, match="naive_effect: x has one value only"):
+        adjustment.naive_effect(values | {"x": np.ones_like(values["x"])}, "x", "y")
+    with pytest.raises(ValueError, match="linear_effect: x follows from what is adjusted for, z; leave some"):
+        adjustment.linear_effect(values | {"x": 1 - values["z"]}, "x", "y", ["z"])
+    with pytest.raises(ValueError, match="nothing; it has one value only"):
+        adjustment.linear_effect(values | {"x": np.ones_like(values["x"])}, "x", "y", [])
     with pytest.raises(ValueError, match="where z=b, x has one value only"):
         adjustment.adjusted_effect(words, "x", "y", ["z"])
 

@@ -42,6 +42,7 @@ def test_a_model_of_no_family_is_told_with_what_keeps_it_from_the_nearest(tmp_pa
         ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "layer_types has linear_attention"),
         ({"num_key_value_heads": 3}, "model.num_heads=4 is not a multiple of model.num_kv_heads=3"),
         ({"rope_parameters": {"rope_type": "default"}}, "rope_theta is missing"),
+        ({"rope_parameters": {"rope_theta": 1e4}, "rope_scaling": {"rope_type": "yarn"}}, "are both there"),
         ({"hidden_size": "wide"}, "config.json: hidden_size: should be a valid integer, but is 'wide'"),
         ({"hidden_size": True}, "hidden_size: should be a valid integer"),
         ({"num_attention_heads": 0}, "num_attention_heads: should be greater than or equal to 1, but is 0"),
@@ -121,6 +122,13 @@ def test_a_new_folder_may_be_a_link_to_an_empty_one(tmp_path):
         (part / "file").touch()
     assert [path.name for path in (tmp_path / "disk").iterdir()] == ["file"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "link"]
+
+
+def test_the_folder_of_the_shell_is_not_replaced(tmp_path, monkeypatch):
+    """The shell would stay in the one that is no longer there."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="is the folder you are in"), hugging_face.new_folder(pathlib.Path(), "hf"):
+        pass
 
 
 def test_a_folder_is_written_by_one_process_at_a_time(tmp_path):

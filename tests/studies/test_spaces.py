@@ -59,6 +59,10 @@ def test_a_named_choice_changes_all_its_keys():
         ("SPACE = {3: Range(1, 2)}", "3 is no key, which is a text"),
         ('SPACE = {"width": Choice({"a": {}, "b": {4: 1}})}', "4 is no key, which is a text"),
         ('SPACE = {5: Choice({"a": {}, "b": {"model.num_layers": 1}})}', "5 is no key, which is a text"),
+        (
+            'SPACE = {"model.num_layers": Range(1, 3), "size": Choice({"a": {"model.num_layers": 2}, "b": {}})}',
+            "model.num_layers is set by model.num_layers and by size; leave one out",
+        ),
         ("space = 1", "no attribute 'SPACE'"),
         ("SPACE = (", "never closed"),
     ],
