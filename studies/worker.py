@@ -44,6 +44,7 @@ OUTAGE_SECONDS = 1800.0  # that the storage of a trial's folder has to answer ag
 DECIDING = ("train.global_batch", "train.steps", "data.mixture")  # may change on resume, and make it another trial
 OUTPUT = "output.txt"  # what train.py printed, in the trial's folder
 TRIAL = "trial.json"  # the configuration of the trial that began the run in a folder, there
+TO_CONTINUE = "move that folder away and run `sweep.py retry`, or give a search another --name"
 Found = TypeVar("Found")
 
 
@@ -317,7 +318,7 @@ def other_run_in_folder(trial: FrozenTrial) -> str:
     try:
         before = read_json(folder / TRIAL, dict[str, Scalar])
     except JsonError as error:
-        return f"{error}; move that folder away and run `sweep.py retry`"
+        return f"{error}; {TO_CONTINUE}"
     except FileNotFoundError:
         try:
             before = stored_config.read_config(folder)
@@ -327,10 +328,7 @@ def other_run_in_folder(trial: FrozenTrial) -> str:
     changes = stored_config.changes(before, config)
     if not changes:
         return ""
-    return (
-        f"{about['workdir']} has the run of another trial ({changes[0]}); move that folder away and run "
-        "`sweep.py retry`, or give a search another --name"
-    )
+    return f"{about['workdir']} has the run of another trial ({changes[0]}); {TO_CONTINUE}"
 
 
 def reason_of(status: int, output: bytes) -> str:
