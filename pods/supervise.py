@@ -293,8 +293,8 @@ def _as_created(settings: Settings, record: dict) -> Settings:
     A usage error for another zone or project than the pod's, where it would seem to be gone and be created anew.
     """
     here, settings = settings, records.as_created(settings)
-    for name in ("zone", "project"):
-        there, given = getattr(settings, name), getattr(here, name)
+    places = ("zone", settings.zone, here.zone), ("project", settings.project, here.project)
+    for name, there, given in places:
         if there != given and here.transport != "local":
             raise usage_error(
                 f"{here.name} was created with {name.upper()}={there}, but here {name.upper()}={given}; type "
