@@ -93,7 +93,8 @@ def import_hugging_face(command: command_line.Command, _: pathlib.Path) -> None:
             f"--config.{typed[0]} is not read by an import, whose config.json determines the model; give it to train.py"
         )
     name = command_line.FLAGS.hf
-    published = hugging_face.Published(hugging_face_hub.folder_of(name), command.workdir)
+    folder = hugging_face_hub.folder_of(name)
+    published = hugging_face.Published(folder, command.workdir, "" if folder == expanded(name) else name)
     published.make_run(record_of_start(published.config, command.workdir))
     print(
         f"{published.num_parameters:,} parameters of {name} are the checkpoint of step 0 "

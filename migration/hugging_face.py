@@ -52,6 +52,7 @@ TOKENIZERS = {
     "tokenizer.model": ("tokenizer.model",),
 }
 TYPES = "types.json"  # in KEPT: {tensor: its type in the files}
+NAME = "name.txt"  # in KEPT: the folder or the hub's model that was imported
 
 
 class Published:
@@ -66,9 +67,9 @@ class Published:
       WeightsError: files cannot be read, or their tensors differ from the model's; names the first one.
     """
 
-    def __init__(self, folder: pathlib.Path, workdir: pathlib.Path):
-        """Read a folder that is to be imported as a run in `workdir`."""
-        self.folder, self.workdir = folder, workdir
+    def __init__(self, folder: pathlib.Path, workdir: pathlib.Path, name: str = ""):
+        """Read a folder that is to be imported as a run in `workdir`; `name` on the hub, if it is a copy from there."""
+        self.folder, self.workdir, self.name = folder, workdir, name or str(folder.absolute())
         self.config, self.family, self.model = configuration(folder)
         self.tokenizer = next((name for name in TOKENIZERS if (folder / name).is_file()), None)
         if self.tokenizer:
@@ -104,6 +105,7 @@ class Published:
         for name in names:
             shutil.copyfile(self.folder / name, kept / name)
         (kept / TYPES).write_text(json.dumps({tensor.name: self.stored[tensor.name].dtype for tensor in self.tensors}))
+        (kept / NAME).write_text(self.name)
         for name in TOKENIZERS.get(self.tokenizer, ()):
             if name in names:
                 shutil.copyfile(kept / name, part / name)
@@ -312,7 +314,8 @@ def export(run: assembly.Run, workdir: pathlib.Path, folder: pathlib.Path, verif
         check_zeros(families.family_of(values), weights, step)
         with check_complete(checkpoints, step), new_folder(folder, "hf") as part:
             safetensors_files.write(part, weights.written(), weights.blocks)
-            kept = [file for file in kept_in(run.config, workdir).iterdir() if file.name != TYPES] if types else []
+            files = kept_in(run.config, workdir).iterdir() if types else ()
+            kept = [file for file in files if file.name not in (TYPES, NAME)]
             for file in kept or _described(part, workdir, values, run.config.data.tokenizer):
                 shutil.copyfile(file, part / file.name)
             verify(part, run, weights)

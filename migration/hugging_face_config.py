@@ -39,7 +39,6 @@ class Config(Object, total=False):
     """The keys of a config.json that are read."""
 
     model_type: Name
-    _name_or_path: Name
     hidden_size: Count
     num_hidden_layers: Annotated[int, pydantic.Field(ge=1, le=KEYS["model.num_layers"].largest)] | None
     num_attention_heads: Count

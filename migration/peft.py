@@ -19,7 +19,7 @@ from checkpointing.source_run import newest_checkpoint
 from checkpointing.state_names import WEIGHTS
 from configs.errors import ConfigError
 from migration import safetensors_files
-from migration.hugging_face import as_published, kept_in, new_folder, read_config
+from migration.hugging_face import NAME, as_published, kept_in, new_folder
 from migration.hugging_face_tensors import Tensor
 from settings import fine_tuning
 
@@ -69,9 +69,12 @@ def _parts(opened: Callable[[str], TensorStore], tensor: Tensor) -> dict[str, np
 
 
 def _base_name(config, workdir: pathlib.Path, step: int) -> str:
-    """Return the published name of the base, if its checkpoint of this step is the import, or else its folder."""
+    """Return what was imported as the base, if its checkpoint of this step is the import, or else its folder.
+
+    Not `_name_or_path` of its config.json, which may be the model that its authors fine-tuned.
+    """
     kept = kept_in(config, workdir) if step == 0 else None  # later steps have other weights than the published ones
-    return (read_config(kept).get("_name_or_path") if kept else "") or config.train.init_from
+    return (kept / NAME).read_text() if kept and (kept / NAME).is_file() else config.train.init_from
 
 
 def _configuration(stored: dict, modules: list[str], base: str) -> dict:

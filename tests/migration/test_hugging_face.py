@@ -19,7 +19,7 @@ from configs import base
 from configs.errors import ConfigError
 from core import assembly
 from input_pipeline.tokenization import ByteTokenizer
-from migration import hugging_face, hugging_face_reader, hugging_face_tensors, logits, safetensors_files
+from migration import hugging_face, hugging_face_reader, hugging_face_tensors, logits, peft, safetensors_files
 from migration import hugging_face_families as families
 from parallelism.mesh import mesh_context
 from settings import loading, stored_config
@@ -351,6 +351,19 @@ def test_the_commands_convert_and_say_so(tmp_path):
     assert cases.tensors(tmp_path / "ours") == cases.tensors(theirs)
     loaded = stored_config.load_to_continue(run, None, None, "", {}, {}).config
     assert flat(loaded) == json.loads((run / "config.json").read_text()) | {"mesh.fsdp": -1}
+
+
+def test_the_base_of_adapters_is_what_was_imported(tmp_path):
+    """The authors of a chat model leave the model that they fine-tuned in its config.json."""
+    shutil.copytree(FOLDER / "qwen3", tmp_path / "chat")
+    values = json.loads((tmp_path / "chat" / "config.json").read_text())
+    (tmp_path / "chat" / "config.json").write_text(json.dumps(values | {"_name_or_path": "org/base"}))
+    config = cases.import_run(tmp_path / "chat", tmp_path / "run")
+    config.train.init_from = str(tmp_path / "run")
+    assert peft._base_name(config, tmp_path / "tuned", 0) == str(tmp_path / "chat")
+    assert peft._base_name(config, tmp_path / "tuned", 9) == str(tmp_path / "run"), "weights that were trained further"
+    cases.export(config, tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out" / hugging_face.NAME).exists()
 
 
 def test_a_file_of_logits_is_whole_or_absent(tmp_path):

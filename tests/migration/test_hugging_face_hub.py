@@ -94,6 +94,7 @@ def test_a_model_is_fetched_by_its_name_and_again_from_the_cache(tmp_path, conve
         status, out, err = convert(server.server_port, "org/name")
         assert status == 0 and "parameters of org/name are the checkpoint of step 0" in out, err
         assert "model.safetensors" in server.asked and "pytorch_model.bin" not in server.asked
+    assert (tmp_path / "run" / hugging_face.KEPT / hugging_face.NAME).read_text() == "org/name"
     (tmp_path / "run").rename(tmp_path / "first")
     status, out, err = convert(server.server_port, "org/name")  # the hub is gone now
     assert status == 0, err
