@@ -11,6 +11,8 @@ from configs.errors import ConfigError
 
 DEFAULT_PORT = 8476
 LAST_PORT = 65535
+OF_JOBS = 61440  # the first port that jax takes by the number of a job of SLURM or Open MPI
+PORTS_OF_JOB = 3  # the coordinator's, and those beside it
 MANAGED = ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST")  # cluster types that jax detects
 ANNOUNCED = {  # a value greater than this means that other processes exist; a remedy if jax does not find them
     "OMPI_COMM_WORLD_SIZE": ("1", ""),
@@ -197,7 +199,17 @@ def _found_by_jax(join_seconds: float) -> Group | None:
         return None
     host, _, port = address.rpartition(":")
     own = gpus.of_process(os.environ, devices[0] if devices else None)
-    return Group(host, int(port), index, count, "jax", own)
+    return Group(host, _apart(int(port)), index, count, "jax", own)
+
+
+def _apart(port: int) -> int:
+    """Return a port instead of the one that jax takes for a job, so that the next job's are not beside it.
+
+    A user's JAX_COORDINATOR_PORT stays.
+    """
+    if port < OF_JOBS or os.environ.get("JAX_COORDINATOR_PORT"):
+        return port
+    return OF_JOBS + (port - OF_JOBS) * PORTS_OF_JOB % (LAST_PORT - OF_JOBS)  # a multiple of PORTS_OF_JOB
 
 
 def with_port(host: str, port: int) -> str:

@@ -188,6 +188,14 @@ def test_on_a_tpu_and_under_slurm_jax_finds_the_others(monkeypatch):
     group = find(slurm)
     assert (group.host, group.index, group.count, group.source) == ("node3", 2, 4, "jax")
     assert group.local_devices is None  # alone on its node, so all GPUs are its own
+    taken = []
+    for job in (7, 8, 9, 4095):  # the last one of jax's 4,096 ports
+        monkeypatch.setenv("SLURM_JOB_ID", str(job))
+        group = find(slurm | {"SLURM_JOB_ID": str(job)})
+        taken += [group.port, group.hub_port, group.study_port]
+    assert len(set(taken)) == len(taken) and max(taken) < 65536, "consecutive jobs may share their first node"
+    monkeypatch.setenv("JAX_COORDINATOR_PORT", "61500")
+    assert find(slurm).port == 61500
     monkeypatch.setenv("SLURM_STEP_NUM_NODES", "2")
     assert find(slurm).local_devices == (0,)
     monkeypatch.setenv("SLURM_NTASKS", "1")
