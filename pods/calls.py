@@ -2,14 +2,16 @@
 """Calls programs of this machine, such as gcloud: with live output, and with retries after a transient failure."""
 
 import contextlib
+import os
 import random
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TextIO
 
 from pods.errors import PodError
@@ -32,13 +34,16 @@ _running: set[subprocess.Popen] = set()
 _ending = threading.Event()
 
 
-def call(settings: Settings, argv: list[str], *, show: bool = False, remote: bool = False) -> Result:
+def call(
+    settings: Settings, argv: list[str], *, show: bool = False, remote: bool = False, limit_s: float | None = None
+) -> Result:
     """Run a program and return its result; with --dry_run only print the call. Only a failed result has stderr.
 
     Args:
       show: whether to display its output as it comes.
       remote: whether it runs a command on a host, whose status and output are not gcloud's. Then only failures of
         gcloud itself are retried: it tries ten times to reach a host, and a lost connection may have run the command.
+      limit_s: seconds after which the program is killed, and the host counts as not reached.
 
     Raises:
       PodError: the program is not installed.
@@ -49,7 +54,7 @@ def call(settings: Settings, argv: list[str], *, show: bool = False, remote: boo
     if shutil.which(argv[0]) is None:
         raise PodError(f"{argv[0]} is not installed here; see https://cloud.google.com/sdk/docs/install")
     for attempt in range(settings.retries + 1):
-        result = _run(argv, show)
+        result = _run(argv, show, limit_s)
         if _ending.is_set() or attempt == settings.retries or not _may_be_transient(result, remote):
             break
         pause = settings.retry_seconds * 2**attempt * random.uniform(0.75, 1.25)
@@ -85,11 +90,17 @@ def _may_be_transient(result: Result, remote: bool) -> bool:
     return not PERMANENT.search(result.message) and bool(TRANSIENT.search(result.message))
 
 
-def _run(argv: list[str], show: bool) -> Result:
+def no_answer(worker: int | None, limit_s: float) -> Result:
+    """Return the result of a worker that has not answered in time: a disk of its may hang, so that a read waits."""
+    return Result(worker, SSH_FAILED, f"no answer within {limit_s:.0f} s")
+
+
+def _run(argv: list[str], show: bool, limit_s: float | None) -> Result:
     """Run a program and read both of its outputs concurrently."""
     process = subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
-    )
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+        start_new_session=limit_s is not None,  # so that the ssh of gcloud can be killed with it
+    )  # fmt: skip
     stdout, stderr = [], []
     readers = [
         threading.Thread(target=_read, args=(process.stdout, stdout, sys.stdout if show else None), daemon=True),
@@ -101,7 +112,11 @@ def _run(argv: list[str], show: bool) -> Result:
     try:
         if _ending.is_set():
             process.terminate()
-        status = process.wait()
+        status = process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        kill_groups([process])
+        process.wait()
+        return no_answer(None, limit_s)
     except KeyboardInterrupt:
         process.terminate()  # do not join the readers: child processes may hold the pipes open
         raise
@@ -110,6 +125,14 @@ def _run(argv: list[str], show: bool) -> Result:
     for reader in readers if not _ending.is_set() else ():
         reader.join()
     return Result(None, status, "".join(stdout + stderr if status else stdout))
+
+
+def kill_groups(processes: Iterable[subprocess.Popen]) -> None:
+    """Kill the process groups of the processes that still run."""
+    for process in processes:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _read(stream: TextIO, lines: list[str], display: TextIO | None) -> None:

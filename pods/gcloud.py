@@ -182,7 +182,7 @@ class Gcloud:
 
     def run(
         self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "",
-        together: bool = True,
+        together: bool = True, limit_s: float | None = None,
     ) -> list[Result]:  # fmt: skip
         """Run a command with one ssh call for each node; for some workers, or for their files, one for each worker.
 
@@ -193,7 +193,8 @@ class Gcloud:
             node, chosen, first = target
             numbered = f"{hosts.FIRST_WORKER}={first}; {command}" if first else command
             words = ["tpu-vm", "ssh", node, *self.scope, f"--worker={chosen}", f"--command={numbered}"]
-            result = self._call([*words, *(f"--ssh-flag={flag}" for flag in SSH_FLAGS)], show=show, remote=True)
+            words += [f"--ssh-flag={flag}" for flag in SSH_FLAGS]
+            result = self._call(words, show=show, remote=True, limit_s=limit_s)
             if chosen.isdigit():
                 result = dataclasses.replace(result, worker=first + int(chosen))
             if output_directory and not self.settings.dry_run:
@@ -202,9 +203,11 @@ class Gcloud:
 
         return self._side_by_side(ssh, self._targets(worker, each=bool(output_directory)), together)
 
-    def run_each(self, command: str, *, together: bool = False) -> list[Result]:
-        each = range(self.num_workers)
-        return self._side_by_side(lambda i: self.run(command, worker=str(i), show=False)[0], each, together)
+    def run_each(self, command: str, *, together: bool = False, limit_s: float | None = None) -> list[Result]:
+        def on_one(index: int) -> Result:
+            return self.run(command, worker=str(index), show=False, limit_s=limit_s)[0]
+
+        return self._side_by_side(on_one, range(self.num_workers), together)
 
     def copy(self, source: str, target: str, *, worker: str = "all", recurse: bool = True) -> None:
         """Copy with scp; for a copy from a worker, `worker` is one number.

@@ -14,11 +14,9 @@ import re
 import secrets
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, NotRequired
 
@@ -27,6 +25,7 @@ import pydantic
 from configs import topologies
 from files.json_reader import Object
 from pods import hosts, records
+from pods.calls import kill_groups, no_answer
 from pods.errors import PodError, usage_error
 from pods.settings import LARGEST, Settings, worker_numbers
 from pods.transports import Result, expect_success
@@ -154,8 +153,11 @@ class Local:
             pathlib.Path(output_directory, f"{result.worker}.log").write_text(result.output)
         return results
 
-    def run_each(self, command: str, *, together: bool = False) -> list[Result]:
-        return self.run(command, show=False)
+    def run_each(self, command: str, *, together: bool = False, limit_s: float | None = None) -> list[Result]:
+        if limit_s is None or self.settings.dry_run:
+            return self.run(command, show=False)
+        self.found()
+        return self._run_on(list(range(self.num_workers)), command, False, limit_s)
 
     def copy(self, source: str, target: str, *, worker: str = "all", recurse: bool = True) -> None:
         """Copy with `cp`; an absolute path of a worker is below worker-I/root."""
@@ -173,7 +175,7 @@ class Local:
             done = subprocess.run([*cp, "--", *places], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             expect_success([Result(index, done.returncode, done.stdout)], f"copy {source} to {target}")
 
-    def _run_on(self, workers: list[int], command: str, show: bool) -> list[Result]:
+    def _run_on(self, workers: list[int], command: str, show: bool, limit_s: float | None = None) -> list[Result]:
         """Run a command on workers as one process group; Ctrl-C ends its processes too."""
         group = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_PROCESS_COUNT": str(len(workers))}
         group |= {"TORUS_RUN_SECRET": secrets.token_hex(32)}
@@ -182,6 +184,8 @@ class Local:
         def read(index: int) -> Result:
             """Read the output line by line and show it, with the worker's number if there are several."""
             process, prefix, lines = started[index], f"worker {index}: ", []
+            if limit_s is not None:
+                return _answer(index, process, limit_s)
             with process.stdout:
                 for line in process.stdout:
                     lines.append(line)
@@ -195,7 +199,7 @@ class Local:
                     started[index] = self._start(index, command, group | {"JAX_PROCESS_INDEX": str(rank)})
                 return list(pool.map(read, workers))
             finally:
-                _kill(started.values())
+                kill_groups(started.values())
 
     def _start(self, index: int, command: str, variables: dict[str, str]) -> subprocess.Popen:
         home = self._home(index)
@@ -260,12 +264,15 @@ def free_port() -> int:
             return port
 
 
-def _kill(processes: Iterable[subprocess.Popen]) -> None:
-    """Kill the process groups of the processes that still run."""
-    for process in processes:
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+def _answer(index: int, process: subprocess.Popen, limit_s: float) -> Result:
+    """Return the output of a worker's process, which is killed after `limit_s` seconds."""
+    try:
+        output, _ = process.communicate(timeout=limit_s)
+        return Result(index, process.returncode, output)
+    except subprocess.TimeoutExpired:
+        kill_groups([process])
+        process.communicate()
+        return no_answer(index, limit_s)
 
 
 def _git(*words: str) -> str:

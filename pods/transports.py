@@ -83,10 +83,12 @@ class Transport(Protocol):
         `together`: whether the commands may wait for each other, so that all have to run at once.
         """
 
-    def run_each(self, command: str, *, together: bool = False) -> list[Result]:
+    def run_each(self, command: str, *, together: bool = False, limit_s: float | None = None) -> list[Result]:
         """Run a command with one silent call for each worker, so that an unreachable worker does not hide others.
 
-        `together`: whether the commands wait for each other, so that all have to run at once.
+        Args:
+          together: whether the commands wait for each other, so that all have to run at once.
+          limit_s: seconds after which a worker that has not answered is unreachable; None: wait for ever.
         """
 
     def copy(self, source: str, target: str, *, worker: str = "all", recurse: bool = True) -> None:

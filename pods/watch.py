@@ -25,6 +25,7 @@ from reporting.display import aligned, counted
 from reporting.metrics import parse_lines, steps_of
 
 WATCH_SECONDS = 1.0
+LOOK_SECONDS = 120.0  # for the answer of a worker: ssh of gcloud may try ten times
 IDLE = "nothing runs"  # nothing is launched, or it was stopped
 RECENT_LINES = 20  # the seconds of a step are the median of these
 KILLED = 128  # a shell adds the number of the signal to this status
@@ -86,7 +87,7 @@ def look(settings: Settings, transport: Transport, record: dict | None) -> list[
     """Return the state of every worker; `record` is the launch (records.read) whose heartbeats are read."""
     workdir = record["workdir"] if record else None
     command = hosts.status_line(settings, heartbeat_path(workdir) if workdir else "")
-    results = transport.run_each(command)
+    results = transport.run_each(command, limit_s=LOOK_SECONDS)
     return [_worker(index, result, record) for index, result in enumerate(results)]
 
 

@@ -12,7 +12,8 @@ import types
 
 import pytest
 
-from pods import backup, launch, local, records, settings
+from pods import backup, launch, local, records, settings, watch
+from pods.connection import connect
 from pods.errors import PodError
 from scripts import search_then_train
 from tests.pods.local_pods import LAUNCH, LocalPod, alive, wait_until
@@ -420,6 +421,17 @@ def test_without_a_pod_its_absence_is_told(tmp_path):
     for words in (["launch", "--", "true"], ["stop"], ["status"], ["validate"], ["ssh", "--", "true"]):
         done = pod.run(*words)
         assert done.status == 1 and "there is no pod mine" in done.stdout + done.stderr, words
+
+
+def test_a_worker_that_never_answers_hides_no_other_and_is_unreachable(two, tmp_path, monkeypatch):
+    """As where a read of its heartbeat waits for a dead file server."""
+    asked, _ = settings.read(["--transport=local", "--name=mine"], two.environment)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 2.0)
+    (tmp_path / "run" / "workers").mkdir(parents=True)
+    os.mkfifo(tmp_path / "run" / "workers" / "0.json")
+    first, second = watch.look(asked, connect(asked), LAUNCH | {"workdir": str(tmp_path / "run")})
+    assert second.reachable and not first.reachable
+    assert first.trouble() == "worker 0 is unreachable: no answer within 2 s"
 
 
 def test_another_type_than_the_pods_own_is_refused(two):

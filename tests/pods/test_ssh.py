@@ -2,12 +2,13 @@
 """Commands on the hosts of a pod by ssh: which workers run them, and what is known of each."""
 
 import json
+import subprocess
 import threading
 import time
 
 import pytest
 
-from pods import hosts, life, settings
+from pods import calls, hosts, life, settings
 from pods.connection import connect
 from pods.transports import Result
 from tests.pods.recording import Recorder
@@ -70,8 +71,14 @@ def test_processes_that_wait_for_each_other_run_all_at_once(gcloud):
     given = read("--zone=us-central2-b", "--project=p")
     pod = connect(given)
     pod.num_workers, meeting = 40, threading.Barrier(40)
-    pod.run = lambda command, worker, show: [Result(int(worker), meeting.wait(timeout=20) and 0)]
+    pod.run = lambda command, worker, show, limit_s: [Result(int(worker), meeting.wait(timeout=20) and 0)]
     assert [result.worker for result in pod.run_each("true", together=True)] == list(range(40))
+
+
+def test_a_call_that_takes_too_long_is_killed_with_its_children():
+    result = calls._run(["bash", "-c", "sleep 987 & wait"], False, 0.2)
+    assert (result.status, result.output) == (255, "no answer within 0 s")
+    assert not subprocess.run(["pgrep", "-f", "sleep 987"], capture_output=True).stdout
 
 
 @pytest.mark.parametrize("worker", ["all", "0-39"])
