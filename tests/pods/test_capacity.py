@@ -100,7 +100,10 @@ def test_interrupted_while_a_pod_is_made_nothing_of_it_stays(gcloud, number):
     zone = "us-central2-b"
     environment = gcloud.environment | {"FAKE_CAPACITY": f"{zone}:demand", "FAKE_SLOW": zone}
     words = [sys.executable, "pod.py", "create", ZONES, "--wait"]
-    running = subprocess.Popen(words, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE)
+    running = subprocess.Popen(
+        words, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # nohup of the suite ignores it
+    )  # fmt: skip
     wait_until(lambda: gcloud.log.exists() and '"create"' in gcloud.log.read_text(), "the request")
     running.send_signal(number)
     said, _ = running.communicate(timeout=60)
