@@ -94,16 +94,19 @@ def test_a_pod_that_is_there_is_neither_made_nor_deleted(gcloud):
     assert done.status == 0 and made(done.argvs) == [] and "exists already" in done.stdout
 
 
+HEARS = (  # the end of a terminal, which the suite ignores under nohup
+    "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_interrupted_while_a_pod_is_made_nothing_of_it_stays(gcloud, number):
     """By Ctrl-C, or by the end of a terminal."""
     zone = "us-central2-b"
     environment = gcloud.environment | {"FAKE_CAPACITY": f"{zone}:demand", "FAKE_SLOW": zone}
-    words = [sys.executable, "pod.py", "create", ZONES, "--wait"]
-    running = subprocess.Popen(
-        words, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # nohup of the suite ignores it
-    )  # fmt: skip
+    words = [sys.executable, "-c", HEARS, "pod.py", "create", ZONES, "--wait"]
+    running = subprocess.Popen(words, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE)
     wait_until(lambda: gcloud.log.exists() and '"create"' in gcloud.log.read_text(), "the request")
     running.send_signal(number)
     said, _ = running.communicate(timeout=60)
