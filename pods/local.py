@@ -140,7 +140,7 @@ class Local:
 
     def run(
         self, command: str, *, worker: str = "all", show: bool = True, output_directory: str = "",
-        together: bool = True,
+        together: bool = True, limit_s: float | None = None,
     ) -> list[Result]:  # fmt: skip
         """Run a command as one process group; a worker without a folder has status 255, as with ssh."""
         workers = worker_numbers(worker, self.num_workers)
@@ -148,16 +148,13 @@ class Local:
             print(shlex.join(["bash", "-c", command]))
             return [Result(index, 0) for index in workers]
         self.found()
-        results = self._run_on(workers, command, show)
+        results = self._run_on(workers, command, show, limit_s)
         for result in results if output_directory else ():
             pathlib.Path(output_directory, f"{result.worker}.log").write_text(result.output)
         return results
 
     def run_each(self, command: str, *, together: bool = False, limit_s: float | None = None) -> list[Result]:
-        if limit_s is None or self.settings.dry_run:
-            return self.run(command, show=False)
-        self.found()
-        return self._run_on(list(range(self.num_workers)), command, False, limit_s)
+        return self.run(command, show=False, limit_s=limit_s)
 
     def copy(self, source: str, target: str, *, worker: str = "all", recurse: bool = True) -> None:
         """Copy with `cp`; an absolute path of a worker is below worker-I/root."""

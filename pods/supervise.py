@@ -74,13 +74,17 @@ class Supervisor:
         self.times = {record["time"]}  # of the launches that it knows
         self.restarts, self.furthest, self.unreachable, self.blind = 0, 0, 0, 0
         self.trial = ""  # of a study: the last that began
-        self.final = studies.FINAL if record.get("study") else hosts.FINAL
         self.mixed_since: float | None = None
         self.waiting_since: float | None = None  # for a pod that Google repairs or maintains
         self.recovering = False
         self.needs_code = False  # whether a pod was created or reimaged, and its code is not installed yet
         given = settings.given("poll_seconds") or settings.transport != "local"
         self.poll_seconds = settings.poll_seconds if given else LOCAL_POLL_SECONDS
+
+    @property
+    def final(self) -> tuple[int, ...]:
+        """The exit statuses that a restart would not change."""
+        return studies.FINAL if self.record.get("study") else hosts.FINAL
 
     def run(self) -> int:
         """Check and act until the run has ended; return the exit status."""
@@ -191,7 +195,6 @@ class Supervisor:
         print(f"launched meanwhile: {record['subcommand']}, {studies.what(record)}", flush=True)
         if record | {"time": 0} != self.record | {"time": 0}:
             self.restarts, self.furthest, self.trial = 0, 0, ""
-            self.final = studies.FINAL if record.get("study") else hosts.FINAL
         self.record = record
         return True
 
