@@ -11,9 +11,9 @@
   retry NAME     queue failed and cancelled trials again; each resumes from its checkpoint
   search         train configurations of --config from --space, chosen by --method, and print the best
 
-NAME is a group (exp08-ema), a suite of configs/experiments/ (trm), or a suite with a base (trm-mini); for status and
-report also a search. Without a name, these two show the only study of --storage. Run a command again to continue after
-any interruption. It needs `make setup EXTRAS=studies`; docs/studies.md is the guide.
+NAME is a group (exp08-ema), a suite of configs/experiments/ (trm), or a suite with a base (trm-mini); for status,
+report and retry also a search. Without a name, status and report show the only study of --storage. Run a command again
+to continue after any interruption. It needs `make setup EXTRAS=studies`; docs/studies.md is the guide.
 """
 
 from core import command_line, ending
@@ -256,12 +256,25 @@ def report_of_search(found) -> None:
     write_page(search_page.document(found))
 
 
-def refuse_search(found) -> None:
+def refuse_to_cancel_search(found) -> None:
     """Raise ConfigError: the workers of a search hold its trials, and none waits for others."""
     raise ConfigError(
-        f"{found.name} is a search, and cancel and retry are for groups and suites; Ctrl-C lets its `sweep.py search` "
-        "save and end, and the same command continues it"
+        f"{found.name} is a search, and cancel is for groups and suites; Ctrl-C lets its `sweep.py search` save and "
+        "end, and the same command continues it"
     )
+
+
+def retry_search(found) -> None:
+    """Queue the failed trials of a search again; ConfigError for a population, which goes on without them."""
+    from studies import storage, trials
+
+    if found.definition.get("population"):
+        raise ConfigError(
+            f"{found.name} is a search with --method=pbt, in which a failed member goes on with the weights of another"
+        )
+    queue = trials.Queue(storage.open_storage(command_line.FLAGS.storage, create=False), found.name, create=False)
+    again = queue.retry({trial.user_attrs["digest"] for trial in found.trials})
+    print(f"queued again: {counted(again, 'trial')}; the same `sweep.py search` starts them")
 
 
 def guide(asked: Asked) -> None:
@@ -322,7 +335,8 @@ SUBCOMMANDS: dict[str, Callable[[Asked], int | None]] = {  # they return the exi
     "cancel": cancel, "retry": retry,
 }  # fmt: skip
 OF_A_SEARCH: dict[str, Callable] = {
-    "status": status_of_search, "report": report_of_search, "cancel": refuse_search, "retry": refuse_search,
+    "status": status_of_search, "report": report_of_search, "cancel": refuse_to_cancel_search,
+    "retry": retry_search,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -124,6 +124,8 @@ def _run(argv: list[str], show: bool, limit_s: float | None) -> Result:
         _running.discard(process)
     for reader in readers if not _ending.is_set() else ():
         reader.join()
+    if show:
+        sys.stdout.flush()  # which raises BrokenPipeError here too, if a reader of the program's output met it
     return Result(None, status, "".join(stdout + stderr if status else stdout))
 
 
@@ -136,8 +138,8 @@ def kill_groups(processes: Iterable[subprocess.Popen]) -> None:
 
 
 def _read(stream: TextIO, lines: list[str], display: TextIO | None) -> None:
-    """Keep each line, and display it as it comes."""
-    with stream:
+    """Keep each line, and display it as it comes; close the stream once nobody reads the display."""
+    with stream, contextlib.suppress(BrokenPipeError):
         for line in stream:
             lines.append(line)
             if display:

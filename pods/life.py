@@ -73,16 +73,18 @@ def describe(settings: Settings, transport: Transport, rest: list[str]) -> None:
 
 def delete(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Delete the pod, or the request for it that still waits, and the record of its launch."""
-    created = settings
+    created, elsewhere = settings, ""
     try:
-        created = records.as_created(settings)
+        created, elsewhere = records.as_created(settings), records.created_elsewhere(settings)
     except PodError as error:  # the pod is deleted nevertheless
         print(f"{error}; a request that still waits is deleted with --queued", file=sys.stderr)
-    with records.forgotten(settings):
+    with contextlib.nullcontext() if elsewhere else records.forgotten(settings):
         line = transport.delete()
         if "nothing to delete" in line and created.queued and not settings.queued:
             line = connect(created).delete()
         note(settings, line)
+    if elsewhere:
+        note(settings, f"the pod that was created from here is in {elsewhere}; its records stay")
 
 
 def setup(settings: Settings, transport: Transport, rest: list[str]) -> None:

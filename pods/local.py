@@ -117,7 +117,8 @@ class Local:
 
         It finds the workers by their folders, because an interrupted create leaves no pod.json.
         """
-        homes = {int(path.name.removeprefix("worker-")): path for path in self.folder.glob("worker-[0-9]*")}
+        found = ((re.fullmatch(r"worker-(\d+)", path.name), path) for path in self.folder.glob("worker-*"))
+        homes = {int(name[1]): path for name, path in found if name}
         if not homes and not self.description.exists():
             return f"{self.name} does not exist; nothing to delete"
         if self.settings.dry_run:

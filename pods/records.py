@@ -98,6 +98,12 @@ def as_created(settings: Settings) -> Settings:
     return dataclasses.replace(settings, **{name: kept[name] for name in names})
 
 
+def created_elsewhere(settings: Settings) -> str:
+    """Return the zone of the recorded pod if it is another one than that of the settings, else ""."""
+    zone = as_created(dataclasses.replace(settings, origins={})).zone
+    return "" if zone == settings.zone else zone
+
+
 @contextlib.contextmanager
 def forgotten(settings: Settings) -> Iterator[None]:
     """Delete the records before the block deletes the pod, so that `supervise` stops; restore them if it fails.

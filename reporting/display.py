@@ -3,6 +3,7 @@
 
 import contextlib
 import logging
+import math
 import sys
 import threading
 import time
@@ -145,6 +146,13 @@ class Display:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, such as "1 trial" or "2 trials"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def decimals(size: float) -> int:
+    """Return how many decimals a figure of a size needs to be read: 8 for 0.00001234, 4 for 2.3456, 0 for 123,456."""
+    if 0 < size < 0.001:
+        return 3 - math.floor(math.log10(size))
+    return 0 if size >= 10_000 else 4
 
 
 def left(number: int, noun: str) -> str:

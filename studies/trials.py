@@ -245,7 +245,8 @@ class Queue:
                 about = trial.user_attrs
                 kept = {name: about[name] for name in KEPT_BY_RETRY}
                 ran = about.get(RAN_BEFORE, 0.0) + about.get(RAN_SECONDS, 0.0)
-                self._add(kept | {"failures": [], "cancelled": False, RAN_BEFORE: ran})
+                point = {"params": trial.params, "distributions": trial.distributions}  # of a search
+                self._add(kept | {"failures": [], "cancelled": False, RAN_BEFORE: ran}, **point)
             return len(failed)
 
     def running(self) -> set[int]:
@@ -264,8 +265,8 @@ class Queue:
         except optuna.exceptions.UpdateFinishedTrialError:
             raise LostClaim(f"another worker has ended {title(trial)}") from None
 
-    def _add(self, attributes: dict[str, object]) -> None:
-        waiting = optuna.trial.create_trial(state=TrialState.WAITING, user_attrs=attributes)
+    def _add(self, attributes: dict[str, object], **point: dict) -> None:
+        waiting = optuna.trial.create_trial(state=TrialState.WAITING, user_attrs=attributes, **point)
         self.storage.create_new_trial(self.study_id, waiting)
 
     def _fresh(self, trial: FrozenTrial) -> FrozenTrial:

@@ -154,11 +154,7 @@ def figure(row: Row) -> str:
 
 def digits(number: float, beside: float | None = None) -> str:
     """Return a number with as many decimals as it needs, or as a figure `beside` it: 0.00001234, 2.3456 or 123,456."""
-    size = abs(number if beside is None else beside)
-    decimals = 0 if size >= 10_000 else 4
-    if 0 < size < 0.001:
-        decimals = 3 - math.floor(math.log10(size))
-    return f"{number:,.{decimals}f}"
+    return f"{number:,.{display.decimals(abs(number if beside is None else beside))}f}"
 
 
 def words(metric: str) -> str:

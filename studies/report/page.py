@@ -87,9 +87,9 @@ def _plot(draw: Callable, drawn, name: str, caption: str) -> str:
 
 def _about_fit(answer: Answer) -> str:
     """Return the caption of a scaling fit."""
-    low, high = answer.fit.interval
-    said = f"Least squares over log2 of the size, all seeds: {answer.fit.slope:+.4f} for each doubling, 95 % interval "
-    said += f"{low:+.4f} to {high:+.4f}. The band is the 95 % confidence band of the mean. "
+    slope, low, high = answer.fit.figures
+    said = f"Least squares over log2 of the size, all seeds: {slope} for each doubling, 95 % interval {low} to {high}. "
+    said += "The band is the 95 % confidence band of the mean. "
     bend = answer.fit.bend
     if bend is None:
         return said + "Without repeated seeds, nothing says whether a line is the right curve."

@@ -11,6 +11,8 @@ import dataclasses
 import numpy as np
 from scipy import special
 
+from reporting import display
+
 CONFIDENCE = 0.95
 FEWEST = 3  # different sizes: two always lie on a line
 ROUNDING = 8 * np.finfo(float).eps  # of a metric, as a fraction of the largest
@@ -41,6 +43,13 @@ class Fit:
         """The confidence interval of the slope."""
         half = self.quantile * self.deviation / self.spread**0.5
         return self.slope - half, self.slope + half
+
+    @property
+    def figures(self) -> tuple[str, str, str]:
+        """The slope and both ends of its interval, with signs and with as many decimals as the largest needs."""
+        numbers = self.slope, *self.interval
+        decimals = display.decimals(max(map(abs, numbers)))
+        return tuple(f"{number:+,.{decimals}f}" for number in numbers)
 
     @property
     def bends(self) -> bool:
@@ -91,10 +100,9 @@ def sentence(found: Fit | None, num_sizes: int, axis: str, metric: str) -> str:
     """Return what the fit says, with its figures; `num_sizes` different sizes of the axis have a metric."""
     if found is None:
         return f"There is no fit from {num_sizes} sizes; it needs {FEWEST}."
-    low, high = found.interval
-    none = ", which includes 0" if low <= 0 <= high else ""
-    said = f"Each doubling of {axis} changes the {metric} by {found.slope:+.4f}"
-    said += f" (95 % interval {low:+.4f} to {high:+.4f}{none})"
+    none = ", which includes 0" if found.interval[0] <= 0 <= found.interval[1] else ""
+    slope, low, high = found.figures
+    said = f"Each doubling of {axis} changes the {metric} by {slope} (95 % interval {low} to {high}{none})"
     if found.bends:
         return f"{said}, but the points do not follow a line (lack of fit, p = {found.bend:.2g})."
     return f"{said}." if found.bend is not None else f"{said}, if it follows a line, which one seed cannot show."

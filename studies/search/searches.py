@@ -86,7 +86,7 @@ def find(url: str, name: str, unknown: str) -> Searched:
     if name not in known:
         raise ConfigError(f"{unknown}; nor is it a search in --storage (all: {', '.join(sorted(known)) or 'none'})")
     queue, definition = trials.Queue(storage, name, create=False), checked(known[name], name)
-    trained = queue.everything()
+    trained = sorted(queue.latest().values(), key=lambda trial: trial.number)
     everything = optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False)
     left_out = collections.Counter(one.user_attrs["left_out"] for one in everything if "left_out" in one.user_attrs)
     return Searched(name, definition, trained, dict(left_out), queue.running())

@@ -251,7 +251,9 @@ def judge(search: Searched, count: int, statuses: list[int]) -> None:
     standings = collections.Counter(map(trials.standing, found))
     ended = len(found) - standings["left"]
     counts = ", ".join(f"{standings[word]} {word}" for word in ("done", "pruned", "failed"))
-    print(f"{search.name}: {counts}", flush=True)
+    may_retry = standings["failed"] and not search.definition.get("population")
+    again = f"; `sweep.py retry {search.name}` queues failed ones again" if may_retry else ""
+    print(f"{search.name}: {counts}{again}", flush=True)
     if USAGE in statuses and ended < count:  # the same command would meet the same mistake
         raise Failed(f"a worker ended by the error above; {ended} of {count} trials have ended")
     if (any(statuses) and ended < count) or standings["left"]:

@@ -482,6 +482,18 @@ def test_output_is_displayed_as_it_comes_and_ctrl_c_is_one_line(gcloud):
         assert said[-1] == "interrupted; launched programs keep running\n" and len(said) <= 2
 
 
+@pytest.mark.parametrize("slices", ["1", "2"])
+def test_output_that_nobody_reads_any_more_ends_a_command_in_one_line(gcloud, slices):
+    """As in `pod.py tail | head`."""
+    variables = gcloud.environment | {"FAKE_RUN": "1", "SLICES": slices, "QUEUED": "1"}
+    words = [sys.executable, str(ROOT / POD), "ssh", "--", "while echo line; do sleep 0.1; done"]
+    with subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read().endswith("error: the program that reads this output has closed it\n")
+        assert process.wait(timeout=20) == 1
+
+
 def test_ctrl_c_ends_a_command_on_several_slices(gcloud):
     """Each slice has a call of its own, in a thread that gets no signal."""
     variables = gcloud.environment | {"FAKE_RUN": "1"}

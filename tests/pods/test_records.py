@@ -40,6 +40,17 @@ def test_what_is_launched_is_known_before_and_forgotten_with_the_pod(gcloud):
     assert gcloud.run("delete").status == 0 and not record.exists()
 
 
+def test_what_is_known_of_a_pod_stays_if_another_zone_is_typed(gcloud):
+    """Else `supervise` no longer watches a pod that runs on."""
+    assert gcloud.run("create").status == 0
+    record = gcloud.folder / "pods" / "torus" / "created.json"
+    done = gcloud.run("delete", "--zone=us-east5-a", FAKE_HOSTS="0")
+    assert done.status == 0 and record.exists()
+    assert done.stdout.endswith("the pod that was created from here is in us-central2-b; its records stay\n")
+    done = gcloud.run("delete", FAKE_HOSTS="0")
+    assert done.status == 0 and not record.exists() and "its records" not in done.stdout
+
+
 def test_what_is_known_of_a_pod_that_could_not_be_deleted_stays(tmp_path):
     """For example its folder cannot be written."""
     asked = types.SimpleNamespace(pod_folder=tmp_path, dry_run=False)

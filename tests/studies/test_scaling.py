@@ -58,6 +58,8 @@ def test_the_sentence_has_the_slope_with_its_interval_and_says_what_weakens_it()
         "Each doubling of parameters changes the exact accuracy by +0.8000 "
         "(95 % interval -0.3024 to +1.9024, which includes 0), if it follows a line, which one seed cannot show."
     )
+    small = scaling.sentence(scaling.fit(SIZES, [1e-5, 3e-5, 2e-5, 5e-5, 4e-5]), 5, "x", "y")
+    assert "by +0.00000800 (95 % interval -0.00000302 to +0.00001902, which" in small
     bent = scaling.fit([1, 1, 2, 2, 4, 4], [0.0, 0.01, 1.0, 1.01, 1.0, 1.01])
     assert "the points do not follow a line (lack of fit, p = " in scaling.sentence(bent, 3, "x", "y")
 

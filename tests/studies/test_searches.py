@@ -124,11 +124,34 @@ def test_status_and_report_take_the_name_of_a_search(tmp_path):
     assert status == 2 and "--seeds is not read for the search s" in err
 
 
-@pytest.mark.parametrize("subcommand", ["cancel", "retry"])
-def test_a_search_is_not_cancelled_by_its_name_but_by_an_interruption(tmp_path, subcommand):
+def test_a_search_is_not_cancelled_by_its_name_but_by_an_interruption(tmp_path):
     filled(tmp_path)
-    status, out, err = ended(sweep(tmp_path, subcommand, "s"))
-    assert (status, out) == (2, "") and err.startswith("error: s is a search, and cancel and retry are for groups and")
+    status, out, err = ended(sweep(tmp_path, "cancel", "s"))
+    assert (status, out) == (2, "") and err.startswith("error: s is a search, and cancel is for groups and suites; ")
+
+
+@pytest.mark.slow
+def test_a_failed_trial_of_a_search_is_trained_again_at_the_same_point(tmp_path):
+    failed = filled(tmp_path).trials[3]
+    search = dataclasses.replace(asked(tmp_path), method="random", count=COUNT)
+    (tmp_path / "space.py").write_text(SPACE)
+    status, out, err = ended(run(search))
+    assert status == 0 and "1 failed; `sweep.py retry s` queues failed ones again" in out, err
+    status, out, err = ended(sweep(tmp_path, "retry", "s"))
+    assert (status, out) == (0, "queued again: 1 trial; the same `sweep.py search` starts them\n"), err
+    status, out, err = ended(run(search))
+    assert status == 0 and f"s: {COUNT} done, 0 pruned, 0 failed\n" in out, err
+    again = trials_of(tmp_path)[-1]
+    assert again.state.name == "COMPLETE" and again.params == failed.params
+    assert again.user_attrs["workdir"] == failed.user_attrs["workdir"]
+
+
+def test_a_failed_member_of_a_population_is_not_queued_again(tmp_path):
+    from studies.search import searching
+
+    searching.begin(dataclasses.replace(asked(tmp_path), method="pbt", population=2))
+    status, out, err = ended(sweep(tmp_path, "retry", "s"))
+    assert (status, out) == (2, "") and "a failed member goes on with the weights of another" in err
 
 
 def test_a_name_that_is_neither_a_group_nor_a_search_is_one_line(tmp_path):
