@@ -59,7 +59,8 @@ from core.sampling import BatchSampler, samples
 from core.between_steps.slow_data import SlowData
 from core.between_steps.stages import Stages, position_of
 from core.start import (
-    announce, check_new, device_lines, initial_state, is_done, may_change, prepare, prepare_corpus, set_steps
+    announce, check_imported, check_new, device_lines, initial_state, is_done, may_change, prepare, prepare_corpus,
+    set_steps,
 )  # fmt: skip
 from input_pipeline import corpus as corpora, ledger
 from input_pipeline.errors import DataError
@@ -155,11 +156,15 @@ def train(
         )
         if not record and not is_new:
             check_new(config, corpus)
+        if record and "weights_only" in record:
+            check_imported(run, checkpoints, record, workdir)
         corpus = corpus.resume(record) if corpus and record else corpus
         start, last_step = set_steps(config, corpus, record)
+        has_ended = is_done(record, start, last_step, workdir)
+        since = "has no effect, since no step follows" if has_ended else f"from step {start} on"
         for change in stored_config.changes(record["config"], flat(config)) if start else ():
-            announce(f"{change} from step {start} on")
-        if is_done(record, start, last_step, workdir):
+            announce(f"{change} {since}")
+        if has_ended:
             return Result(start, "nothing to train", {}, {}, f"{checkpoints.store.place}/{start}")
         refs = frozen_models.references(run, record)
         if workdirs.keeps_files(config):

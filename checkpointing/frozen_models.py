@@ -58,13 +58,17 @@ def configuration_of(model: FrozenModel, config: ConfigDict) -> ConfigDict:
 def references(run, record: dict | None) -> dict[str, dict]:
     """Return the reference of the checkpoint of each role's weights; a resumed run takes those of its record.
 
+    A role that the record does not have takes the checkpoint that another role of its source has there: the reference
+    of an evaluation on preferences is the base of the adapters that it evaluates.
+
     Raises ConfigError for a run without a folder, and CheckpointError if a checkpoint is missing or has changed.
     """
-    known, by_source, by_role = frozen_refs(record or {}), {}, sources(run.objective, run.config)
+    by_source, by_role = {}, sources(run.objective, run.config)
+    known = {by_role[role]: ref for role, ref in frozen_refs(record or {}).items() if role in by_role}
     for role in run.abstract_frozen:
         source = by_role[role]
         if source not in by_source:
-            by_source[source] = source.checkpoint_ref(known.get(role))
+            by_source[source] = source.checkpoint_ref(known.get(source))
     return {role: by_source[by_role[role]] for role in run.abstract_frozen}
 
 

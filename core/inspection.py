@@ -12,7 +12,7 @@ from checkpointing.retention import Retention
 from checkpointing.source_run import check_model, restore_eval_params
 from checkpointing.store import Store
 from cluster import processes
-from configs.errors import visible
+from configs.errors import ConfigError, visible
 from core import assembly
 from files.json_reader import JsonError
 from input_pipeline import corpus as corpora
@@ -22,6 +22,7 @@ from parallelism.placement import place
 from reporting.display import aligned
 from reporting.metrics import WENT_BACK, Line, read_lines
 from settings import preference
+from settings.together import DRAWS
 
 
 def checkpoints_table(
@@ -66,8 +67,14 @@ def explain_step(config, workdir: pathlib.Path, address, step: int, store: Store
 
     Each document has its loss under the newest valid checkpoint, if there is one. The highest loss comes first, so that
     an unusual document is at the top. Puzzles and pairs of answers, one per row, have no losses. Raises DataError if
-    the run has not reached this step, or if its documents no longer exist.
+    the run has not reached this step, or if its documents no longer exist; and ConfigError for an objective that trains
+    on what the model draws.
     """
+    if config.train.objective in DRAWS:
+        raise ConfigError(
+            f"a step of train.objective={config.train.objective} trains on answers that the model drew, and not on "
+            f"documents; {workdir}/rollouts.jsonl has them with their prompts"
+        )
     corpus = with_documents(config)
     section = processes.shared("section", lambda: ledger.section_of(workdir, step, last_step(workdir)))
     examples = ledger.explain(section, step, corpus)

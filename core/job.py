@@ -344,6 +344,8 @@ class Job:
                 f"{trouble} at step {trouble.last_step}, after {display.counted(self.roll_backs, 'roll back')}; "
                 f"{'checkpoints may have these steps' if trouble.applied else 'nothing bad was saved'}; "
                 f"{self.write_bad_documents(trouble)}use a lower --config.optimizer.learning_rate in a new --workdir"
+                + ", or --config.train.spike_deviations=0 if the loss was meant to rise"
+                * trouble.was_finite
             )
         self.roll_backs += 1
         self.checkpoints.wait()

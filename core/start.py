@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import jax
 
-from checkpointing import frozen_models
+from checkpointing import frozen_models, state_names
 from checkpointing import workdir as workdirs
 from checkpointing.checkpoints import Checkpoints
 from checkpointing.source_run import initial
@@ -157,6 +157,16 @@ def may_change(run: Run, step: int) -> frozenset[str]:
     return (keys_of(RESUME) - held) | moved
 
 
+def check_imported(run: Run, checkpoints: Checkpoints, record: dict, workdir) -> None:
+    """Raise ConfigError if the objective trains parameters that the imported weights of a workdir lack."""
+    wanted = state_names.names_of({state_names.PARAMS: run.abstract_state.params})
+    if lacking := sorted(wanted - checkpoints.store.arrays(record["step"]).keys()):
+        raise ConfigError(
+            f"{workdir} has imported weights without {lacking[0].partition('.')[2]}, which "
+            f"train.objective={run.config.train.objective} trains too; train in a new --workdir"
+        )
+
+
 def check_tokenizers(objective: Objective, config, corpus: corpora.Corpus | None) -> None:
     """Raise ConfigError if another model of the objective was trained on another tokenizer than the corpus has."""
     for model in other_models(objective) if corpus and corpus.tokenizer else ():
@@ -204,13 +214,25 @@ def last_step(config, corpus: corpora.Corpus | None, record: dict | None) -> int
 def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tuple[int, int]:
     """Convert tokens or epochs to `train.steps` in place; return (steps done, last step).
 
-    A line is printed if a run reads the default corpus too often, or holds out very much.
+    A line is printed if a run reads the default corpus too often, holds out very much, or goes on with another batch.
     """
     start, train = position_of(record)[0], config.train
     train.steps, train.tokens, train.epochs = last_step(config, corpus, record), 0, 0.0
-    for line in filter(None, (repetition(config, corpus), "" if start else large_heldout(config, corpus))):
+    others = kept_steps(config, record) if start else large_heldout(config, corpus)
+    for line in filter(None, (repetition(config, corpus), others)):
         announce(line)
     return start, train.steps
+
+
+def kept_steps(config, record: dict) -> str:
+    """Return a line if a resumed run has another batch but no other steps, which may have been epochs; else ""."""
+    earlier, train = record["config"], config.train
+    if train.global_batch == earlier["train.global_batch"] or train.steps != earlier["train.steps"]:
+        return ""
+    return (
+        f"train.steps stays {train.steps:,} with the other batch; if epochs or tokens said how long to train, type "
+        "--config.train.epochs or --config.train.tokens again"
+    )
 
 
 def is_done(record: dict | None, start: int, last_step: int, workdir: pathlib.Path) -> bool:
@@ -261,12 +283,21 @@ def large_heldout(config, corpus: corpora.Corpus | None) -> str:
 def initial_state(run: Run, checkpoints: Checkpoints, record: dict | None):
     """Restore the state of a checkpoint as `checkpoint.restore` says; without a record, initialize it.
 
-    If `train.init_from` is given, it initializes the parameters, except in a run with a frozen base.
+    If `train.init_from` is given, it initializes the parameters, except in a run with a frozen base. A line says so if
+    that source has a module as the run trains it.
     """
     config, abstract = run.config, run.abstract_state
     if record is None:
-        begins = config.train.init_from and "base" not in run.abstract_frozen
-        return run.init(initial(config).restore(abstract.params)) if begins else run.init()
+        source = initial(config) if config.train.init_from else None
+        if source and "base" not in run.abstract_frozen:
+            return run.init(source.restore(abstract.params))
+        objective = config.train.objective
+        if source and not config.lora.rank and source.configuration().train.objective == objective:
+            announce(
+                f"the module that train.objective={objective} trains begins with random weights; of "
+                f"train.init_from={source.name} the run takes the model alone"
+            )
+        return run.init()
     if "weights_only" in record:
         return run.init(checkpoints.restore_params(record["step"], abstract.params, "params"))
     if config.checkpoint.restore == "broadcast":

@@ -73,6 +73,7 @@ class Continuation:
       log_probs: of each by the model itself, before truncation, penalty, bias and the temperature of the draws.
       tops: for each place {token: log-probability} of the NUM_TOP likeliest, if the request asks for them.
       reason: why it ended: "end" for one of the ends, "length", or "cancelled"; "" while it goes on.
+      end: the token that ended it, which `tokens` does not have; none for the other reasons.
       row: of the cache; None while it waits, and once it has ended.
       num_computed: tokens of the prompt that are in the cache.
     """
@@ -82,6 +83,7 @@ class Continuation:
     log_probs: list[float] = dataclasses.field(default_factory=list)
     tops: list[dict[int, float]] = dataclasses.field(default_factory=list)
     reason: str = ""
+    end: tuple[int, ...] = ()
     row: int | None = None
     num_computed: int = 0
 
@@ -326,6 +328,7 @@ class Batch:
         for index, one in complete:
             token = int(drawn.token_B[index])
             if token in one.request.ends:
+                one.end = (token,)
                 self._end(one, "end")
                 continue
             one.tokens.append(token)

@@ -13,18 +13,20 @@ LENGTH_MULTIPLE = 128  # tokens of a row, so that prompts of other lengths use t
 
 
 def generate(
-    graph: nnx.GraphDef, params: dict, requests: Sequence[Request], *, vocab_size: int, cache_dtype: str = "model"
-) -> list[list[int]]:
+    graph: nnx.GraphDef, params: dict, requests: Sequence[Request], *, vocab_size: int, cache_dtype: str = "model",
+    with_ends: bool = False,
+) -> list[list[int]]:  # fmt: skip
     """Return the tokens of each continuation, in the order of the requests.
 
     Args:
       graph, params: the model; needs a mesh in context.
       vocab_size: ids from here on are never drawn.
       cache_dtype: see `Engine`.
+      with_ends: whether a continuation that one of its ends has ended has that token last.
     """
     num_rows, length = min(len(requests), LARGEST_BATCH), max(request.most for request in requests)
     batch = _batch(graph, params, length, num_rows, vocab_size, cache_dtype)
-    return [one.tokens for one in batch.run(requests)]
+    return [[*one.tokens, *(one.end if with_ends else ())] for one in batch.run(requests)]
 
 
 def stream(

@@ -40,8 +40,9 @@ def revise(
 ) -> list[list[int]]:  # fmt: skip
     """Return the drafts with each token replaced in whose replacement the module's confidence reaches the threshold.
 
-    Lengths do not change. The first token of a draft is kept, since it may complete the last token of the prompt. All
-    tokens are judged in the draft as it was drawn.
+    Lengths do not change, except that a draft may have the token that ended it, without which it is returned: the
+    module has learned that an end follows the last word. The first token of a draft is kept, since it may complete the
+    last token of the prompt. All tokens are judged in the draft as it was drawn.
 
     Args:
       graph, params: the model; needs a mesh in context.
@@ -58,6 +59,7 @@ def revise(
             new = [
                 int(other) if place and sure >= threshold else token
                 for place, (token, other, sure) in enumerate(zip(draft, best, confidence, strict=False))
+                if token not in ends
             ]
             revised.append(new)
     return revised

@@ -96,10 +96,11 @@ def _continued(
         )
         for index, prompt in enumerate(asked)
     ]
-    drafts = decoding.generate(
-        run.graph, params, requests, vocab_size=tokenizer.vocab_size, cache_dtype=run.config.inference.cache_dtype
-    )
     keys = run.config.error_correction
+    drafts = decoding.generate(
+        run.graph, params, requests, vocab_size=tokenizer.vocab_size, cache_dtype=run.config.inference.cache_dtype,
+        with_ends=keys.use_error_correction,
+    )  # fmt: skip
     if keys.use_error_correction:
         drafts = revision.revise(
             run.graph, params, [prompt.tokens for prompt in asked], drafts, threshold=keys.threshold,

@@ -70,8 +70,9 @@ class Turns:
         return tokens[-1] in self._ends
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Return the text of an answer, without the token that ends it."""
-        return self.tokenizer.decode(tokens[:-1] if tokens and self.is_complete(tokens) else tokens)
+        """Return the text of an answer up to the token that ends it; in data a template may write more after that."""
+        end = next((place for place, token in enumerate(tokens) if token in self._ends), len(tokens))
+        return self.tokenizer.decode(tokens[:end])
 
 
 class Answers(Turns):

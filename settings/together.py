@@ -138,6 +138,8 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("data.path", ANY, "data.mixture", NONE, "empty one of them, as with --config.data.mixture="),
     ("plasticity.method", OF_PLASTICITY, "lora.rank", NONE, "adapters have no hidden units"),
     ("plasticity.method", OF_PLASTICITY, "train.objective", OF_ONE_MODEL, "others run several models"),
+    ("plasticity.method", ("shrink_perturb",), "train.spike_deviations", NONE, "the loss rises with each perturbation"),
+    ("data.stream", ANY, "train.spike_deviations", NONE, "the loss rises with each new task"),
     ("plasticity.measure", ANY, "lora.rank", NONE, "adapters have no hidden units"),
     ("plasticity.measure", ANY, "evaluation.chunk_tokens", NONE, "it measures whole sequences"),
     ("plasticity.measure", ANY, "train.objective", OF_ONE_MODEL, "others run several models"),

@@ -122,6 +122,15 @@ def test_a_ramp_that_is_stopped_goes_on_bit_for_bit(whole, texts, tmp_path):
     assert_goes_on(whole.workdir, 3, ramped(texts), tmp_path / "stopped")
 
 
+def test_a_ramp_that_ended_where_a_size_does_goes_on_with_the_next(texts, tmp_path):
+    """As one of as many steps from the start; the decision of the last step is stored with it."""
+    for steps in (3, 4):
+        train.train(ramped(texts, train__steps=steps), tmp_path)
+    assert {step: line["global_batch"] for step, line in lines_of(tmp_path, "train").items()} == {
+        step: SIZES[step] for step in range(1, 5)
+    }
+
+
 def test_a_mesh_that_changes_has_the_losses_of_one_that_stays(whole, moved):
     """And gives the average of the parameters that is evaluated in the end."""
     for kind, keys, steps in (("train", KEYS, SIZES), ("eval", ("eval_loss",), [7])):

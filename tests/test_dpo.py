@@ -4,6 +4,7 @@
 import json
 import math
 import shutil
+import types
 
 import jax
 import numpy as np
@@ -12,9 +13,11 @@ import pytest
 import train
 from checkpointing import frozen_models, source_run
 from checkpointing.checkpoints import CheckpointError
+from configs import base
 from configs.errors import ConfigError
 from core import assembly
 from core.evaluators import evaluate_newest
+from objectives.objective import FrozenModel
 from parallelism.mesh import mesh_context
 from settings import stored_config
 from settings.validation import validate
@@ -129,6 +132,18 @@ def tuned(files):
 def preferring(files, tuned, **changes):
     keys = dict(train__objective="dpo", train__init_from=str(tuned), data__source="preferences", train__steps=12)
     return on(files, "pairs", **keys | {"optimizer__learning_rate": 3e-3} | changes)
+
+
+def test_an_evaluation_on_pairs_compares_with_the_base_that_the_adapters_began_from(monkeypatch):
+    """Also if the base has trained on since, and has a newer checkpoint."""
+    monkeypatch.setattr(source_run.SourceRun, "checkpoint_ref", lambda source, known=None: known or {"step": 120})
+    config = base.get_config()
+    config.train.init_from = "runs/chat"
+    objective = types.SimpleNamespace(frozen_models=lambda: (FrozenModel("reference", "train.init_from"),))
+    run = types.SimpleNamespace(config=config, objective=objective, abstract_frozen={"reference": {}})
+    began = {"folder": "runs/chat", "step": 60, "digest": "d"}
+    assert frozen_models.references(run, {"frozen": {"base": began}}) == {"reference": began}
+    assert frozen_models.references(run, {}) == {"reference": {"step": 120}}
 
 
 @pytest.mark.slow

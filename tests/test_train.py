@@ -177,6 +177,7 @@ def test_a_finished_run_prints_its_summary_again_and_a_longer_one_goes_on(place,
         assert "Finished at step 12; nothing was trained. --config.train.steps=24 continues the run." in out
     status, out, err = finish(command("train.py", workdir, "--config.train.steps=4", cache=place))
     assert status == 0 and "train.steps=4 has been passed. Finished at step 12; nothing was trained." in out, err
+    assert "train.steps 12 -> 4 has no effect, since no step follows" in out and "from step 12 on" not in out
     status, out, err = finish(command("train.py", workdir, "--config.train.steps=14", cache=place))
     assert status == 0 and "step 14/14" in out and "step 12/" not in out, err
     assert "train.steps 12 -> 14 from step 12 on" in out

@@ -61,10 +61,10 @@ class Stages(Callback):
 
     def on_step(self, job, state, step):
         """Increase the batch size if the ramp says so; return the shape of the next stage at the end of a stage."""
-        if (step < self.end and not self.grows) or step == self.config.train.steps:
+        if step < self.end and not self.grows:
             return None
-        self._maybe_grow(job, state, step)
-        return Reshard(self.shape(step)) if step >= self.end else None
+        self._maybe_grow(job, state, step)  # after the last step too: more of them may follow in a resumed run
+        return Reshard(self.shape(step)) if self.end <= step < self.config.train.steps else None
 
     def _maybe_grow(self, job, state, step: int) -> None:
         config, rows = self.config, self.rows
@@ -75,7 +75,7 @@ class Stages(Callback):
         if config.batch.ramp == "noise_scale" and float(noise.estimate(state.extra["noise"])) < larger:
             return
         self.increases += 1
-        if larger > rows:  # rounding may keep the size
+        if larger > rows and step < config.train.steps:  # rounding may keep the size
             text = f"step {step}: batches of {larger} sequences from here on"
             job.log.event(text, "batch", step, global_batch=larger)
 

@@ -9,6 +9,8 @@ import pytest
 
 import train
 from checkpointing.retention import Retention
+from configs import base
+from configs.errors import ConfigError
 from core import inspection
 from tests.puzzles.test_solving import small_config
 
@@ -46,6 +48,14 @@ def test_a_step_that_the_run_went_back_before_is_not_its_last(tmp_path):
     lines = [{"kind": "train", "step": 550}, {"kind": "event", "event": "start", "step": 500}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert inspection.last_step(tmp_path) == 500
+
+
+def test_a_step_that_trained_on_what_the_model_drew_has_no_documents(tmp_path):
+    """Its rows name prompts of which it may have asked none."""
+    config = base.get_config()
+    config.train.objective = "grpo"
+    with pytest.raises(ConfigError, match=r"trains on answers that the model drew, .*/rollouts\.jsonl has them"):
+        inspection.explain_step(config, tmp_path, tmp_path, 1)
 
 
 def test_a_step_of_puzzles_is_told_by_group_puzzle_and_example(tmp_path):

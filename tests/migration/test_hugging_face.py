@@ -299,8 +299,13 @@ def test_a_run_goes_on_from_imported_weights_with_an_optimizer_of_its_own(single
     chosen_BT = np.take_along_axis(logits_BTV, batch["targets"][..., None], 2)[..., 0]
     wanted = (np.log(np.exp(logits_BTV).sum(-1)) - chosen_BT).mean()
     assert abs(lines_of(workdir, "train")[1]["loss"] - wanted) < TOLERANCE
-    config.model.norm_epsilon = 0.1
     shutil.copytree(imported, tmp_path / "other")
+    joint, before = config.copy_and_resolve_references(), (tmp_path / "other" / "config.json").read_bytes()
+    joint.train.objective, joint.error_correction.joint_weight = "error_correction", 0.5
+    with pytest.raises(ConfigError, match=r"has imported weights without corrector\..*, which train\.objective="):
+        train.train(joint, tmp_path / "other", iter([batch]))
+    assert (tmp_path / "other" / "config.json").read_bytes() == before, "other commands still read the import"
+    config.model.norm_epsilon = 0.1
     with pytest.raises(CheckpointError, match=r"has imported weights with model\.norm_epsilon=1e-06, now 0\.1"):
         train.train(config, tmp_path / "other", iter([batch]))
 

@@ -12,7 +12,8 @@ import pytest
 from flax import nnx
 
 from core import assembly
-from inference.revision import revise
+from inference import revision
+from inference.revision import judge, revise
 from layers.attention.attention import soft_cap
 from layers.error_corrector import Findings, Sizes, points_of
 from models import decoder_lm
@@ -191,6 +192,19 @@ def test_a_draft_is_revised_where_confidence_suffices_and_nowhere_else():
     for draft, revised in zip(drafts, other, strict=True):
         assert revised[0] == draft[0] and len(revised) == len(draft)
         assert all(new != old and 0 < new < 30 for new, old in zip(revised[1:], draft[1:], strict=True))
+
+
+def test_the_end_of_a_draft_is_judged_with_it_and_is_not_returned():
+    """Training rows have it too: without it, a module finds the last word of a complete answer wrong."""
+    graph, params = model_and_params()
+    how = dict(threshold=0.0, vocab_size=30, ends=[0])
+    with mesh_context(one_device_mesh()):
+        cut, ended, other = (revise(graph, params, [[1, 2]], [[5, 6, *end]], **how) for end in ([], [0], [7]))
+    assert len(ended[0]) == len(cut[0]) == 2 and len(other[0]) == 3
+    with mesh_context(one_device_mesh()):
+        parts = [revision._batch([([1, 2], [5, 6, *end])]) for end in ([], [0])]
+        without, with_end = (judge(graph, params, *part, 30, (0,)).wrong_BT[0, 2] for part in parts)
+    assert without != with_end, "what follows the last word counts"
 
 
 def test_operations_are_those_of_the_module_and_of_the_passes_of_the_model():

@@ -23,6 +23,7 @@ from input_pipeline.tokenization import open_tokenizer
 from reasoning import answers, rollouts
 from settings import loading, validation
 from tests import groups
+from tests.input_pipeline.chat.conftest import CHATML, made_tokenizer
 
 SMALL = {
     "model.dtype": "float32", "model.num_layers": "1", "model.embed_dim": "32", "model.mlp_dim": "64",
@@ -271,6 +272,15 @@ def test_an_answer_may_be_rewarded_for_the_last_line_of_that_in_the_data():
     assert sampler._rewards(None, [rollouts.Texts(*one) for one in texts], np.zeros(3, int)) == [1, 0, 0]
 
 
+def test_an_answer_in_the_data_is_compared_without_the_marks_of_the_chat_template(tmp_path):
+    """What the model draws ends with the mark; the data have a newline after it."""
+    name = made_tokenizer(CHATML, tmp_path)
+    tokenizer = open_tokenizer(name)
+    form = answers.answers_of("chat", "", tokenizer, name)
+    drawn, stored = (tokenizer.encode(text) for text in ("3<|im_end|>", "It is\n3<|im_end|>\n"))
+    assert form.is_complete(drawn) and (form.text(drawn), form.text(stored)) == ("3", "It is\n3")
+
+
 @pytest.mark.parametrize("returned", [None, float("nan"), float("inf"), "1", 1e300])
 def test_a_reward_is_a_finite_number(monkeypatch, returned):
     monkeypatch.setitem(answers.REWARDS, "mine", lambda prompt, answer: returned)
@@ -316,6 +326,7 @@ def test_a_reward_that_no_recipe_registers_is_refused(chatting):
     ({"grpo__group_size": "3"}, r"train\.global_batch=8 is not a multiple of grpo\.group_size=3; use "),
     ({"data__source": "countdown"}, r"needs data\.source=countdown_rollouts, reasoning_gym_rollouts or chat, not"),
     ({"data__source": "chat"}, r"grpo\.reward=task knows the right answers of data\.source=countdown_rollouts and "),
+    ({"grpo__reward": "reference"}, r"data\.source=countdown_rollouts has others; use task"),
     ({"grpo__kl": "0.1"}, r"grpo\.kl=0\.1 needs train\.init_from"),
 ])  # fmt: skip
 def test_keys_that_cannot_work_are_refused(changes, said):

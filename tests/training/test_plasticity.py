@@ -31,7 +31,7 @@ from training.optimizers import Weights
 from training.plasticity import replacement
 from training.plasticity.methods import METHODS
 from training.step_transform import StepChange, StepContext
-from training.transforms import plasticity
+from training.transforms import plasticity, plasticity_measures
 
 ROWS, PIXELS, UNITS, CLASSES = 6, 5, 8, 3
 FIRST, SECOND, LAST = (("layers", str(n), "kernel") for n in range(3))
@@ -90,13 +90,13 @@ def keys(**changes):
     return types.SimpleNamespace(**given | {"shrink": 0.25, "perturb": 0.5} | changes)
 
 
-def updated(method: str, measured: dict, steps: int = 1, *, with_moments: bool = True, **changes):
+def updated(method: str, measured: dict, steps=1, *, with_moments: bool = True, accepted: bool = True, **changes):
     """Return (change, memory, scalars) after updates with the same measures [2, UNITS] and no gradient."""
     weights, params, _ = classifier()
     transform, optimizer = METHODS[method](weights, keys(**changes), 7), optax.adam(1e-3)
     state = optimizer.init(params)
     moments = jax.tree.map(lambda leaf: leaf + with_moments if leaf.ndim else leaf, state)
-    memory, change = transform.init(params), StepChange(params, moments, jnp.bool_(True))
+    memory, change = transform.init(params), StepChange(params, moments, jnp.bool_(accepted))
     for step in range(steps):
         context = StepContext(types.SimpleNamespace(step=jnp.int32(step)), {}, {}, 0.0, {}, None, None, 0, measured)
         change, memory, scalars = transform.update(context, change._replace(optimizer=moments), memory)
@@ -160,6 +160,28 @@ def test_the_least_useful_mature_unit_is_replaced_at_the_rate():
         assert number == 0 or young.argmax() == utilities.argmin()
         assert scalars["units_replaced"] == 2 * number
     np.testing.assert_allclose(np.squeeze(flatten_dict(memory["due"])[SECOND]), 7 / 16, rtol=1e-6)  # seven are mature
+
+
+@pytest.mark.parametrize("method, when", [("redraw", {"maturity": 0, "rate": 0.2}), ("redo", {"every": 1})])
+def test_a_rejected_update_replaces_no_units(method, when):
+    size = np.ones((2, UNITS), np.float32)
+    size[:, 3] = 0
+    measured = {f"mlp_hidden.{name}": jnp.asarray(size) for name in ("mean", "square", "size")}
+    taken, rejected = (updated(method, measured, accepted=accepted, **when)[2] for accepted in (True, False))
+    assert taken["units_replaced"] > 0 and rejected["units_replaced"] == 0
+
+
+def test_the_norm_of_a_step_is_that_of_the_weights_that_it_leaves():
+    """A rejected update, as one that is not finite, leaves those of before."""
+    weights, params, _ = classifier()
+    measures = plasticity_measures.PlasticityMeasures(weights, 0.5, 0.1)
+    measured = {"mlp_hidden.size": jnp.ones((2, UNITS))}
+    state = types.SimpleNamespace(step=jnp.int32(0), params=params)
+    context = StepContext(state, {}, {}, 0.0, {}, None, None, 0, measured)
+    for factor, accepted, expected in ((2.0, True, 2.0), (np.nan, False, 1.0)):
+        change = StepChange(jax.tree.map(lambda leaf, factor=factor: factor * leaf, params), (), jnp.bool_(accepted))
+        _, _, scalars = measures.update(context, change, measures.init(params))
+        np.testing.assert_allclose(scalars["weight_norm"], expected * optax.tree.norm(params), rtol=1e-6)
 
 
 def test_redraw_draws_both_sides_of_a_unit_from_their_initial_distributions():

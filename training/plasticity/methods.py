@@ -112,8 +112,8 @@ class ReplaceLeastUseful(Method):
             new["due"].append(due - number)
             for name in ("age", "mean", "utility"):
                 new[name].append(jnp.where(mask_U, jnp.zeros_like(kept[name]), kept[name]))
-        memory = {name: to_memory(arrays, last_first) for name, arrays in new.items()}
-        return surgeon.result(), memory | {"replaced": count}, {"units_replaced": count.astype(jnp.float32)}
+        kept = {name: to_memory(arrays, last_first) for name, arrays in new.items()}
+        return surgeon.result(), kept | {"replaced": count}, _scalars(change, memory["replaced"], count)
 
     def _judged(self, kept: dict, units: Units, params: dict, measured: dict) -> tuple[dict, jax.Array]:
         """Return (what is kept of these units after the step, their utilities u_hat)."""
@@ -180,8 +180,13 @@ class ReDo(Method):
 
         is_due = (context.state.step + 1) % self.keys.every == 0
         change, active, count = jax.lax.cond(is_due, replaced, lambda: (change, active, memory["replaced"]))
-        memory = {"activity": to_memory(active, self.weights.units), "replaced": count}
-        return change, memory, {"units_replaced": count.astype(jnp.float32)}
+        kept = {"activity": to_memory(active, self.weights.units), "replaced": count}
+        return change, kept, _scalars(change, memory["replaced"], count)
+
+
+def _scalars(change, before: jax.Array, after: jax.Array) -> dict[str, jax.Array]:
+    """Return the number of replaced units; a rejected update replaces none."""
+    return {"units_replaced": jnp.where(change.accepted, after, before).astype(jnp.float32)}
 
 
 class L2Init(Method):

@@ -3,6 +3,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -52,7 +53,9 @@ class PlasticityMeasures(StepTransform):
         active = activities(self.weights.units, memory["activity"], context.measured, self.decay)
         are_dormant = [replacement.dormant(activity_U, self.dormant_below) for activity_U in active]
         total = sum(mask_U.size for mask_U in are_dormant)
+        before = context.state.params  # which a rejected update leaves
+        adopted = jax.tree.map(lambda old, new: jnp.where(change.accepted, new, old), before, change.params)
         return change, {"activity": to_memory(active, self.weights.units)}, {
             "dormant_share": sum(mask_U.sum() for mask_U in are_dormant) / jnp.float32(total),
-            "weight_norm": optax.tree.norm(change.params),
+            "weight_norm": optax.tree.norm(adopted),
         }  # fmt: skip
