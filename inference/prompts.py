@@ -60,7 +60,7 @@ def text_start(tokenizer: AnyTokenizer, config, *, is_trained: bool) -> list[int
       config: of the run.
       is_trained: whether the weights were trained here, and are not those of an import.
     """
-    by_template = _of_turns(config) and isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.chat_template
+    by_template = is_of_turns(config) and isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.chat_template
     if isinstance(tokenizer, Pieces) and (by_template or not is_trained):
         return tokenizer.published_start()
     return [tokenizer.end_of_document]
@@ -107,8 +107,9 @@ def answer_ends(tokenizer: AnyTokenizer, form: PlainFormat | Template) -> list[i
 
 def can_chat(config, tokenizer: AnyTokenizer) -> bool:
     """Return whether the model of a run was trained on conversations, or its tokenizer has a chat template."""
-    return _of_turns(config) or isinstance(format_of_tokenizer(tokenizer, config.data.tokenizer), Template)
+    return is_of_turns(config) or isinstance(format_of_tokenizer(tokenizer, config.data.tokenizer), Template)
 
 
-def _of_turns(config) -> bool:
+def is_of_turns(config) -> bool:
+    """Return whether the model of a run was trained on conversations."""
     return config.data.source in (*KINDS, *questions.SOURCES)

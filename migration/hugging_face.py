@@ -34,6 +34,8 @@ from configs.errors import ConfigError
 from core import assembly
 from files.json_reader import JsonError, read_json
 from files.paths import expanded
+from inference import prompts
+from input_pipeline.chat.encoding import format_of_tokenizer
 from input_pipeline.errors import DataError
 from input_pipeline.tokenization import open_tokenizer
 from migration import hugging_face_families as families
@@ -41,16 +43,18 @@ from migration import safetensors_files
 from migration.hugging_face_config import Config
 from migration.hugging_face_tensors import Tensor, folded, tensors_of
 from migration.safetensors_files import DTYPES, Stored, WeightsError, check_names
-from settings import validation
+from settings import stored_config, validation
 from settings.keys import flat
 
 KEPT = "hugging_face"  # folder in a workdir with the published files other than weights, which an export copies
 WRITTEN = ("*.safetensors", "*.safetensors.index.json")  # published files that are not kept; an export writes its own
 OTHER_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*", "README*")  # kept with the weights
+TEMPLATE = "chat_template.jinja"
 TOKENIZERS = {
-    "tokenizer.json": ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+    "tokenizer.json": ("tokenizer.json", "tokenizer_config.json", TEMPLATE),
     "tokenizer.model": ("tokenizer.model",),
 }
+GENERATION = "generation_config.json"
 TYPES = "types.json"  # in KEPT: {tensor: its type in the files}
 NAME = "name.txt"  # in KEPT: the folder or the hub's model that was imported
 
@@ -264,8 +268,11 @@ class Saved:
 
 
 def kept_in(config, workdir: pathlib.Path) -> pathlib.Path | None:
-    """Return the folder KEPT of a run or of the run that it was initialized from; None if neither has one."""
-    folders = [workdir, *([expanded(config.train.init_from)] if config.train.init_from else [])]
+    """Return the folder KEPT of a run, or else of the nearest run that it descends from; None: none has one."""
+    folders, source = [workdir], config.train.init_from
+    while source and (folder := expanded(source)) not in folders:
+        folders.append(folder)
+        source = stored_config.read_config(folder).get("train.init_from") if stored_config.is_run(folder) else ""
     return next((folder / KEPT for folder in folders if (folder / KEPT / TYPES).is_file()), None)
 
 
@@ -314,10 +321,9 @@ def export(run: assembly.Run, workdir: pathlib.Path, folder: pathlib.Path, verif
         check_zeros(families.family_of(values), weights, step)
         with check_complete(checkpoints, step), new_folder(folder, "hf") as part:
             safetensors_files.write(part, weights.written(), weights.blocks)
-            files = kept_in(run.config, workdir).iterdir() if types else ()
-            kept = [file for file in files if file.name not in (TYPES, NAME)]
-            for file in kept or _described(part, workdir, values, run.config.data.tokenizer):
+            for file in _others(run.config, workdir, has_import=bool(types)):
                 shutil.copyfile(file, part / file.name)
+            _describe(part, run.config, values, is_described=bool(types))
             verify(part, run, weights)
     return step
 
@@ -333,12 +339,33 @@ def check_zeros(family: families.Family, weights: Saved, step: int) -> None:
             )
 
 
-def _described(part: pathlib.Path, workdir: pathlib.Path, values: dict, tokenizer: str) -> list[pathlib.Path]:
-    """Write the configuration of a model that was trained here; return the files of its tokenizer."""
-    files = [workdir / name for names in TOKENIZERS.values() for name in names]
-    files = [file for file in files if file.is_file()]
-    has_tokenizer = files or tokenizer in base.BUILT_IN_TOKENIZERS
-    end = {"eos_token_id": open_tokenizer(tokenizer).end_of_document} if has_tokenizer else {}
-    (part / "config.json").write_text(json.dumps(values | end, indent=2) + "\n")
-    (part / "generation_config.json").write_text(json.dumps(end, indent=2) + "\n")
-    return files
+def _others(config: ConfigDict, workdir: pathlib.Path, *, has_import: bool) -> list[pathlib.Path]:
+    """Return the files of an export other than weights: those of the import, and then the run's own tokenizer.
+
+    The run was trained on that, whose chat template may be another one than that of the import.
+    """
+    own = [workdir / name for names in TOKENIZERS.values() for name in names if (workdir / name).is_file()]
+    left = (TYPES, NAME, TEMPLATE) if (workdir / "tokenizer.json").is_file() else (TYPES, NAME)
+    kept = kept_in(config, workdir).iterdir() if has_import else ()
+    return [*(file for file in kept if file.name not in left), *own]
+
+
+def _describe(part: pathlib.Path, config: ConfigDict, values: dict, *, is_described: bool) -> None:
+    """Write config.json, unless the files of an import describe the model, and the tokens that end a continuation.
+
+    An import has these. Only a run on conversations may have learned another end of a turn.
+    """
+    path, has_tokenizer = part / GENERATION, any((part / name).is_file() for name in TOKENIZERS)
+    knows_ends = has_tokenizer or config.data.tokenizer in base.BUILT_IN_TOKENIZERS
+    tokenizer = open_tokenizer(config.data.tokenizer) if knows_ends and config.data.tokenizer else None
+    end = {"eos_token_id": tokenizer.end_of_document} if tokenizer else {}
+    if not is_described:
+        (part / "config.json").write_text(json.dumps(values | end, indent=2) + "\n")
+        path.write_text(json.dumps(end, indent=2) + "\n")
+    if tokenizer and prompts.is_of_turns(config):
+        found = read_json(path, dict[str, object]) if path.is_file() else {}
+        known = found.get("eos_token_id")
+        known = known if isinstance(known, list) else [] if known is None else [known]
+        learned = prompts.answer_ends(tokenizer, format_of_tokenizer(tokenizer, config.data.tokenizer))
+        if new := [token for token in learned if token not in known]:
+            path.write_text(json.dumps(found | {"eos_token_id": [*known, *new]}, indent=2) + "\n")

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Sequence
 
+from datasets.exceptions import DatasetGenerationError
 from lm_eval import evaluator
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
@@ -86,14 +87,20 @@ def score(
       limit: of the items of a task; 0: all.
 
     Raises:
-      ConfigError: the data of a task cannot be read, or a task asks for random draws.
+      ConfigError: the data of a task cannot be read, a task is named twice, as with its group, or one asks for random
+        draws.
     """
     os.environ["DISABLE_MULTIPROC"] = "1"  # its bootstrap forks this process, which has threads of jax
     how = {"task_manager": manager, "limit": limit or None, "bootstrap_iters": BOOTSTRAPS}
     try:
         found = evaluator.simple_evaluate(Torus(model), tasks=list(names), **how)
-    except (ConnectionError, FileNotFoundError) as error:
-        raise ConfigError(f"--tasks={','.join(names)}: the data of a task cannot be read: {error}") from None
+    except (ConnectionError, FileNotFoundError, DatasetGenerationError) as error:
+        why = error.__cause__ or error  # that of a malformed file
+        raise ConfigError(f"--tasks={','.join(names)}: the data of a task cannot be read: {why}") from None
+    except ValueError as error:
+        if not str(error).startswith("Duplicate task"):
+            raise
+        raise ConfigError(f"--tasks={','.join(names)}: {error}; name one of them") from None
     return _results(found["samples"]), {task: _figures(metrics) for task, metrics in found["results"].items()}
 
 

@@ -19,6 +19,7 @@ from files.json_reader import JsonError, Object, parse_json
 from files.paths import expanded
 
 MOST_BYTES = 1 << 30  # of a file of questions
+STOP = ("\n",)  # of an answer, unless the item says otherwise
 Text = Annotated[str, pydantic.Field(min_length=1)]
 
 
@@ -107,4 +108,8 @@ def item_of(line: bytes, source: str) -> tuple[str, dict]:
             f"{source}: answer={content['answer']} is not the index of one of the {len(content['choices'])} choices; "
             "the first has index 0"
         )
+    if kind == "exact":
+        for stop in content.get("stop", STOP):
+            if stop in content["exact"].strip():
+                raise JsonError(f"{source}: exact has {stop!r}, at which answers stop, so none is equal; give `stop`")
     return kind, content

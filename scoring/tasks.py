@@ -15,10 +15,9 @@ from input_pipeline.tokenization import AnyTokenizer
 from scoring import figures
 from scoring.figures import Figure
 from scoring.likelihood import LanguageModel, log_likelihoods
-from scoring.questions import Item
+from scoring.questions import STOP, Item
 from scoring.texts import continue_greedily, row_of_pair, rows_of_text, split
 
-STOP = ("\n",)  # of an answer, unless the item says otherwise
 MAX_TOKENS = 64  # of an answer, unless the item says otherwise
 
 

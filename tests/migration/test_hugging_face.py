@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models in Hugging Face's format compute here what transformers recorded, and come out as they went in."""
 
+import itertools
 import json
 import pathlib
 import shutil
@@ -15,15 +16,17 @@ from checkpointing import array_files
 from checkpointing.checkpoints import CheckpointError, Checkpoints
 from checkpointing.retention import Retention
 from checkpointing.source_run import initial
+from checkpointing.workdir import open_workdir
 from configs import base
 from configs.errors import ConfigError
 from core import assembly
-from input_pipeline.tokenization import ByteTokenizer
+from input_pipeline.tokenization import ByteTokenizer, open_tokenizer
 from migration import hugging_face, hugging_face_reader, hugging_face_tensors, logits, peft, safetensors_files
 from migration import hugging_face_families as families
 from parallelism.mesh import mesh_context
 from settings import loading, stored_config
 from settings.keys import flat
+from tests.input_pipeline.chat.conftest import CHATML, made_tokenizer
 from tests.migration import hugging_face_cases as cases
 from tests.migration.record_hugging_face import CASES, FOLDER, SHARDED
 from tests.support import forward, packed_batch, random_weights
@@ -204,6 +207,27 @@ def save_random(config, workdir: pathlib.Path, step: int, *, biased: bool) -> No
         weights = jax.tree_util.tree_map_with_path(lambda path, leaf: leaf * (path[-1].key != "bias"), weights)
     with Checkpoints(workdir, Retention(2, 0, 0)) as checkpoints, mesh_context(run.mesh):
         checkpoints.save_and_wait(step, run.init(weights), {"step": step})
+
+
+def test_a_run_of_a_run_of_an_import_goes_out_with_its_files_and_with_what_it_has_learned(runs, tmp_path):
+    """The tokenizer with the template that it was trained on, and the end of a turn in it, at which others stop too."""
+    config, imported = runs("llama3")
+    config, folders = config.copy_and_resolve_references(), [imported, tmp_path / "first", tmp_path / "second"]
+    config.mesh.fsdp = 1
+    for before, folder in itertools.pairwise(folders):
+        config.train.init_from = str(before)
+        folder.mkdir()
+        open_workdir(folder, flat(config), None)
+        save_random(config, folder, 1, biased=False)
+    config.data.update(source="chat", tokenizer=made_tokenizer(CHATML, folders[2], eos_token="<|endoftext|>"))
+    cases.export(config, folders[2], tmp_path / "out", verify=lambda *given: None)
+    assert (tmp_path / "out" / "config.json").read_bytes() == (FOLDER / "llama3" / "config.json").read_bytes()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (folders[2] / name).read_bytes()
+    encode = open_tokenizer(config.data.tokenizer).encode
+    ends = [2, *encode("<|endoftext|>"), *encode("<|im_end|>")]  # the first is that of the import
+    generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == list(dict.fromkeys(ends))
 
 
 def test_routers_go_out_without_a_bias_or_not_at_all(runs, tmp_path):

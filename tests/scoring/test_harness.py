@@ -102,6 +102,15 @@ def test_a_group_has_the_items_of_its_members(folder, monkeypatch, tmp_path):
     counts = {task: {name: figure.count for name, figure in of.items()} for task, of in found.items()}
     assert counts["made"] == {"acc": 2, "exact_match": 2}
     assert counts["made_choices"]["acc"] == counts["made_exact"]["exact_match"] == 2
+    names = ["made_exact", "made"]
+    with pytest.raises(ConfigError, match=r"Duplicate task 'made_exact': .* and 'made'; name one of them$"):
+        harness.score(language_model(), names, harness.task_manager(names, str(tmp_path)))
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"prompt": "a", "exact"\n')
+    definition = (folder / "exact.yaml").read_text().replace(str(folder / "exact.jsonl"), str(broken))
+    (tmp_path / "exact.yaml").write_text(definition)
+    with pytest.raises(ConfigError, match=r"^--tasks=made_exact: the data of a task cannot be read: .*JSON"):
+        harness.score(language_model(), ["made_exact"], harness.task_manager(["made_exact"], str(tmp_path)))
 
 
 def extra(item: Item) -> dict:

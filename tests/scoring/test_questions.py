@@ -47,6 +47,8 @@ def test_keys_tell_the_kind_and_empty_lines_are_passed_over(file):
         ('{"exact": "q"}', "prompt is missing"),
         ('{"exact": "e", "promt": "q"}', "prompt is missing; did you mean it by promt?"),
         ('{"prompt": "p", "exact": "e", "max_tokens": 0}', "max_tokens: should be greater than or equal to 1"),
+        ('{"prompt": "p", "exact": "a\\nb"}', "exact has '\\n', at which answers stop, so "),
+        ('{"prompt": "p", "exact": "END", "stop": ["x", "N"]}', "exact has 'N', at which answers stop"),
         ('{"sentence": "q"}', "has no key choices, exact or text"),
         ("[1, 2]", "should be an object"),
         ('{"text": "\\ud800"}', "is not valid JSON"),
