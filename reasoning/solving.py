@@ -116,9 +116,8 @@ class _Asker:
         parents = [parent for parent in work.parents for _ in range(work.count)]
         drawn = yield from self._draw(parents, work.temperature)
         while work.to_the_end and (unfinished := [n for n, one in enumerate(drawn) if self._goes_on(one)]):
-            more = yield from self._draw([drawn[n] for n in unfinished], work.temperature)
+            more = yield from self._draw([_in_the_tree(drawn[n]) for n in unfinished], work.temperature)
             for place, thought in zip(unfinished, more, strict=True):
-                drawn[place].parent.children.append(drawn[place])
                 drawn[place] = thought
         groups = []
         for index in range(len(work.parents)):
@@ -173,6 +172,16 @@ class _Asker:
         answers = [list(itertools.islice(found, len(asked))) for asked in requests]
         for thought, number in zip(work.thoughts, value.values(self.problem, work.thoughts, answers), strict=True):
             thought.value = number
+
+
+def _in_the_tree(thought: Thought) -> Thought:
+    """Return the child of its parent with the same line, which was drawn once more, or add it as a new one."""
+    for same in thought.parent.children:
+        if same.text == thought.text:
+            same.num_draws += 1
+            return same
+    thought.parent.children.append(thought)
+    return thought
 
 
 def _merged(thoughts: Sequence[Thought], whole_answers: bool) -> list[Thought]:

@@ -11,7 +11,7 @@ from flax import nnx
 
 from core import assembly
 from core.evaluators import engine_of
-from inference.batching import Batch
+from inference.batching import Batch, Continuation
 from input_pipeline.tasks.countdown import CountdownWindows
 from input_pipeline.tokenization import open_tokenizer
 from parallelism.mesh import mesh_context
@@ -92,6 +92,30 @@ def test_a_search_stops_after_the_problem_in_which_it_is_told_to():
             PROBLEMS, "greedy", Limits(1, 1), stop=lambda: bool(asked.append(1)) or len(asked) == 2
         )
     assert found is None and len(asked) == 2
+
+
+class Repeats:
+    """In place of a model: it draws the same right answer each time."""
+
+    length, lines = 128, ("12+8=20;3 4 20", "20+4=24;3 24", "24+3=27;27")
+
+    def add(self, request):
+        tokenizer = open_tokenizer("numbers")
+        tokens = tokenizer.encode(self.lines[tokenizer.decode(request.prompt).count("\n")])
+        return Continuation(request, tokens, [-0.1] * len(tokens), reason="end")
+
+    def step(self):
+        """All of it is drawn already."""
+
+
+@pytest.mark.parametrize("search", ["bfs", "best_of_n", "self_consistency"])
+def test_a_line_that_is_drawn_again_is_one_thought(search):
+    task, tokenizer = Countdown(), open_tokenizer("numbers")
+    value = VALUES["oracle"](task, tokenizer, None)
+    (found,) = Solver(Repeats(), tokenizer, task, value).solve(["3 4 8 12=27:"], search, Limits(3, 2, 3))
+    assert [one.text for one in found.root.all()] == ["", *Repeats.lines] and found.answer
+    draws = [one.num_draws for one in found.root.all()[1:]]
+    assert draws[0] > 1 and len(set(draws)) == 1
 
 
 def test_a_line_has_no_more_tokens_than_the_model_has_room_for():
