@@ -114,8 +114,7 @@ def test_a_line_that_is_drawn_again_is_one_thought(search):
     value = VALUES["oracle"](task, tokenizer, None)
     (found,) = Solver(Repeats(), tokenizer, task, value).solve(["3 4 8 12=27:"], search, Limits(3, 2, 3))
     assert [one.text for one in found.root.all()] == ["", *Repeats.lines] and found.answer
-    draws = [one.num_draws for one in found.root.all()[1:]]
-    assert draws[0] > 1 and len(set(draws)) == 1
+    assert all(one.num_draws > 1 for one in found.root.all()[1:])
 
 
 def test_a_line_has_no_more_tokens_than_the_model_has_room_for():
