@@ -109,13 +109,13 @@ def _clean_up(gcloud: Gcloud, tries: int) -> None:
     try:
         for number in range(tries):
             time.sleep(settings.poll_seconds if number else 0)
-            line = gcloud.delete()
-            if "nothing to delete" not in line:
+            done = gcloud.delete()
+            if done.existed:
+                note(settings, f"{settings.zone}: {done.line}")
                 break
     except PodError as error:
-        line = f"{error}; delete it with `pod.py delete --zone={settings.zone}{' --queued' * settings.queued}`"
-    if "nothing to delete" not in line:
-        note(settings, f"{settings.zone}: {line}")
+        again = f"delete it with `pod.py delete --zone={settings.zone}{' --queued' * settings.queued}`"
+        note(settings, f"{settings.zone}: {error}; {again}")
 
 
 def _way(settings: Settings) -> str:

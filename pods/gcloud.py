@@ -24,7 +24,7 @@ from pods import calls, hosts, recipes, records
 from pods.calls import call, note
 from pods.errors import PodError, usage_error
 from pods.settings import Settings, check_worker, worker_numbers
-from pods.transports import Result, expect_success
+from pods.transports import Deletion, Result, expect_success
 
 QUEUED_AND_LOST = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")  # such a request never becomes active
 NODE_AND_LOST = ("PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDDEN", "HIDING", "UNKNOWN")
@@ -150,7 +150,7 @@ class Gcloud:
         except _Missing:
             return False
 
-    def delete(self) -> str:
+    def delete(self) -> Deletion:
         """Delete the pod and the queued resource that it came from."""
         settings = self.settings
         request = settings.request if settings.queued else ""
@@ -162,8 +162,9 @@ class Gcloud:
                 self._gcloud(["tpu-vm", "delete", settings.name, *self.scope, "--quiet"])
         except _Missing:
             hint = "" if request else " (--queued deletes a request that still waits)"
-            return f"{request or settings.name} does not exist; nothing to delete{hint}"
-        return f"{settings.name}: deleted"
+            line = f"{request or settings.name} does not exist; nothing to delete{hint}"
+            return Deletion(line, existed=False)
+        return Deletion(f"{settings.name}: deleted")
 
     def put_code(self) -> None:
         """Clone or fetch the current commit and install its packages; a URL with a password is refused."""

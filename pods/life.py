@@ -79,10 +79,10 @@ def delete(settings: Settings, transport: Transport, rest: list[str]) -> None:
     except PodError as error:  # the pod is deleted nevertheless
         print(f"{error}; a request that still waits is deleted with --queued", file=sys.stderr)
     with contextlib.nullcontext() if elsewhere else records.forgotten(settings):
-        line = transport.delete()
-        if "nothing to delete" in line and created.queued and not settings.queued:
-            line = connect(created).delete()
-        note(settings, line)
+        done = transport.delete()
+        if not done.existed and created.queued and not settings.queued:
+            done = connect(created).delete()
+        note(settings, done.line)
     if elsewhere:
         note(settings, f"the pod that was created from here is in {elsewhere}; its records stay")
 

@@ -28,7 +28,7 @@ from pods import hosts, records
 from pods.calls import kill_groups, no_answer
 from pods.errors import PodError, usage_error
 from pods.settings import LARGEST, Settings, worker_numbers
-from pods.transports import Result, expect_success
+from pods.transports import Deletion, Result, expect_success
 from reporting.display import counted
 from settings.loading import ROOT
 
@@ -112,7 +112,7 @@ class Local:
         self.found()
         return f"{self.name} is READY"
 
-    def delete(self) -> str:
+    def delete(self) -> Deletion:
         """Stop all programs and remove the workers; `shared`, with checkpoints, remains, as a bucket would.
 
         It finds the workers by their folders, because an interrupted create leaves no pod.json.
@@ -120,9 +120,9 @@ class Local:
         found = ((re.fullmatch(r"worker-(\d+)", path.name), path) for path in self.folder.glob("worker-*"))
         homes = {int(name[1]): path for name, path in found if name}
         if not homes and not self.description.exists():
-            return f"{self.name} does not exist; nothing to delete"
+            return Deletion(f"{self.name} does not exist; nothing to delete", existed=False)
         if self.settings.dry_run:
-            return f"dry run: would stop all programs in {self.folder} and remove the workers"
+            return Deletion(f"dry run: would stop all programs in {self.folder} and remove the workers")
         grace = min(self.settings.grace_seconds, DELETE_GRACE_SECONDS)
         self._run_on(sorted(homes), hosts.stop(dataclasses.replace(self.settings, grace_seconds=grace)), show=False)
         self.description.unlink(missing_ok=True)
@@ -132,7 +132,7 @@ class Local:
             with contextlib.suppress(OSError):  # it is not empty
                 folder.rmdir()
         kept = f"; {self.shared} remains" if self.shared.exists() else ""
-        return f"{self.name}: deleted{kept}"
+        return Deletion(f"{self.name}: deleted{kept}")
 
     def put_code(self) -> None:
         """Copy the current commit and changed files to every worker's code, and link the .venv of this process."""

@@ -210,13 +210,13 @@ class Supervisor:
             try:
                 pod = self.transport.describe() if tries else None
                 if pod is None or pod.get("state") in NODE_AND_LOST:
-                    print(self.transport.delete(), flush=True)
+                    print(self.transport.delete().line, flush=True)
                 for step in (self.transport.create, self.transport.wait):
                     print(step(), flush=True)
                 self.waiting_since = None
                 if records.launched(self.settings):
                     return
-                print(self.transport.delete(), flush=True)  # nobody would watch it
+                print(self.transport.delete().line, flush=True)  # nobody would watch it
             except PodError as error:
                 tries += 1
                 if error.exit_status == 2 or LASTING.search(str(error)) or time.monotonic() + _pause(tries) > end:

@@ -43,6 +43,14 @@ def expect_success(results: Iterable[Result], what: str) -> None:
         raise PodError(f"{who}could not {what} (exit status {failed[0].status}): {failed[0].message}")
 
 
+@dataclasses.dataclass(frozen=True)
+class Deletion:
+    """What `Transport.delete` did: a line that reports it, and whether there was a pod."""
+
+    line: str
+    existed: bool = True
+
+
 class Transport(Protocol):
     """A connection to a pod. Every method raises a one-line PodError if the pod cannot be reached at all."""
 
@@ -65,8 +73,8 @@ class Transport(Protocol):
     def wait(self) -> str:
         """Wait until the pod can be used; return a line that reports it."""
 
-    def delete(self) -> str:
-        """Delete the pod if it exists; return a line that reports it."""
+    def delete(self) -> Deletion:
+        """Delete the pod if it exists."""
 
     def put_code(self) -> None:
         """Install the current commit and its packages on every worker, or update them."""

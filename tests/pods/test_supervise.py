@@ -12,7 +12,7 @@ import pytest
 
 from pods import launch, records, settings, studies, supervise, watch
 from pods.errors import PodError
-from pods.transports import Result
+from pods.transports import Deletion, Result
 from pods.watch import Worker
 from tests.pods.local_pods import LAUNCH, LocalPod, alive, small_run, wait_until
 from tests.pods.recording import Recorder
@@ -36,6 +36,10 @@ class Pod:
         self.asked.append("stop")  # nothing else is run by it
         assert "run.stopped" not in command  # which is for the user's
         return [Result(0, 0, "")]
+
+    def delete(self):
+        self.asked.append("delete")
+        return Deletion("deleted")
 
     def __getattr__(self, name):
         def ask():
