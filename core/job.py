@@ -36,6 +36,7 @@ from reporting.metrics import MetricsWriter
 from reporting.step_log import NonFinite, every
 from settings import layouts
 from settings.keys import flat
+from settings.together import DRAWS
 from training.compiled_steps import CompiledSteps, Shape
 from training.step import is_finite
 
@@ -340,12 +341,12 @@ class Job:
         # Batches that were skipped before a restart are consumed; the present batch size does not describe them.
         first, last = (self.examples_before(step) for step in (trouble.first_step, trouble.last_step + 1))
         if self.roll_backs >= self.config.train.roll_backs or not self.corpus:
+            meant = "; if the loss was meant to rise, go on with --config.train.spike_deviations=0"
             raise NonFinite(
                 f"{trouble} at step {trouble.last_step}, after {display.counted(self.roll_backs, 'roll back')}; "
                 f"{'checkpoints may have these steps' if trouble.applied else 'nothing bad was saved'}; "
                 f"{self.write_bad_documents(trouble)}use a lower --config.optimizer.learning_rate in a new --workdir"
-                + ", or --config.train.spike_deviations=0 if the loss was meant to rise"
-                * trouble.was_finite
+                f"{meant if trouble.was_finite else ''}"
             )
         self.roll_backs += 1
         self.checkpoints.wait()
@@ -376,7 +377,7 @@ class Job:
 
     def write_bad_documents(self, trouble: step_log.Diverged) -> str:
         """Write the documents of the bad batches to a file; return its place as a part of a sentence."""
-        if not self.corpus:
+        if not self.corpus or self.config.train.objective in DRAWS:  # which trains on what the model drew
             return ""
         path, steps = self.workdir / "bad_documents.txt", range(trouble.first_step, trouble.last_step + 1)
         try:

@@ -227,7 +227,8 @@ def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tup
 def kept_steps(config, record: dict) -> str:
     """Return a line if a resumed run has another batch but no other steps, which may have been epochs; else ""."""
     earlier, train = record["config"], config.train
-    if train.global_batch == earlier["train.global_batch"] or train.steps != earlier["train.steps"]:
+    has_ended = record["step"] >= train.steps
+    if has_ended or train.global_batch == earlier["train.global_batch"] or train.steps != earlier["train.steps"]:
         return ""
     return (
         f"train.steps stays {train.steps:,} with the other batch; if epochs or tokens said how long to train, type "

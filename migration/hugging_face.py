@@ -32,7 +32,7 @@ from checkpointing.workdir import open_workdir
 from configs import base
 from configs.errors import ConfigError
 from core import assembly
-from files.json_reader import JsonError, read_json
+from files.json_reader import JsonError, Scalar, read_json
 from files.paths import expanded
 from inference import prompts
 from input_pipeline.chat.encoding import format_of_tokenizer
@@ -269,11 +269,14 @@ class Saved:
 
 def kept_in(config, workdir: pathlib.Path) -> pathlib.Path | None:
     """Return the folder KEPT of a run, or else of the nearest run that it descends from; None: none has one."""
-    folders, source = [workdir], config.train.init_from
-    while source and (folder := expanded(source)) not in folders:
-        folders.append(folder)
-        source = stored_config.read_config(folder).get("train.init_from") if stored_config.is_run(folder) else ""
-    return next((folder / KEPT for folder in folders if (folder / KEPT / TYPES).is_file()), None)
+    folder, source, seen = workdir, config.train.init_from, set()
+    while not (folder / KEPT / TYPES).is_file():
+        seen.add(folder)
+        if not source or (folder := expanded(source)) in seen:
+            return None
+        stored = folder / stored_config.CONFIG
+        source = read_json(stored, dict[str, Scalar]).get("train.init_from", "") if stored.is_file() else ""
+    return folder / KEPT
 
 
 def kept_types(kept: pathlib.Path) -> dict[str, str]:
@@ -281,8 +284,12 @@ def kept_types(kept: pathlib.Path) -> dict[str, str]:
     return read_json(kept / TYPES, dict[str, Literal[tuple(DTYPES)]], max_bytes=safetensors_files.INDEX_BYTES)
 
 
-def as_published(config, workdir: pathlib.Path, params: dict) -> tuple[dict, list[Tensor], dict[str, str]]:
-    """Return (config.json, tensors, their types) of a run: those of its import, or of a family that fits its model.
+def as_published(
+    config, workdir: pathlib.Path, params: dict
+) -> tuple[dict, list[Tensor], dict[str, str], pathlib.Path | None]:
+    """Return (config.json, tensors, their types, KEPT) of a run: those of its import, or of a family that fits it.
+
+    KEPT is None if the run has no import, or another model.
 
     Raises:
       ConfigError: no family has such a model.
@@ -291,16 +298,16 @@ def as_published(config, workdir: pathlib.Path, params: dict) -> tuple[dict, lis
     if kept := kept_in(config, workdir):
         values = read_config(kept)
         if all(model[key] == value for key, value in families.model_section(values).items()):
-            return values, tensors_of(families.family_of(values), params), kept_types(kept)
+            return values, tensors_of(families.family_of(values), params), kept_types(kept), kept
     if values := families.config_json(model):
-        return values, tensors_of(families.family_of(values), params), {}
+        return values, tensors_of(families.family_of(values), params), {}, None
     plain = model | {"embed_scale": 1.0, "tie_embeddings": False, "mup_base_dim": 0}
     values = families.config_json(plain)
     if values is None:
         raise ConfigError(
             f"none of the families {', '.join(families.FAMILIES)} has the model of {workdir}; {families.nearest(plain)}"
         )
-    return values, folded(model, tensors_of(families.family_of(values), params)), {}
+    return values, folded(model, tensors_of(families.family_of(values), params)), {}, None
 
 
 def export(run: assembly.Run, workdir: pathlib.Path, folder: pathlib.Path, verify: Callable) -> int:
@@ -314,16 +321,18 @@ def export(run: assembly.Run, workdir: pathlib.Path, folder: pathlib.Path, verif
       ConfigError: the folder exists already, or no family has such a model.
       CheckpointError: the run has no checkpoint.
     """
-    values, tensors, types = as_published(run.config, workdir, run.abstract_state.params)
+    values, tensors, types, kept = as_published(run.config, workdir, run.abstract_state.params)
+    contents = described(run.config, workdir, values, kept)
     with Checkpoints(workdir) as checkpoints:
         step = newest_checkpoint(checkpoints, run.config)
         weights = Saved(checkpoints, step, tensors, types)
         check_zeros(families.family_of(values), weights, step)
         with check_complete(checkpoints, step), new_folder(folder, "hf") as part:
             safetensors_files.write(part, weights.written(), weights.blocks)
-            for file in _others(run.config, workdir, has_import=bool(types)):
+            for file in copied(workdir, kept):
                 shutil.copyfile(file, part / file.name)
-            _describe(part, run.config, values, is_described=bool(types))
+            for name, content in contents.items():
+                (part / name).write_text(json.dumps(content, indent=2) + "\n")
             verify(part, run, weights)
     return step
 
@@ -339,33 +348,42 @@ def check_zeros(family: families.Family, weights: Saved, step: int) -> None:
             )
 
 
-def _others(config: ConfigDict, workdir: pathlib.Path, *, has_import: bool) -> list[pathlib.Path]:
+def copied(workdir: pathlib.Path, kept: pathlib.Path | None) -> list[pathlib.Path]:
     """Return the files of an export other than weights: those of the import, and then the run's own tokenizer.
 
     The run was trained on that, whose chat template may be another one than that of the import.
     """
     own = [workdir / name for names in TOKENIZERS.values() for name in names if (workdir / name).is_file()]
     left = (TYPES, NAME, TEMPLATE) if (workdir / "tokenizer.json").is_file() else (TYPES, NAME)
-    kept = kept_in(config, workdir).iterdir() if has_import else ()
-    return [*(file for file in kept if file.name not in left), *own]
+    return [*(file for file in (kept.iterdir() if kept else ()) if file.name not in left), *own]
 
 
-def _describe(part: pathlib.Path, config: ConfigDict, values: dict, *, is_described: bool) -> None:
-    """Write config.json, unless the files of an import describe the model, and the tokens that end a continuation.
+def described(config: ConfigDict, workdir: pathlib.Path, values: dict, kept: pathlib.Path | None) -> dict[str, dict]:
+    """Return the content of config.json and of generation_config.json by name, where those of an import do not suffice.
 
-    An import has these. Only a run on conversations may have learned another end of a turn.
+    They have the tokens that end a text. A run on conversations may have learned another end of a turn.
     """
-    path, has_tokenizer = part / GENERATION, any((part / name).is_file() for name in TOKENIZERS)
-    knows_ends = has_tokenizer or config.data.tokenizer in base.BUILT_IN_TOKENIZERS
-    tokenizer = open_tokenizer(config.data.tokenizer) if knows_ends and config.data.tokenizer else None
-    end = {"eos_token_id": tokenizer.end_of_document} if tokenizer else {}
-    if not is_described:
-        (part / "config.json").write_text(json.dumps(values | end, indent=2) + "\n")
-        path.write_text(json.dumps(end, indent=2) + "\n")
+    tokenizer, learned, files = _own_tokenizer(config, workdir), [], {}
     if tokenizer and prompts.is_of_turns(config):
-        found = read_json(path, dict[str, object]) if path.is_file() else {}
-        known = found.get("eos_token_id")
-        known = known if isinstance(known, list) else [] if known is None else [known]
         learned = prompts.answer_ends(tokenizer, format_of_tokenizer(tokenizer, config.data.tokenizer))
-        if new := [token for token in learned if token not in known]:
-            path.write_text(json.dumps(found | {"eos_token_id": [*known, *new]}, indent=2) + "\n")
+    if not kept:
+        end = {"eos_token_id": tokenizer.end_of_document} if tokenizer else {}
+        files, before = {"config.json": values | end, GENERATION: end}, end
+    elif (kept / GENERATION).is_file():
+        before = read_json(kept / GENERATION, dict[str, object])
+    else:  # then transformers takes these from config.json
+        of_import = read_json(kept / "config.json", dict[str, object])
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        before = {name: of_import[name] for name in names if of_import.get(name) is not None}
+    known = before.get("eos_token_id")
+    known = known if isinstance(known, list) else [] if known is None else [known]
+    if new := [token for token in learned if token not in known]:
+        files[GENERATION] = before | {"eos_token_id": [*known, *new]}
+    return files
+
+
+def _own_tokenizer(config: ConfigDict, workdir: pathlib.Path):
+    """Return the tokenizer in the folder of a run, or the built-in one of the run; None if it has neither."""
+    name = config.data.tokenizer
+    has_one = any((workdir / file).is_file() for file in TOKENIZERS) or name in base.BUILT_IN_TOKENIZERS
+    return open_tokenizer(name) if name and has_one else None

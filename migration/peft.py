@@ -36,7 +36,7 @@ def export(run, workdir: pathlib.Path, folder: pathlib.Path) -> int:
       ConfigError: the run has no adapters, the folder exists already, or no family has such a model.
       CheckpointError: the run has no checkpoint.
     """
-    _, tensors, _ = as_published(run.config, workdir, run.abstract_state.params)
+    _, tensors, _, _ = as_published(run.config, workdir, run.abstract_state.params)
     with Checkpoints(workdir) as checkpoints:
         step = newest_checkpoint(checkpoints, run.config)
         record, root = checkpoints.record(step), checkpoints.eval_params_part(step)

@@ -99,9 +99,12 @@ def as_created(settings: Settings) -> Settings:
 
 
 def created_elsewhere(settings: Settings) -> str:
-    """Return the zone of the recorded pod if it is another one than that of the settings, else ""."""
-    zone = as_created(dataclasses.replace(settings, origins={})).zone
-    return "" if zone == settings.zone else zone
+    """Return where the recorded pod is, "" if that may be the zone and the project of the settings."""
+    if settings.transport == "local":
+        return ""
+    kept = as_created(dataclasses.replace(settings, origins={}))
+    pairs = [(getattr(kept, name), getattr(settings, name)) for name in ("zone", "project")]
+    return " of ".join(was for was, _ in pairs if was) if any(was and now and was != now for was, now in pairs) else ""
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from configs.errors import ConfigError
 from inference.prompts import answer_ends
 from input_pipeline.chat.encoding import format_of_tokenizer
 from input_pipeline.tasks import questions
+from input_pipeline.tasks.countdown import VERDICT
 from input_pipeline.tokenization import AnyTokenizer
 from reasoning.tasks import TASKS, Task
 
@@ -52,6 +53,10 @@ class Lines:
         """Return the text of an answer."""
         return self.tokenizer.decode(tokens)
 
+    def last_line(self, answer: str) -> str:
+        """Return the last line of an answer, without the verdicts that follow each line."""
+        return last_line(VERDICT.sub("", answer))
+
     def score(self, number: int, prompt: str, answer: str) -> float:
         """Return 1 if an answer is right, else 0."""
         return float(self.task.is_correct(prompt, answer))
@@ -74,6 +79,10 @@ class Turns:
         end = next((place for place, token in enumerate(tokens) if token in self._ends), len(tokens))
         return self.tokenizer.decode(tokens[:end])
 
+    def last_line(self, answer: str) -> str:
+        """Return the last line of an answer."""
+        return last_line(answer)
+
 
 class Answers(Turns):
     """Answers to the questions of a generator, see input_pipeline/tasks/questions.py."""
@@ -92,6 +101,11 @@ def answers_of(source: str, path: str, tokenizer: AnyTokenizer, name: str) -> Li
     if source in TASKS:
         return Lines(tokenizer, TASKS[source]())
     return Answers(tokenizer, name, path) if source in questions.SOURCES else Turns(tokenizer, name)
+
+
+def last_line(answer: str) -> str:
+    """Return the last line of a text, without spaces around it."""
+    return answer.strip().rpartition("\n")[2].strip()
 
 
 def registered(name: str) -> Reward:

@@ -106,7 +106,7 @@ class Sampler:
         if self.reward == "random":
             return [float(seed & 1) for seed in seeds]
         if self.reward == "reference":
-            return [float(last_line(one.answer) == last_line(one.reference)) for one in texts]
+            return [float(form.last_line(one.answer) == form.last_line(one.reference)) for one in texts]
         if self.reward == "task":
             return [form.score(one.number, one.prompt, one.answer) for one in texts]
         function = registered(self.reward)
@@ -172,11 +172,6 @@ def prompts_of(
     if not found:
         raise DataError("no row of a batch has an answer, so there is no prompt; train.sequence_length is too short")
     return list(itertools.islice(itertools.cycle(found), count))
-
-
-def last_line(answer: str) -> str:
-    """Return the last line of an answer, without spaces around it."""
-    return answer.strip().rpartition("\n")[2].strip()
 
 
 def _arrays(

@@ -5,7 +5,7 @@ from ml_collections import ConfigDict
 
 from configs.errors import ConfigError
 from settings.architecture import multiples_text
-from settings.together import COUNTDOWN, DRAWS, OF_ROLLOUTS
+from settings.together import DRAWS, OF_ROLLOUTS
 
 
 def check(config: ConfigDict) -> None:
@@ -22,9 +22,4 @@ def check(config: ConfigDict) -> None:
         raise ConfigError(
             f"grpo.reward=task knows the right answers of data.source={' and '.join(OF_ROLLOUTS)} alone, not of "
             f"{config.data.source}; use reference, or a function of your recipe, see docs/reasoning.md"
-        )
-    if grpo.reward == "reference" and config.data.source in COUNTDOWN:
-        raise ConfigError(
-            f"grpo.reward=reference rewards the one answer in the data, and a problem of data.source="
-            f"{config.data.source} has others; use task"
         )

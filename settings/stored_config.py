@@ -23,7 +23,7 @@ CONFIG, ORIGIN = "config.json", "run.json"
 RUNS = "train.init_from", "distillation.teacher"  # keys that name another run; a recipe there may only be typed
 PLACES = {"data.cache_dir", "checkpoint.staging"}  # folders of the machine, which a run's folder may not choose
 PUBLISHED = {"architectures", "model_type"}  # keys of the config.json of published models, and of no run's
-OF_TRAINING = "batch."  # the section that does not apply when a run is only read
+OF_TRAINING = ("batch.", "train.spike_deviations")  # sections and keys that do not apply when a run is only read
 
 
 class Origin(Object, total=False):

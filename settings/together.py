@@ -39,6 +39,7 @@ BY_GRADIENT = ("maml", "first_order_maml", "reptile")
 OURS = {"model.name": MODELS, "train.objective": OBJECTIVES, "data.source": SOURCES}  # modules may be added to them
 UNREAD = "this model does not read it"
 SHARED = "a task's gradient is that of one device; use --config.mesh.data or --config.mesh.fsdp"
+SPIKES = "the loss rises with each {}; --config.train.spike_deviations=0 also continues an older run"
 NEEDS = (  # a key, its values (or ANY) that need another key, the values (or ANY) of that key, and the reason
     ("model.num_experts", ANY, "model.name", ("decoder_lm",), ""),
     ("model.num_experts", ANY, "model.activation", ("silu",), ""),
@@ -138,8 +139,8 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("data.path", ANY, "data.mixture", NONE, "empty one of them, as with --config.data.mixture="),
     ("plasticity.method", OF_PLASTICITY, "lora.rank", NONE, "adapters have no hidden units"),
     ("plasticity.method", OF_PLASTICITY, "train.objective", OF_ONE_MODEL, "others run several models"),
-    ("plasticity.method", ("shrink_perturb",), "train.spike_deviations", NONE, "the loss rises with each perturbation"),
-    ("data.stream", ANY, "train.spike_deviations", NONE, "the loss rises with each new task"),
+    ("plasticity.method", ("shrink_perturb",), "train.spike_deviations", NONE, SPIKES.format("perturbation")),
+    ("data.stream", ANY, "train.spike_deviations", NONE, SPIKES.format("new task")),
     ("plasticity.measure", ANY, "lora.rank", NONE, "adapters have no hidden units"),
     ("plasticity.measure", ANY, "evaluation.chunk_tokens", NONE, "it measures whole sequences"),
     ("plasticity.measure", ANY, "train.objective", OF_ONE_MODEL, "others run several models"),

@@ -44,7 +44,7 @@ OUTAGE_SECONDS = 1800.0  # that the storage of a trial's folder has to answer ag
 DECIDING = ("train.global_batch", "train.steps", "data.mixture")  # may change on resume, and make it another trial
 OUTPUT = "output.txt"  # what train.py printed, in the trial's folder
 TRIAL = "trial.json"  # the configuration of the trial that began the run in a folder, there
-TO_CONTINUE = "move that folder away and run `sweep.py retry`"
+TO_CONTINUE = "move that folder away and run `sweep.py retry`, or give a search another --name"
 Found = TypeVar("Found")
 
 

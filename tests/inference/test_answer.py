@@ -8,7 +8,7 @@ import sentencepiece
 
 from configs.base import get_config
 from configs.errors import ConfigError
-from inference import decoding, sampling
+from inference import decoding, revision, sampling
 from inference.sampling import answers, check_answers, continue_texts
 from input_pipeline.tokenization import open_tokenizer
 from tests.input_pipeline.chat.conftest import CHATML, write_tokenizer  # noqa: F401
@@ -102,6 +102,25 @@ def test_each_of_several_messages_is_answered(monkeypatch):
     run = types.SimpleNamespace(config=get_config(), graph=None)
     assert answers(run, {}, open_tokenizer("byte"), ["a", "b"], max_tokens=8) == ["first", "second"]
     assert asked == [[*b"\0user\n%s\0assistant\n" % message] for message in (b"a", b"b")]
+
+
+def test_a_draft_that_ended_is_revised_with_its_end(monkeypatch):
+    """As the module has learned; `revise` returns it without the end."""
+    drafts = []
+
+    def generate(graph, params, requests, *, with_ends=False, **how):
+        return [[*b"Yes.", *([0] if with_ends else [])]]
+
+    def revise(graph, params, prompts, given, *, ends, **how):
+        drafts.extend(given)
+        return [[token for token in draft if token not in ends] for draft in given]
+
+    monkeypatch.setattr(decoding, "generate", generate)
+    monkeypatch.setattr(revision, "revise", revise)
+    run = types.SimpleNamespace(config=get_config(), graph=None)
+    run.config.error_correction.use_error_correction = True
+    assert answers(run, {}, open_tokenizer("byte"), ["a"], max_tokens=8) == ["Yes."]
+    assert drafts == [[*b"Yes.", 0]]
 
 
 def test_a_model_that_never_saw_a_conversation_is_not_asked(write_tokenizer):  # noqa: F811

@@ -225,9 +225,19 @@ def test_a_run_of_a_run_of_an_import_goes_out_with_its_files_and_with_what_it_ha
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (folders[2] / name).read_bytes()
     encode = open_tokenizer(config.data.tokenizer).encode
+    (folders[2] / "tokenizer.json").rename(tmp_path / "away")  # as of a run on batches of the caller
+    cases.export(config, folders[2], tmp_path / "without", verify=lambda *given: None)
+    (tmp_path / "away").rename(folders[2] / "tokenizer.json")
+    later = {"of a later version": 1, "train.init_from": str(imported)}
+    (folders[1] / "config.json").write_text(json.dumps(later))
+    assert hugging_face.kept_in(config, folders[2]) == imported / "hugging_face"
     ends = [2, *encode("<|endoftext|>"), *encode("<|im_end|>")]  # the first is that of the import
     generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert generation["eos_token_id"] == list(dict.fromkeys(ends))
+    shutil.copytree(imported / "hugging_face", tmp_path / "kept")
+    (tmp_path / "kept" / "generation_config.json").unlink()
+    files = hugging_face.described(config, folders[2], {}, tmp_path / "kept")
+    assert files == {"generation_config.json": {"bos_token_id": 1, "eos_token_id": list(dict.fromkeys(ends))}}
 
 
 def test_routers_go_out_without_a_bias_or_not_at_all(runs, tmp_path):

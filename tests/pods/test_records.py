@@ -46,9 +46,18 @@ def test_what_is_known_of_a_pod_stays_if_another_zone_is_typed(gcloud):
     record = gcloud.folder / "pods" / "torus" / "created.json"
     done = gcloud.run("delete", "--zone=us-east5-a", FAKE_HOSTS="0")
     assert done.status == 0 and record.exists()
-    assert done.stdout.endswith("the pod that was created from here is in us-central2-b; its records stay\n")
+    assert done.stdout.endswith("is in us-central2-b of my-project; its records stay\n")
+    done = gcloud.run("delete", "--project=other", FAKE_HOSTS="0")
+    assert done.status == 0 and record.exists()
     done = gcloud.run("delete", FAKE_HOSTS="0")
     assert done.status == 0 and not record.exists() and "its records" not in done.stdout
+
+
+def test_the_records_of_a_request_go_with_it_though_the_environment_names_another_zone(gcloud):
+    assert gcloud.run("create", "--queued", "--queued_resource=q", ACCEL="v4-16").status == 0
+    done = gcloud.run("delete", FAKE_HOSTS="0", ZONE="us-east5-a")
+    assert done.argvs[-1][2:6] == ["queued-resources", "delete", "q", "--zone=us-central2-b"]
+    assert not (gcloud.folder / "pods" / "torus" / "created.json").exists() and "its records" not in done.stdout
 
 
 def test_what_is_known_of_a_pod_that_could_not_be_deleted_stays(tmp_path):

@@ -269,7 +269,12 @@ def test_a_function_of_the_recipe_rewards_answers_to_conversations_also_with_ada
 def test_an_answer_may_be_rewarded_for_the_last_line_of_that_in_the_data():
     sampler = dataclasses.replace(SAMPLER, reward="reference")
     texts = [(0, "1+2?", "Easy.\n 3\n", "It is\n3"), (0, "1+2?", "3\n4", "3"), (0, "1+2?", "", "3")]
-    assert sampler._rewards(None, [rollouts.Texts(*one) for one in texts], np.zeros(3, int)) == [1, 0, 0]
+    form = answers.answers_of("chat", "", open_tokenizer("byte"), "byte")
+    assert sampler._rewards(form, [rollouts.Texts(*one) for one in texts], np.zeros(3, int)) == [1, 0, 0]
+    form = answers.answers_of("countdown_rollouts", "", open_tokenizer("numbers"), "numbers")
+    reference = "3*2=6;6 8\n?y6+8=14;14\n?y"  # what the model draws ends with its last line
+    texts = [(0, "2 3 8=14:", answer, reference) for answer in ("2*3=6;6 8\n?y6+8=14;14\n", "6+8=14;14\n", "x\n?y\n")]
+    assert sampler._rewards(form, [rollouts.Texts(*one) for one in texts], np.zeros(3, int)) == [1, 1, 0]
 
 
 def test_an_answer_in_the_data_is_compared_without_the_marks_of_the_chat_template(tmp_path):
@@ -326,7 +331,6 @@ def test_a_reward_that_no_recipe_registers_is_refused(chatting):
     ({"grpo__group_size": "3"}, r"train\.global_batch=8 is not a multiple of grpo\.group_size=3; use "),
     ({"data__source": "countdown"}, r"needs data\.source=countdown_rollouts, reasoning_gym_rollouts or chat, not"),
     ({"data__source": "chat"}, r"grpo\.reward=task knows the right answers of data\.source=countdown_rollouts and "),
-    ({"grpo__reward": "reference"}, r"data\.source=countdown_rollouts has others; use task"),
     ({"grpo__kl": "0.1"}, r"grpo\.kl=0\.1 needs train\.init_from"),
 ])  # fmt: skip
 def test_keys_that_cannot_work_are_refused(changes, said):

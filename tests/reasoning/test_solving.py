@@ -108,7 +108,7 @@ class Repeats:
         """All of it is drawn already."""
 
 
-@pytest.mark.parametrize("search", ["bfs", "best_of_n", "self_consistency"])
+@pytest.mark.parametrize("search", ["best_of_n", "self_consistency"])
 def test_a_line_that_is_drawn_again_is_one_thought(search):
     task, tokenizer = Countdown(), open_tokenizer("numbers")
     value = VALUES["oracle"](task, tokenizer, None)

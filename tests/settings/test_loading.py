@@ -160,6 +160,18 @@ def test_a_stored_configuration_says_so_and_other_data_takes_the_place_of_its_ow
         stored_config.load_to_read(tmp_path, {"data.tokenizer": "byte"})
 
 
+def test_an_older_run_with_the_spike_guard_and_a_stream_can_be_read_and_goes_on_without_the_guard(tmp_path):
+    """The pair is refused since then."""
+    stored = flat(base.get_config()) | {"data.stream": "a:10,b:10", "train.spike_deviations": 3.0}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    assert stored_config.load_to_read(tmp_path, {}).config.train.spike_deviations == 0
+    typed = {"train.spike_deviations": "0"}
+    assert stored_config.load_to_continue(tmp_path, 5, None, "", typed, {}).config.data.stream == "a:10,b:10"
+    loaded = stored_config.load_to_continue(tmp_path, 5, None, "", {}, {})
+    with pytest.raises(ConfigError, match=r"each new task; --config\.train\.spike_deviations=0 also continues"):
+        validation.check_keys(loaded.config)
+
+
 def test_a_run_is_read_with_the_machine_keys_of_here(tmp_path):
     """Only where its checkpoints lie belongs to the run; what is typed counts, even if no command reads it."""
     elsewhere = {"data.cache_dir": "/nowhere", "data.readers": 3, "logging.report": False, "checkpoint.per_host": True}

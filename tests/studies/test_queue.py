@@ -411,7 +411,8 @@ def test_a_folder_with_the_run_of_another_study_is_not_continued(tmp_path):
     first, second = sorted(trials_of(tmp_path), key=lambda trial: trial.user_attrs["workdir"] != str(folder))
     assert (first.state.name, second.state.name) == ("FAIL", "COMPLETE"), said
     assert first.user_attrs["reason"] == (
-        f"{folder} has the run of another trial (train.steps 10 -> 20); move that folder away and run `sweep.py retry`"
+        f"{folder} has the run of another trial (train.steps 10 -> 20); move that folder away and run `sweep.py "
+        "retry`, or give a search another --name"
     )
     assert not (folder / "starts").exists()
 

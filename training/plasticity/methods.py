@@ -96,22 +96,22 @@ class ReplaceLeastUseful(Method):
         new, count = {"age": [], "mean": [], "utility": [], "due": []}, memory["replaced"]
         last_first = self.weights.units[::-1]  # so that a new unit of the next layer reads nothing from replaced units
         for units in last_first:
-            kept = {name: from_memory(memory[name], units) for name in new}
-            kept, scores_U = self._judged(kept, units, change.params, context.measured)
-            is_mature = kept["age"] > self.keys.maturity
-            due = kept["due"] + self.keys.rate * is_mature.sum(axis=-1, keepdims=True)
+            known = {name: from_memory(memory[name], units) for name in new}
+            known, scores_U = self._judged(known, units, change.params, context.measured)
+            is_mature = known["age"] > self.keys.maturity
+            due = known["due"] + self.keys.rate * is_mature.sum(axis=-1, keepdims=True)
             number = jnp.minimum(jnp.floor(due), is_mature.sum(axis=-1, keepdims=True)).astype(jnp.int32)
             most = max(1, math.ceil(self.keys.rate * scores_U.shape[-1]))  # of a group that are replaced in a step
             is_kth = replacement.lowest(jnp.where(is_mature, scores_U, LARGEST), number, most)
             mask_U = is_kth.any(axis=-2)
             surgeon.replace(
-                units, mask_U, is_kth=is_kth, mean_U=None if self.redraws_outgoing else self._unbiased("mean", kept),
+                units, mask_U, is_kth=is_kth, mean_U=None if self.redraws_outgoing else self._unbiased("mean", known),
                 redraws_outgoing=self.redraws_outgoing,
             )  # fmt: skip
             count = count + mask_U.sum()
             new["due"].append(due - number)
             for name in ("age", "mean", "utility"):
-                new[name].append(jnp.where(mask_U, jnp.zeros_like(kept[name]), kept[name]))
+                new[name].append(jnp.where(mask_U, jnp.zeros_like(known[name]), known[name]))
         kept = {name: to_memory(arrays, last_first) for name, arrays in new.items()}
         return surgeon.result(), kept | {"replaced": count}, _scalars(change, memory["replaced"], count)
 

@@ -11,7 +11,7 @@ from configs.errors import ConfigError
 from training.optimizers import Weights
 from training.plasticity import replacement
 from training.plasticity.methods import activities, measures
-from training.plasticity.replacement import to_memory
+from training.plasticity.replacement import from_memory, to_memory
 from training.step_transform import StepTransform
 
 
@@ -50,12 +50,15 @@ class PlasticityMeasures(StepTransform):
         return {"activity": replacement.filled(self.weights.units, params, 0.0)}
 
     def update(self, context, change, memory):
-        active = activities(self.weights.units, memory["activity"], context.measured, self.decay)
+        units = self.weights.units
+        known = [from_memory(memory["activity"], each) for each in units]
+        found = activities(units, memory["activity"], context.measured, self.decay)
+        active = [jnp.where(change.accepted, new, old) for new, old in zip(found, known, strict=True)]
         are_dormant = [replacement.dormant(activity_U, self.dormant_below) for activity_U in active]
         total = sum(mask_U.size for mask_U in are_dormant)
         before = context.state.params  # which a rejected update leaves
         adopted = jax.tree.map(lambda old, new: jnp.where(change.accepted, new, old), before, change.params)
-        return change, {"activity": to_memory(active, self.weights.units)}, {
+        return change, {"activity": to_memory(active, units)}, {
             "dormant_share": sum(mask_U.sum() for mask_U in are_dormant) / jnp.float32(total),
             "weight_norm": optax.tree.norm(adopted),
         }  # fmt: skip
