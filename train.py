@@ -130,6 +130,7 @@ def train(
     config, workdir = config.copy_and_resolve_references(), workdirs.local_folder(workdir)  # keys are set below
     ending.threads_end_the_process()
     callbacks = checked_callbacks([*callbacks, *([batches] if isinstance(batches, Callback) else [])])
+    evaluators = list(evaluators)  # which may be a generator
     clock = Clock(time.monotonic() if started is None else started)
     asked = {key: flat(config)[key] for key in ("batch.fit", "train.gradient_accumulation")}
     is_new = not (bucket or store or (workdir / stored_config.CONFIG).exists())

@@ -4,7 +4,8 @@
     train(config, workdir, Loader(batches), evaluators=[LoaderLoss(100, heldout)])
 
 A batch has any number of rows: `tokens` and `targets`, and `segments` and `positions` if wanted; or `input_ids`, and
-`labels` (of the same places, -100 where there is no loss) and `attention_mask` if there are any.
+`labels` (of the same places, -100 where there is no loss), `attention_mask`, `segments` and `position_ids` if there are
+any.
 """
 
 import itertools
@@ -19,26 +20,25 @@ from core.evaluators import Evaluator
 from parallelism.placement import check_ids, local_rows, place
 
 NAMES = ("tokens", "targets", "segments", "positions")
+READ = (*NAMES, "input_ids", "labels", "attention_mask", "position_ids")
 SMALLEST, LARGEST = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 ONCE = "can be read only once; give a list or a data loader"
 
 
 def as_ours(batch: Mapping) -> dict[str, np.ndarray]:
     """Return the arrays of NAMES, int32 [B, T]; ConfigError if the batch has neither form."""
-    arrays = {name: np.asarray(array) for name, array in batch.items()}
-    if wrong := [name for name in ("input_ids", "tokens") if name in arrays and arrays[name].ndim != 2]:
-        shape = list(arrays[wrong[0]].shape)
-        raise ConfigError(f"a batch has {wrong[0]} of shape {shape}; it needs [rows, length]")
+    if not isinstance(batch, Mapping):
+        raise ConfigError(f"a batch is a {type(batch).__name__}; it needs to be a dictionary of arrays")
+    arrays = {name: _array(name, array) for name, array in batch.items() if name in READ}
+    tokens = arrays.get("input_ids", arrays.get("tokens"))
+    for name, array in arrays.items() if tokens is not None else ():
+        if array.ndim != 2 or array.shape != tokens.shape:
+            wanted = "[rows, length]" if tokens.ndim != 2 else f"{list(tokens.shape)} as the ids have"
+            raise ConfigError(f"a batch has {name} of shape {list(array.shape)}; it needs {wanted}")
     if "input_ids" in arrays:
-        tokens = arrays["input_ids"]
-        mask = arrays.get("attention_mask", np.ones_like(tokens))
-        labels = arrays.get("labels", tokens)
-        labels = labels.astype(np.int64) if labels.dtype.kind == "u" else labels
-        labels = np.where(mask > 0, np.maximum(labels, -1), -1)  # -1 has no loss
-        targets = np.pad(labels[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
-        arrays = {"tokens": tokens, "targets": targets, "segments": mask}
+        arrays = _of_input_ids(**arrays)
     if not {"tokens", "targets"} <= arrays.keys():
-        raise ConfigError(f"a batch has {', '.join(arrays) or 'nothing'}; it needs input_ids, or tokens and targets")
+        raise ConfigError(f"a batch has {', '.join(batch) or 'nothing'}; it needs input_ids, or tokens and targets")
     if floats := [name for name in ("tokens", "targets") if arrays[name].dtype.kind not in "iub"]:
         raise ConfigError(f"a batch has {floats[0]} of {arrays[floats[0]].dtype}; ids are integers")
     shape = arrays["tokens"].shape
@@ -47,6 +47,27 @@ def as_ours(batch: Mapping) -> dict[str, np.ndarray]:
         if (wrong := arrays[name][(arrays[name] < SMALLEST) | (arrays[name] > LARGEST)]).size:
             raise ConfigError(f"a batch has {wrong[0]} in {name}; numbers are from {SMALLEST} to {LARGEST}")
     return {name: arrays[name].astype(np.int32) for name in NAMES}
+
+
+def _array(name: str, given) -> np.ndarray:
+    try:
+        return np.asarray(given)
+    except ValueError:  # rows of several lengths
+        raise ConfigError(f"a batch has {name} that is no array [rows, length]; pad its rows to one length") from None
+
+
+def _of_input_ids(input_ids: np.ndarray, labels=None, attention_mask=None, **others) -> dict[str, np.ndarray]:
+    """Return the arrays of a batch in the form of Hugging Face's models."""
+    mask = np.ones_like(input_ids) if attention_mask is None else attention_mask
+    segments = np.where(mask > 0, others.get("segments", mask), 0)
+    labels = input_ids if labels is None else labels
+    labels = labels.astype(np.int64) if labels.dtype.kind == "u" else labels
+    labels = np.where(mask > 0, np.maximum(labels, -1), -1)  # -1 has no loss
+    labels = np.where(segments[:, 1:] == segments[:, :-1], labels[:, 1:], -1)  # no token follows another document's
+    targets = np.pad(labels, ((0, 0), (0, 1)), constant_values=-1)
+    arrays = {"tokens": input_ids, "targets": targets, "segments": segments}
+    positions = others.get("positions", others.get("position_ids"))
+    return arrays | ({} if positions is None else {"positions": positions})
 
 
 class Loader(Callback):
@@ -61,6 +82,7 @@ class Loader(Callback):
         batches = _endless(loader)
         first = next(batches)
         self.length, self._loader, self._is_used = first["tokens"].shape[1], loader, False
+        self._stages = None  # of the run that reads it
         self._rows = _rows(itertools.chain([first], batches))
 
     def on_start(self, job, record):
@@ -75,7 +97,9 @@ class Loader(Callback):
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
-        """Return the next batch, of the present size."""
+        """Return the next batch, of the present size; ConfigError outside of a run, which says it."""
+        if self._stages is None:
+            raise ConfigError("a Loader gives batches in a run alone: train.train(config, workdir, Loader(batches))")
         return _stacked(itertools.islice(self._rows, self._stages.rows))
 
 

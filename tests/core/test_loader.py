@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from configs.errors import ConfigError
-from core.loader import Loader, LoaderLoss
+from core.loader import Loader, LoaderLoss, as_ours
 
 JOB = types.SimpleNamespace(stages=types.SimpleNamespace(rows=2))
 
@@ -64,6 +64,26 @@ def test_ids_that_32_bits_do_not_hold_are_refused_and_not_wrapped(kind):
 def test_rows_of_a_dataset_are_no_batches():
     with pytest.raises(ConfigError, match=r"input_ids of shape \[3\]; it needs \[rows, length\]"):
         Loader([{"input_ids": [1, 2, 3]}])
+    for batch, said in (
+        (([[1, 2]], [[2, 3]]), "a batch is a tuple; it needs to be a dictionary"),
+        ({"input_ids": [[1, 2], [3]]}, r"input_ids that is no array \[rows, length\]; pad its rows"),
+        ({"tokens": [[1, 2]] * 2, "targets": [[2, 3]]}, r"targets of shape \[1, 2\]; it needs \[2, 2\] as the ids"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            Loader([batch])
+    with pytest.raises(ConfigError, match=r"a Loader gives batches in a run alone: train\.train"):
+        next(Loader(batches()))
+
+
+def test_documents_in_a_row_of_input_ids_stay_apart():
+    ids = np.array([[5, 6, 7, 8, 9, 0]])
+    packed = {"input_ids": ids, "segments": [[1, 1, 1, 2, 2, 2]], "position_ids": [[0, 1, 2, 0, 1, 2]]}
+    found = as_ours(packed | {"attention_mask": [[1, 1, 1, 1, 1, 0]]})
+    assert found["segments"].tolist() == [[1, 1, 1, 2, 2, 0]] and found["positions"].tolist() == [[0, 1, 2, 0, 1, 2]]
+    assert found["targets"].tolist() == [[6, 7, -1, 9, -1, -1]], "no token follows one of another document"
+
+
+def test_a_batch_of_other_shapes_is_one_line():
     with pytest.raises(ConfigError, match=r"tokens of shape \[3\]; it needs \[rows, length\]"):
         Loader([{"tokens": [1, 2, 3], "targets": [2, 3, 4]}])
 
