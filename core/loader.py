@@ -59,14 +59,15 @@ def _array(name: str, given) -> np.ndarray:
 def _of_input_ids(input_ids: np.ndarray, labels=None, attention_mask=None, **others) -> dict[str, np.ndarray]:
     """Return the arrays of a batch in the form of Hugging Face's models."""
     mask = np.ones_like(input_ids) if attention_mask is None else attention_mask
-    segments = np.where(mask > 0, others.get("segments", mask), 0)
+    positions = others.get("positions", others.get("position_ids"))
+    documents = mask if positions is None else np.cumsum(positions == 0, axis=1)  # each begins at position 0
+    segments = np.where(mask > 0, others.get("segments", documents), 0)
     labels = input_ids if labels is None else labels
     labels = labels.astype(np.int64) if labels.dtype.kind == "u" else labels
     labels = np.where(mask > 0, np.maximum(labels, -1), -1)  # -1 has no loss
     labels = np.where(segments[:, 1:] == segments[:, :-1], labels[:, 1:], -1)  # no token follows another document's
     targets = np.pad(labels, ((0, 0), (0, 1)), constant_values=-1)
     arrays = {"tokens": input_ids, "targets": targets, "segments": segments}
-    positions = others.get("positions", others.get("position_ids"))
     return arrays | ({} if positions is None else {"positions": positions})
 
 
@@ -135,6 +136,9 @@ class LoaderLoss(Evaluator):
         while part := list(itertools.islice(rows, run.eval_rows)):
             padding = [{name: np.zeros_like(row) for name, row in part[0].items()}] * (run.eval_rows - len(part))
             batch = _stacked([*part, *padding])
+            if (length := batch["tokens"].shape[1]) > run.config.model.max_length:
+                most = run.config.model.max_length
+                raise ConfigError(f"eval_loader has rows of {length} tokens, more than model.max_length={most}")
             check_ids(batch, run.config.model.vocab_size, "eval_loader")
             yield {name: array[own] for name, array in batch.items()}
 

@@ -9,6 +9,7 @@ from configs.errors import ConfigError
 from core.assembly import Run
 from parallelism.mesh import mesh_context
 from parallelism.placement import check_batch, check_ids
+from settings import cycles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Steps:
     """steps(state, batch) -> (state, scalars) of `run`; the input state is donated.
 
     The learning rate of the configuration follows train.steps; `train.tokens` and `train.epochs` are not read. Raises
-    ConfigError for a run that needs the weights of another one.
+    ConfigError for a run that needs the weights of another one, or whose batch, mesh or cycles change.
     """
 
     run: Run
@@ -26,6 +27,11 @@ class Steps:
         if self.run.config.train.init_from or of_others:
             what = " and ".join(of_others) or "train.init_from"
             raise ConfigError(f"Steps begins with random weights and has no {what}, which train.train reads; call that")
+        config = self.run.config
+        changing = {"batch.ramp": config.batch.ramp != "none", "layout.changes": config.layout.changes}
+        changing |= {"supervision.first_high_cycles": cycles.grows(config)}
+        if key := next((name for name, changes in changing.items() if changes), ""):
+            raise ConfigError(f"Steps takes every step in one way, and {key} is read by train.train; leave it out")
 
     def init(self):
         """Return the first state, on the devices of the run."""

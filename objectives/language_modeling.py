@@ -103,18 +103,20 @@ class LanguageModeling(Objective):
         """Return the loss without dropout.
 
         With several parts, each attends to the earlier ones by a key-value cache. The sums equal those of the full
-        length except for rounding, with the memory of one part and the cache.
+        length except for rounding, with the memory of one part and the cache. Rows of another length than those of
+        training, as a caller's may be, have as many parts as divide it.
         """
-        if self.heldout_parts == 1:
-            return {"loss": self._heldout(model, batch, None)[0]}
+        rows, length = batch["tokens"].shape
+        num_parts = next(count for count in range(self.heldout_parts, 0, -1) if length % count == 0)
+        if num_parts == 1:
+            return {"loss": self._heldout(model, batch, None, 1)[0]}
 
         def body(carry, part):
             cache, sums = carry
-            of_part, cache = self._heldout(model, part, cache)
+            of_part, cache = self._heldout(model, part, cache, num_parts)
             return (cache, jax.tree.map(jnp.add, sums, of_part)), None
 
-        rows, length = batch["tokens"].shape
-        parts = {name: jnp.moveaxis(array.reshape(rows, self.heldout_parts, -1), 1, 0) for name, array in batch.items()}
+        parts = {name: jnp.moveaxis(array.reshape(rows, num_parts, -1), 1, 0) for name, array in batch.items()}
         start = model.empty_cache(rows, length), (jnp.float32(0), jnp.float32(0))
         (_, sums), _ = jax.lax.scan(body, start, parts)
         return {"loss": sums}
@@ -123,11 +125,11 @@ class LanguageModeling(Objective):
         """Return the chunks of one of so many parts of the sequences, so that no more logits exist than in training."""
         return next((n for n in range(1, length) if length % n == 0 and n * parts >= self.num_chunks), length)
 
-    def _heldout(self, model, batch, cache: dict | None) -> tuple[tuple, dict | None]:
+    def _heldout(self, model, batch, cache: dict | None, num_parts: int) -> tuple[tuple, dict | None]:
         """Return ((sum of losses, their weight), the cache with this part of the sequences in it)."""
         stream_BTD, cache = model(batch["tokens"], batch["positions"], batch["segments"], cache)
         weights_BT = weights(batch)
-        chunks = self._chunks_of_part(weights_BT.shape[1], self.heldout_parts)
+        chunks = self._chunks_of_part(weights_BT.shape[1], num_parts)
         _, loss_sum = cross_entropy(
             *model.head_inputs(stream_BTD), batch["targets"], weights_BT, chunks, logit_cap=model.logit_cap
         )

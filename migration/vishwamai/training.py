@@ -81,7 +81,11 @@ class VishwamAITrainer:
           config: of the training; what it leaves out is that of the pipeline.
           train_loader, eval_loader: batches, see core/loader.py; without the first, the run trains on `data.path`.
         """
-        given = pipeline.given | keys.KEYS.dotted(config)
+        own = keys.KEYS.dotted(config)
+        folder = own.get(keys.FOLDER)
+        if folder and expanded(str(folder)) != pipeline.workdir:
+            raise ConfigError(f"{keys.FOLDER}={folder} is not the pipeline's {pipeline.workdir}; give it to that")
+        given = pipeline.given | own
         self.pipeline, self.mesh_context, self.profiler = pipeline, TPUMeshContext(given), TPUProfiler(given)
         self.config = self.mesh_context.config
         self._loader = loader_of(train_loader, self.config, self.mesh_context.mesh.size)

@@ -81,6 +81,8 @@ def test_documents_in_a_row_of_input_ids_stay_apart():
     found = as_ours(packed | {"attention_mask": [[1, 1, 1, 1, 1, 0]]})
     assert found["segments"].tolist() == [[1, 1, 1, 2, 2, 0]] and found["positions"].tolist() == [[0, 1, 2, 0, 1, 2]]
     assert found["targets"].tolist() == [[6, 7, -1, 9, -1, -1]], "no token follows one of another document"
+    alone = as_ours({name: packed[name] for name in ("input_ids", "position_ids")})  # as of DataCollatorWithFlattening
+    assert alone["segments"].tolist() == packed["segments"] and alone["targets"].tolist() == [[6, 7, -1, 9, 0, -1]]
 
 
 def test_a_batch_of_other_shapes_is_one_line():
@@ -97,7 +99,7 @@ class Weighs:
     def run(self):
         objective = types.SimpleNamespace(summary=lambda figures: figures)
         step = lambda params, batch, frozen: {"loss": (3.0, self.weight)}  # noqa: E731
-        config = types.SimpleNamespace(model=types.SimpleNamespace(vocab_size=20))
+        config = types.SimpleNamespace(model=types.SimpleNamespace(vocab_size=20, max_length=4))
         return types.SimpleNamespace(
             batch_sharding=None, eval_rows=2, eval_step=step, objective=objective, config=config
         )  # fmt: skip
@@ -111,3 +113,5 @@ def test_a_mean_over_no_labels_is_no_perfect_loss(monkeypatch, weight, expected)
     np.testing.assert_equal(LoaderLoss(4, batches(1)).evaluate(context), {"loss": expected})
     with pytest.raises(ConfigError, match="eval_loader has no batches"):
         LoaderLoss(4, []).evaluate(context)
+    with pytest.raises(ConfigError, match=r"eval_loader has rows of 5 tokens, more than model\.max_length=4"):
+        list(LoaderLoss(4, batches(1, length=5))._local(context.run))

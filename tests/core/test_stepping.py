@@ -7,20 +7,25 @@ import jax
 import numpy as np
 import pytest
 
+from configs import base
 from configs.errors import ConfigError
 from core.stepping import Steps
 
 
-def run(frozen=(), **train):
-    config = types.SimpleNamespace(train=types.SimpleNamespace(**{"init_from": ""} | train))
+def run(frozen=(), **keys):
+    config = base.get_config()
+    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in keys.items()})
     return types.SimpleNamespace(config=config, abstract_frozen={role: {} for role in frozen})
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (run(init_from="runs/base"), "has no train.init_from, which train.train reads"),
+        (run(train__init_from="runs/base"), "has no train.init_from, which train.train reads"),
         (run(["teacher"]), "has no teacher model, which train.train reads"),
+        (run(batch__ramp="steps"), "takes every step in one way, and batch.ramp is read by train.train"),
+        (run(layout__changes="4: data=2"), "layout.changes is read by train.train"),
+        (run(supervision__first_high_cycles=1), "supervision.first_high_cycles is read by train.train"),
     ],
 )
 def test_what_steps_cannot_do_is_refused(given, message):
@@ -30,7 +35,7 @@ def test_what_steps_cannot_do_is_refused(given, message):
 
 def test_a_batch_is_checked_as_train_does():
     plain = run()
-    plain.config.model = types.SimpleNamespace(vocab_size=9)
+    plain.config.model.vocab_size = 9
     names = ("tokens", "targets", "segments", "positions")
     plain.abstract_batch = {name: jax.ShapeDtypeStruct((2, 4), np.int32) for name in names}
     right = {name: np.ones((2, 4), np.int32) for name in names}

@@ -90,8 +90,10 @@ def test_a_batch_of_a_tokenizer_predicts_the_next_token_and_masks_what_has_no_lo
     refused("a batch has text; it needs input_ids", lambda: as_ours({"text": ["a"]}))
 
 
-def test_a_loader_without_batches_is_one_line(tmp_path):
+def test_a_loader_without_batches_and_another_folder_are_one_line(tmp_path):
     config = tiny(tmp_path)
+    other = {"checkpoint_dir": str(tmp_path / "other")}
+    refused("is not the pipeline's .*; give it to that", lambda: VishwamAITrainer(VishwamAIPipeline(config), other, []))
     refused("the loader has no rows", lambda: VishwamAITrainer(VishwamAIPipeline(config), config, []))
 
 

@@ -49,6 +49,17 @@ def test_the_loss_of_parts_is_that_of_the_whole(name):
     assert whole[0]["loss"][1] == 24 and parts[-1]["loss"] == (0.0, 0.0)
 
 
+def test_rows_of_another_length_have_fewer_parts_and_the_same_loss():
+    """A caller's held-out rows may be longer or shorter than those of training."""
+    documents = packed_batch([[5, 10]], 15, 37)
+    graph, params = make_model(model_config())
+    found = [
+        LanguageModeling(0, 0, num_chunks=4, heldout_parts=parts).evaluate(nnx.merge(graph, params), documents)
+        for parts in (1, 4)
+    ]
+    assert_close(*found)
+
+
 def test_a_part_alone_would_have_another_loss():
     """What an earlier system did: each part a sequence of its own, without what stands before it."""
     documents = packed_batch([[24]], LENGTH, 37)
