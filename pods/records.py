@@ -103,8 +103,9 @@ def created_elsewhere(settings: Settings) -> str:
     if settings.transport == "local":
         return ""
     kept = as_created(dataclasses.replace(settings, origins={}))
-    pairs = [(getattr(kept, name), getattr(settings, name)) for name in ("zone", "project")]
-    return " of ".join(was for was, _ in pairs if was) if any(was and now and was != now for was, now in pairs) else ""
+    places = [(kept.zone, settings.zone), (kept.project, settings.project)]
+    is_elsewhere = any(was and now and was != now for was, now in places)
+    return " of ".join(was for was, _ in places if was) if is_elsewhere else ""
 
 
 @contextlib.contextmanager
