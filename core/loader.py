@@ -60,7 +60,7 @@ def _of_input_ids(input_ids: np.ndarray, labels=None, attention_mask=None, **oth
     """Return the arrays of a batch in the form of Hugging Face's models."""
     mask = np.ones_like(input_ids) if attention_mask is None else attention_mask
     positions = others.get("positions", others.get("position_ids"))
-    documents = mask if positions is None else np.cumsum(positions == 0, axis=1)  # each begins at position 0
+    documents = mask if positions is None else _documents(positions)
     segments = np.where(mask > 0, others.get("segments", documents), 0)
     labels = input_ids if labels is None else labels
     labels = labels.astype(np.int64) if labels.dtype.kind == "u" else labels
@@ -69,6 +69,11 @@ def _of_input_ids(input_ids: np.ndarray, labels=None, attention_mask=None, **oth
     targets = np.pad(labels, ((0, 0), (0, 1)), constant_values=-1)
     arrays = {"tokens": input_ids, "targets": targets, "segments": segments}
     return arrays | ({} if positions is None else {"positions": positions})
+
+
+def _documents(positions: np.ndarray) -> np.ndarray:
+    """Return the number of the document of each place, from 1; position 0 begins one, but a row may begin within it."""
+    return np.cumsum(positions == 0, axis=1) + (positions[:, :1] != 0)
 
 
 class Loader(Callback):

@@ -83,6 +83,8 @@ def test_documents_in_a_row_of_input_ids_stay_apart():
     assert found["targets"].tolist() == [[6, 7, -1, 9, -1, -1]], "no token follows one of another document"
     alone = as_ours({name: packed[name] for name in ("input_ids", "position_ids")})  # as of DataCollatorWithFlattening
     assert alone["segments"].tolist() == packed["segments"] and alone["targets"].tolist() == [[6, 7, -1, 9, 0, -1]]
+    within = as_ours({"input_ids": ids, "position_ids": [[2, 3, 4, 0, 1, 2]]})  # of a row that begins in a document
+    assert within["segments"].tolist() == packed["segments"]
 
 
 def test_a_batch_of_other_shapes_is_one_line():
