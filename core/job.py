@@ -376,8 +376,11 @@ class Job:
         return record
 
     def write_bad_documents(self, trouble: step_log.Diverged) -> str:
-        """Write the documents of the bad batches to a file; return its place as a part of a sentence."""
-        if not self.corpus or self.config.train.objective in DRAWS:  # which trains on what the model drew
+        """Write the documents of the bad batches to a file; return its place as a part of a sentence.
+
+        It is empty for a run without documents, or on what the model draws.
+        """
+        if not self.corpus or self.config.train.objective in DRAWS:
             return ""
         path, steps = self.workdir / "bad_documents.txt", range(trouble.first_step, trouble.last_step + 1)
         try:

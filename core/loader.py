@@ -5,7 +5,7 @@
 
 A batch has any number of rows: `tokens` and `targets`, and `segments` and `positions` if wanted; or `input_ids`, and
 `labels` (of the same places, -100 where there is no loss), `attention_mask`, `segments` and `position_ids` if there are
-any.
+any. Segments are documents of a row, from 1; 0 is padding.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from core.evaluators import Evaluator
 from parallelism.placement import check_ids, local_rows, place
 
 NAMES = ("tokens", "targets", "segments", "positions")
-READ = (*NAMES, "input_ids", "labels", "attention_mask", "position_ids")
+OF_INPUT_IDS = ("input_ids", "labels", "attention_mask", "segments", "positions", "position_ids")
 SMALLEST, LARGEST = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 ONCE = "can be read only once; give a list or a data loader"
 
@@ -29,7 +29,8 @@ def as_ours(batch: Mapping) -> dict[str, np.ndarray]:
     """Return the arrays of NAMES, int32 [B, T]; ConfigError if the batch has neither form."""
     if not isinstance(batch, Mapping):
         raise ConfigError(f"a batch is a {type(batch).__name__}; it needs to be a dictionary of arrays")
-    arrays = {name: _array(name, array) for name, array in batch.items() if name in READ}
+    names = OF_INPUT_IDS if "input_ids" in batch else NAMES
+    arrays = {name: _array(name, batch[name]) for name in names if name in batch}
     tokens = arrays.get("input_ids", arrays.get("tokens"))
     for name, array in arrays.items() if tokens is not None else ():
         if array.ndim != 2 or array.shape != tokens.shape:
@@ -53,15 +54,18 @@ def _array(name: str, given) -> np.ndarray:
     try:
         return np.asarray(given)
     except ValueError:  # rows of several lengths
-        raise ConfigError(f"a batch has {name} that is no array [rows, length]; pad its rows to one length") from None
+        raise ConfigError(f"a batch has {name} with rows of several lengths; pad them to one length") from None
 
 
-def _of_input_ids(input_ids: np.ndarray, labels=None, attention_mask=None, **others) -> dict[str, np.ndarray]:
+def _of_input_ids(
+    input_ids: np.ndarray, labels=None, attention_mask=None, segments=None, positions=None, position_ids=None
+) -> dict[str, np.ndarray]:
     """Return the arrays of a batch in the form of Hugging Face's models."""
     mask = np.ones_like(input_ids) if attention_mask is None else attention_mask
-    positions = others.get("positions", others.get("position_ids"))
-    documents = mask if positions is None else _documents(positions)
-    segments = np.where(mask > 0, others.get("segments", documents), 0)
+    positions = position_ids if positions is None else positions
+    if segments is None:
+        segments = mask if positions is None else _documents(positions)
+    segments = np.where(mask > 0, segments, 0)
     labels = input_ids if labels is None else labels
     labels = labels.astype(np.int64) if labels.dtype.kind == "u" else labels
     labels = np.where(mask > 0, np.maximum(labels, -1), -1)  # -1 has no loss
@@ -72,8 +76,9 @@ def _of_input_ids(input_ids: np.ndarray, labels=None, attention_mask=None, **oth
 
 
 def _documents(positions: np.ndarray) -> np.ndarray:
-    """Return the number of the document of each place, from 1; position 0 begins one, but a row may begin within it."""
-    return np.cumsum(positions == 0, axis=1) + (positions[:, :1] != 0)
+    """Return the number of the document of each place, from 1: one begins where positions do not go on by 1."""
+    steps = np.diff(positions.astype(np.int64), axis=1)
+    return np.pad(np.cumsum(steps != 1, axis=1), ((0, 0), (1, 0))) + 1
 
 
 class Loader(Callback):
@@ -103,9 +108,9 @@ class Loader(Callback):
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
-        """Return the next batch, of the present size; ConfigError outside of a run, which says it."""
+        """Return the next batch, of the present size; ConfigError outside a run, which sets the size."""
         if self._stages is None:
-            raise ConfigError("a Loader gives batches in a run alone: train.train(config, workdir, Loader(batches))")
+            raise ConfigError("a Loader gives batches only within a run: train.train(config, workdir, Loader(batches))")
         return _stacked(itertools.islice(self._rows, self._stages.rows))
 
 

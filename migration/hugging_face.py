@@ -32,7 +32,7 @@ from checkpointing.workdir import open_workdir
 from configs import base
 from configs.errors import ConfigError
 from core import assembly
-from files.json_reader import JsonError, Scalar, read_json
+from files.json_reader import JsonError, read_json
 from files.paths import expanded
 from inference import prompts
 from input_pipeline.chat.encoding import format_of_tokenizer
@@ -269,14 +269,18 @@ class Saved:
 
 def kept_in(config, workdir: pathlib.Path) -> pathlib.Path | None:
     """Return the folder KEPT of a run, or else of the nearest run that it descends from; None: none has one."""
-    folder, source, seen = workdir, config.train.init_from, set()
-    while not (folder / KEPT / TYPES).is_file():
-        seen.add(folder)
-        if not source or (folder := expanded(source)) in seen:
-            return None
-        stored = folder / stored_config.CONFIG
-        source = read_json(stored, dict[str, Scalar]).get("train.init_from", "") if stored.is_file() else ""
-    return folder / KEPT
+    found = (folder / KEPT for folder in _ancestors(config, workdir) if (folder / KEPT / TYPES).is_file())
+    return next(found, None)
+
+
+def _ancestors(config, workdir: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yield the folder of a run, that of its train.init_from, that of the latter's, and so on."""
+    seen, source = [workdir], config.train.init_from
+    yield workdir
+    while source and (folder := expanded(source)) not in seen:
+        yield folder
+        seen.append(folder)
+        source = stored_config.read_config(folder)["train.init_from"] if stored_config.is_run(folder) else ""
 
 
 def kept_types(kept: pathlib.Path) -> dict[str, str]:
@@ -359,7 +363,7 @@ def copied(workdir: pathlib.Path, kept: pathlib.Path | None) -> list[pathlib.Pat
 
 
 def described(config: ConfigDict, workdir: pathlib.Path, values: dict, kept: pathlib.Path | None) -> dict[str, dict]:
-    """Return the content of config.json and of generation_config.json by name, where those of an import do not suffice.
+    """Return {name: content} of config.json and generation_config.json; of an import, what its files lack.
 
     They have the tokens that end a text. A run on conversations may have learned another end of a turn.
     """

@@ -103,8 +103,8 @@ class LanguageModeling(Objective):
         """Return the loss without dropout.
 
         With several parts, each attends to the earlier ones by a key-value cache. The sums equal those of the full
-        length except for rounding, with the memory of one part and the cache. Rows of another length than those of
-        training, as a caller's may be, have as many parts as divide it.
+        length except for rounding, with the memory of one part and the cache. A caller's rows may have another length
+        than those of training; they have the largest number of parts, up to `heldout_parts`, that divides it.
         """
         rows, length = batch["tokens"].shape
         num_parts = next(count for count in range(self.heldout_parts, 0, -1) if length % count == 0)

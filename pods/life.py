@@ -22,7 +22,7 @@ from pods.calls import note
 from pods.connection import connect
 from pods.errors import PodError, usage_error
 from pods.settings import Settings, worker_numbers
-from pods.transports import Deletion, Transport, expect_success
+from pods.transports import Transport, expect_success
 from reporting.display import counted
 
 # Variables of this machine that are copied to the hosts.
@@ -73,24 +73,25 @@ def describe(settings: Settings, transport: Transport, rest: list[str]) -> None:
 
 def delete(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Delete the pod, or the request for it that still waits, and the record of its launch."""
-    created, places = settings, ["", ""]
+    created, elsewhere = settings, ""
     try:
         created = records.as_created(settings)
-        places = [records.created_elsewhere(each) for each in (settings, created)]
+        elsewhere = records.created_elsewhere(settings)
     except PodError as error:  # the pod is deleted nevertheless
         print(f"{error}; a request that still waits is deleted with --queued", file=sys.stderr)
-    done, elsewhere = _deleted(settings, transport, places[0]), places[0]
-    if not done.existed and created.queued and not settings.queued:
-        done, elsewhere = _deleted(created, connect(created), places[1]), places[1]
-    note(settings, done.line)
+    asks_again = created.queued and not settings.queued
+    with contextlib.ExitStack() as records_go:
+        if not elsewhere:
+            records_go.enter_context(records.forgotten(settings))
+        done = transport.delete()
+        if not done.existed and asks_again and elsewhere:
+            elsewhere = records.created_elsewhere(created)
+            records_go.enter_context(contextlib.nullcontext() if elsewhere else records.forgotten(settings))
+        if not done.existed and asks_again:
+            done = connect(created).delete()
+        note(settings, done.line)
     if elsewhere:
         note(settings, f"the pod that was created from here is in {elsewhere}; its records stay")
-
-
-def _deleted(settings: Settings, transport: Transport, elsewhere: str) -> Deletion:
-    """Delete a pod and what is recorded of it, unless that is of a pod `elsewhere`."""
-    with contextlib.nullcontext() if elsewhere else records.forgotten(settings):
-        return transport.delete()
 
 
 def setup(settings: Settings, transport: Transport, rest: list[str]) -> None:

@@ -83,8 +83,8 @@ class VishwamAITrainer:
         """
         own = keys.KEYS.dotted(config)
         folder = own.get(keys.FOLDER)
-        if folder and expanded(str(folder)) != pipeline.workdir:
-            raise ConfigError(f"{keys.FOLDER}={folder} is not the pipeline's {pipeline.workdir}; give it to that")
+        if folder and expanded(str(folder)).absolute() != pipeline.workdir.absolute():
+            raise ConfigError(f"{keys.FOLDER}={folder}: the pipeline has {pipeline.workdir}; give the same to both")
         given = pipeline.given | own
         self.pipeline, self.mesh_context, self.profiler = pipeline, TPUMeshContext(given), TPUProfiler(given)
         self.config = self.mesh_context.config

@@ -228,9 +228,8 @@ def test_a_run_of_a_run_of_an_import_goes_out_with_its_files_and_with_what_it_ha
     (folders[2] / "tokenizer.json").rename(tmp_path / "away")  # as of a run on batches of the caller
     cases.export(config, folders[2], tmp_path / "without", verify=lambda *given: None)
     (tmp_path / "away").rename(folders[2] / "tokenizer.json")
-    later = {"of a later version": 1, "train.init_from": str(imported)}
-    (folders[1] / "config.json").write_text(json.dumps(later))
-    assert hugging_face.kept_in(config, folders[2]) == imported / "hugging_face"
+    assert (tmp_path / "without" / "config.json").read_bytes() == (FOLDER / "llama3" / "config.json").read_bytes()
+    assert not (tmp_path / "without" / "tokenizer.json").exists()
     ends = [2, *encode("<|endoftext|>"), *encode("<|im_end|>")]  # the first is that of the import
     generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert generation["eos_token_id"] == list(dict.fromkeys(ends))

@@ -93,7 +93,9 @@ def test_a_batch_of_a_tokenizer_predicts_the_next_token_and_masks_what_has_no_lo
 def test_a_loader_without_batches_and_another_folder_are_one_line(tmp_path):
     config = tiny(tmp_path)
     other = {"checkpoint_dir": str(tmp_path / "other")}
-    refused("is not the pipeline's .*; give it to that", lambda: VishwamAITrainer(VishwamAIPipeline(config), other, []))
+    refused(
+        "the pipeline has .*; give the same to both", lambda: VishwamAITrainer(VishwamAIPipeline(config), other, [])
+    )
     refused("the loader has no rows", lambda: VishwamAITrainer(VishwamAIPipeline(config), config, []))
 
 

@@ -49,15 +49,21 @@ def test_the_loss_of_parts_is_that_of_the_whole(name):
     assert whole[0]["loss"][1] == 24 and parts[-1]["loss"] == (0.0, 0.0)
 
 
-def test_rows_of_another_length_have_fewer_parts_and_the_same_loss():
+def test_rows_of_another_length_have_fewer_parts_and_the_same_loss(monkeypatch):
     """A caller's held-out rows may be longer or shorter than those of training."""
     documents = packed_batch([[5, 10]], 15, 37)
     graph, params = make_model(model_config())
-    found = [
-        LanguageModeling(0, 0, num_chunks=4, heldout_parts=parts).evaluate(nnx.merge(graph, params), documents)
-        for parts in (1, 4)
-    ]
+    model, lengths = nnx.merge(graph, params), []
+    heldout = LanguageModeling._heldout
+
+    def watched(objective, model, part, *others):
+        lengths.append(part["tokens"].shape[1])
+        return heldout(objective, model, part, *others)
+
+    monkeypatch.setattr(LanguageModeling, "_heldout", watched)
+    found = [LanguageModeling(0, 0, 4, heldout_parts=parts).evaluate(model, documents) for parts in (1, 4)]
     assert_close(*found)
+    assert set(lengths) == {15, 5}
 
 
 def test_a_part_alone_would_have_another_loss():

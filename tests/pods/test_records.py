@@ -60,6 +60,15 @@ def test_the_records_of_a_request_go_with_it_though_the_environment_names_anothe
     assert not (gcloud.folder / "pods" / "torus" / "created.json").exists() and "its records" not in done.stdout
 
 
+def test_the_records_of_a_request_that_could_not_be_deleted_stay(gcloud):
+    """Else the next `delete` finds nothing, and the request becomes a pod that is billed."""
+    assert gcloud.run("create", "--queued", "--queued_resource=q", ACCEL="v4-16").status == 0
+    denied = {"verb": "queued-resources delete", "status": 1, "stderr": "ERROR: (gcloud.x) PERMISSION_DENIED"}
+    for zone in ("us-central2-b", "us-east5-a"):
+        done = gcloud.run("delete", FAKE_HOSTS="0", FAKE_FAILURES=json.dumps([denied]), ZONE=zone)
+        assert done.status == 1 and (gcloud.folder / "pods" / "torus" / "created.json").exists()
+
+
 def test_what_is_known_of_a_pod_that_could_not_be_deleted_stays(tmp_path):
     """For example its folder cannot be written."""
     asked = types.SimpleNamespace(pod_folder=tmp_path, dry_run=False)

@@ -175,13 +175,14 @@ def test_the_norm_of_a_step_is_that_of_the_weights_that_it_leaves():
     """A rejected update, as one that is not finite, leaves those of before."""
     weights, params, _ = classifier()
     measures = plasticity_measures.PlasticityMeasures(weights, 0.5, 0.1)
-    measured = {"mlp_hidden.size": jnp.ones((2, UNITS))}
     state = types.SimpleNamespace(step=jnp.int32(0), params=params)
-    context = StepContext(state, {}, {}, 0.0, {}, None, None, 0, measured)
     for factor, accepted, expected in ((2.0, True, 2.0), (np.nan, False, 1.0)):
+        measured = {"mlp_hidden.size": jnp.full((2, UNITS), factor)}
+        context = StepContext(state, {}, {}, 0.0, {}, None, None, 0, measured)
         change = StepChange(jax.tree.map(lambda leaf, factor=factor: factor * leaf, params), (), jnp.bool_(accepted))
         _, _, scalars = measures.update(context, change, measures.init(params))
         np.testing.assert_allclose(scalars["weight_norm"], expected * optax.tree.norm(params), rtol=1e-6)
+        assert np.isfinite(scalars["dormant_share"])
 
 
 def test_redraw_draws_both_sides_of_a_unit_from_their_initial_distributions():
