@@ -59,8 +59,8 @@ from core.sampling import BatchSampler, samples
 from core.between_steps.slow_data import SlowData
 from core.between_steps.stages import Stages, position_of
 from core.start import (
-    announce, check_imported, check_new, device_lines, initial_state, is_done, may_change, prepare, prepare_corpus,
-    set_steps,
+    announce, check_imported, check_new, device_lines, initial_state, is_done, kept_steps, may_change, prepare,
+    prepare_corpus, set_steps,
 )  # fmt: skip
 from input_pipeline import corpus as corpora, ledger
 from input_pipeline.errors import DataError
@@ -167,6 +167,8 @@ def train(
             announce(f"{change} {since}")
         if has_ended:
             return Result(start, "nothing to train", {}, {}, f"{checkpoints.store.place}/{start}")
+        if start and (line := kept_steps(config, record)):
+            announce(line)
         refs = frozen_models.references(run, record)
         if workdirs.keeps_files(config):
             workdirs.open_workdir(workdir, flat(config) | asked, corpus, origin)

@@ -214,12 +214,11 @@ def last_step(config, corpus: corpora.Corpus | None, record: dict | None) -> int
 def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tuple[int, int]:
     """Convert tokens or epochs to `train.steps` in place; return (steps done, last step).
 
-    A line is printed if a run reads the default corpus too often, holds out very much, or goes on with another batch.
+    A line is printed if a run reads the default corpus too often, or holds out very much.
     """
     start, train = position_of(record)[0], config.train
     train.steps, train.tokens, train.epochs = last_step(config, corpus, record), 0, 0.0
-    others = kept_steps(config, record) if start else large_heldout(config, corpus)
-    for line in filter(None, (repetition(config, corpus), others)):
+    for line in filter(None, (repetition(config, corpus), "" if start else large_heldout(config, corpus))):
         announce(line)
     return start, train.steps
 
@@ -227,8 +226,7 @@ def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tup
 def kept_steps(config, record: dict) -> str:
     """Return a line if a resumed run has another batch but no other steps, which may have been epochs; else ""."""
     earlier, train = record["config"], config.train
-    has_ended = record["step"] >= train.steps
-    if has_ended or train.global_batch == earlier["train.global_batch"] or train.steps != earlier["train.steps"]:
+    if train.global_batch == earlier["train.global_batch"] or train.steps != earlier["train.steps"]:
         return ""
     return (
         f"train.steps stays {train.steps:,} with the other batch; if epochs or tokens said how long to train, type "

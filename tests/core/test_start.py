@@ -28,6 +28,15 @@ def test_a_large_run_on_the_default_corpus_is_told_what_to_set(keys, num_tokens,
         assert "3,932 M tokens are 983 passes over the 4.0 M tokens" in line and "--config.data.path=FOLDER" in line
 
 
+def test_a_run_that_goes_on_with_another_batch_and_as_many_steps_says_so():
+    """Its length may have been so many epochs, of which only the steps are stored."""
+    config = loading.load("configs/tiny.py", "", {"train.global_batch": "16", "train.steps": "123"}).config
+    before = {"train.global_batch": 8, "train.steps": 123}
+    assert start.kept_steps(config, {"config": before}).startswith("train.steps stays 123 with the other batch; if epo")
+    for change in ({"train.global_batch": 16}, {"train.steps": 100}):
+        assert start.kept_steps(config, {"config": before | change}) == ""
+
+
 @pytest.mark.parametrize(
     ("num_tokens", "num_documents", "validation_path", "said"),
     [
