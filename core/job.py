@@ -36,7 +36,6 @@ from reporting.metrics import MetricsWriter
 from reporting.step_log import NonFinite, every
 from settings import layouts
 from settings.keys import flat
-from settings.together import DRAWS
 from training.compiled_steps import CompiledSteps, Shape
 from training.step import is_finite
 
@@ -376,11 +375,8 @@ class Job:
         return record
 
     def write_bad_documents(self, trouble: step_log.Diverged) -> str:
-        """Write the documents of the bad batches to a file; return its place as a part of a sentence.
-
-        It is empty for a run without documents, or on what the model draws.
-        """
-        if not self.corpus or self.config.train.objective in DRAWS:
+        """Write the documents of the bad batches to a file; return its place as part of a sentence, "" without any."""
+        if not self.corpus or sampling.samples(self.run.objective):  # which trains on what the model draws
             return ""
         path, steps = self.workdir / "bad_documents.txt", range(trouble.first_step, trouble.last_step + 1)
         try:
