@@ -92,16 +92,16 @@ class Loader(Callback):
         """Read the first batch; `length` is that of its rows."""
         batches = _endless(loader)
         first = next(batches)
-        self.length, self._loader, self._is_used = first["tokens"].shape[1], loader, False
-        self._stages = None  # of the run that reads it
+        self.length, self._loader = first["tokens"].shape[1], loader
+        self._stages = None  # of the last run that read it
         self._rows = _rows(itertools.chain([first], batches))
 
     def on_start(self, job, record):
         """Leave out the rows of the steps before; a second run reads the loader from its beginning."""
-        if self._is_used:
+        if self._stages is not None:
             check_repeats(self._loader, "the loader")
             self._rows = _rows(_endless(self._loader))
-        self._is_used, self._stages = True, job.stages
+        self._stages = job.stages
         self._rows = itertools.islice(self._rows, record["examples"] if record else 0, None)
 
     def __iter__(self):
@@ -146,8 +146,8 @@ class LoaderLoss(Evaluator):
         while part := list(itertools.islice(rows, run.eval_rows)):
             padding = [{name: np.zeros_like(row) for name, row in part[0].items()}] * (run.eval_rows - len(part))
             batch = _stacked([*part, *padding])
-            if (length := batch["tokens"].shape[1]) > run.config.model.max_length:
-                most = run.config.model.max_length
+            length, most = batch["tokens"].shape[1], run.config.model.max_length
+            if length > most:
                 raise ConfigError(f"eval_loader has rows of {length} tokens, more than model.max_length={most}")
             check_ids(batch, run.config.model.vocab_size, "eval_loader")
             yield {name: array[own] for name, array in batch.items()}

@@ -367,6 +367,8 @@ def described(config: ConfigDict, workdir: pathlib.Path, values: dict, kept: pat
 
     They have the tokens that end a text. A run on conversations may have learned another end of a turn.
     """
+    if kept and not prompts.is_of_turns(config):
+        return {}
     tokenizer, learned, files = _own_tokenizer(config, workdir), [], {}
     if tokenizer and prompts.is_of_turns(config):
         learned = prompts.answer_ends(tokenizer, format_of_tokenizer(tokenizer, config.data.tokenizer))

@@ -73,22 +73,20 @@ def describe(settings: Settings, transport: Transport, rest: list[str]) -> None:
 
 def delete(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Delete the pod, or the request for it that still waits, and the record of its launch."""
-    created, elsewhere = settings, ""
     try:
         created = records.as_created(settings)
-        elsewhere = records.created_elsewhere(settings)
+        targets = [settings, created] if created.queued and not settings.queued else [settings]
+        places = [records.created_elsewhere(target) for target in targets]
     except PodError as error:  # the pod is deleted nevertheless
         print(f"{error}; a request that still waits is deleted with --queued", file=sys.stderr)
-    asks_again = created.queued and not settings.queued
-    with contextlib.ExitStack() as records_go:
-        if not elsewhere:
-            records_go.enter_context(records.forgotten(settings))
-        done = transport.delete()
-        if not done.existed and asks_again and elsewhere:
-            elsewhere = records.created_elsewhere(created)
-            records_go.enter_context(contextlib.nullcontext() if elsewhere else records.forgotten(settings))
-        if not done.existed and asks_again:
-            done = connect(created).delete()
+        targets, places = [settings], [""]
+    with contextlib.ExitStack() as without_records:  # for both: a request that could not be deleted keeps them
+        for target, elsewhere in zip(targets, places, strict=True):
+            if not elsewhere:
+                without_records.enter_context(records.forgotten(settings))
+            done = (transport if target is settings else connect(target)).delete()
+            if done.existed:
+                break
         note(settings, done.line)
     if elsewhere:
         note(settings, f"the pod that was created from here is in {elsewhere}; its records stay")
