@@ -91,12 +91,21 @@ def main(arguments: list[str]) -> int:
     if name not in SUBCOMMANDS:
         near = did_you_mean(similar(name, [*SUBCOMMANDS, *ALIASES]))
         raise usage_error(f"{positional[0]} is not a subcommand{near or '; `pod.py help` lists them'}")
+    check_flags(settings, name)
     rest = what_follows(name, positional[1:], dashes, command)
     for line in unread_lines(os.environ, table.UNREAD):
         print(line, file=sys.stderr)
     transport = connect(settings) if SUBCOMMANDS[name].calls else None
     module, _, function = SUBCOMMANDS[name].function.rpartition(".")
     return getattr(importlib.import_module(f"pods.{module}"), function)(settings, transport, rest) or 0
+
+
+def check_flags(settings: table.Settings, subcommand: str) -> None:
+    """Raise PodError for a typed flag that this subcommand ignores, as `stop --worker=1`: it stops all."""
+    for name, field in table.FIELDS.items():
+        takers = field.metadata["of"]
+        if takers and settings.origins[name] == "flag" and subcommand not in takers.split(", "):
+            raise usage_error(f"{subcommand} does not take --{name}, which is for {takers}")
 
 
 def what_follows(name: str, positional: list[str], dashes: bool, command: list[str]) -> list[str]:

@@ -153,10 +153,11 @@ class Job:
     def ask_callbacks(self, state, step: int) -> dict[type, object]:
         """Return the actions that the callbacks want after a step, by type. Raises Diverged for RollBack."""
         actions, began = {}, time.perf_counter()
-        for callback in self.callbacks:
-            if (action := callback.on_step(self, state, step)) is not None:
-                check_action(callback, action, self.stages.shape(step), step)
-                actions[type(action)] = action
+        with saved_after_a_mistake(self, state, step):
+            for callback in self.callbacks:
+                if (action := callback.on_step(self, state, step)) is not None:
+                    check_action(callback, action, self.stages.shape(step), step)
+                    actions[type(action)] = action
         self.callback_seconds += time.perf_counter() - began
         if back := actions.get(RollBack):
             raise step_log.Diverged(back.reason, back.first_step, step, applied=True)
@@ -301,7 +302,9 @@ class Job:
         Raises Interrupted if it was stopped, DataGone if held-out documents became unreadable.
         """
         for evaluator in evaluators:
-            if self.evaluate(evaluator, state, step, self.signals.agreed, is_last=False)[1] is None:
+            with saved_after_a_mistake(self, state, step):
+                figures = self.evaluate(evaluator, state, step, self.signals.agreed, is_last=False)[1]
+            if figures is None:
                 self.save(state, step, ends=True)
                 raise self.lost.stop_error(step)
 

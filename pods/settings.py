@@ -51,9 +51,10 @@ NOT_IN_ENVIRONMENT = {  # flags for one call, or with a name that other programs
 UNREAD = UNREAD_VARIABLES | {"TPU_NAME": "NAME names the pod", "XLA_USE_BF16": "DTYPE=bf16 or f32 sets the type"}
 
 
-def variable(default, meaning: str, group: str):
-    """Return a field of the table; it has the type of its default."""
-    return dataclasses.field(default=default, metadata={"meaning": meaning, "group": group})
+def variable(default, meaning: str, group: str, of: str = ""):
+    """Return a field of the table, with the type of its default; `of` names the only subcommands that take its flag."""
+    meaning = f"{of}: {meaning}" if of else meaning
+    return dataclasses.field(default=default, metadata={"meaning": meaning, "group": group, "of": of})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,25 +133,25 @@ class Settings:
     enable_meta_learning: bool = variable(True, "few-shot adaptation", "switches")
     optimization_config: str = variable("", "JSON file of switches", "switches")
 
-    worker: str = variable("", "all, 0, 0-3 or 0,2; default: all, for tail the coordinator", "call")
+    worker: str = variable("", "all, 0, 0-3 or 0,2; default: all, for tail the coordinator", "call", "copy, ssh, tail")
     dry_run: bool = variable(False, "print the commands and run none", "call")
-    lines: int = variable(200, "tail: number of lines to begin with", "call")
-    output_directory: str = variable("", "ssh, tail: folder here for a file of each worker", "call")
-    json: bool = variable(False, "describe, status, metrics: print JSON", "call")
-    watch: bool = variable(False, "status, metrics: repeat until interrupted", "call")
+    lines: int = variable(200, "number of lines to begin with", "call", "tail")
+    output_directory: str = variable("", "folder here for a file of each worker", "call", "ssh, tail")
+    json: bool = variable(False, "print JSON", "call", "describe, status, metrics")
+    watch: bool = variable(False, "repeat until interrupted", "call", "status, metrics")
     poll_seconds: float = variable(15.0, "wait, create --zones, supervise, --watch: seconds between checks", "call")
     wait_seconds: float = variable(21600.0, "wait, create --zones, supervise: seconds to wait for a pod", "call")
     grace_seconds: int = variable(180, "stop: seconds to save before a kill", "call")
     join_seconds: int = variable(300, "seconds that hosts wait for each other at a start", "call")
     max_restarts: int = variable(10, "supervise: restarts without progress before it gives up", "call")
     hang_seconds: float = variable(600.0, "supervise: seconds without a step after which a worker hangs", "call")
-    alert: str = variable("", "supervise: shell command that gets the alert as its last argument", "call")
+    alert: str = variable("", "shell command that gets the alert as its last argument", "call", "supervise")
     price: float = variable(0.0, "metrics, validate: dollars per chip-hour, also 0; default: list price", "call")
     retries: int = variable(4, "retries of a call of gcloud after a transient failure", "call")
     retry_seconds: float = variable(2.0, "seconds before the first retry; they double for each", "call")
-    gke: bool = variable(False, "manifest: a JobSet for GKE", "call")
-    slurm: bool = variable(False, "manifest: a batch file for Slurm", "call")
-    image: str = variable("", "manifest --gke: container image with the code in /torus", "call")
+    gke: bool = variable(False, "a JobSet for GKE", "call", "manifest")
+    slurm: bool = variable(False, "a batch file for Slurm", "call", "manifest")
+    image: str = variable("", "with --gke, container image with the code in /torus", "call", "manifest")
 
     overrides: tuple[str, ...] = ()  # KEY=VALUE of each --config.KEY=VALUE
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of each field, see `read`

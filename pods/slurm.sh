@@ -13,10 +13,10 @@ mkdir -p logs
 if [ -f {env_file} ]; then set -a; . ./{env_file}; set +a; fi
 # The processes of the run authenticate with it. srun passes it in their environment, which nobody else can read.
 export TORUS_RUN_SECRET="${{TORUS_RUN_SECRET:-$(od -An -N32 -tx1 /dev/urandom | tr -dc 0-9a-f)}}"
-srun --kill-on-bad-exit=0 bash -c {worker} &
-step=$!
 signalled=0
 trap 'signalled=1; scancel --signal=TERM "$SLURM_JOB_ID"' TERM  # not srun, which would allow 30 s
+srun --kill-on-bad-exit=0 bash -c {worker} &
+step=$!
 wait "$step"
 status=$?
 if [ "$signalled" -eq 1 ]; then  # the signal ended `wait`, not the step

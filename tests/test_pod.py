@@ -48,6 +48,8 @@ MISTAKES = [
     (["describe", "--zonne=a"], "--zonne is not a flag; did you mean --zone"),
     (["create", "--dry-runn"], "did you mean --dry_run"),
     ([], "no subcommand is given"),
+    (["stop", "--worker=1"], "stop does not take --worker, which is for copy, ssh, tail"),
+    (["launch", "--watch"], "launch does not take --watch, which is for status, metrics"),
     (["describe", "torus"], "describe does not take the argument 'torus'"),
     (["describe", "--", "ls"], "describe takes no command after --"),
     (["ssh", "ls"], "write a command after --: pod.py ssh -- ls"),

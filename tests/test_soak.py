@@ -11,6 +11,7 @@ import pytest
 
 import train
 from core.callbacks import Callback
+from core.evaluators import Evaluator
 from tests import support, test_train_trm
 from tests.test_train import in_process, own_batches
 
@@ -112,6 +113,30 @@ def test_the_steps_before_a_mistake_in_own_batches_are_saved(single_device, tmp_
     with pytest.raises(kind, match=re.escape(message)):
         train.train(config, tmp_path, batches())
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["3"]
+
+
+class Mistaken(Callback, Evaluator):
+    """Fails at step 4, as a callback or as an evaluator."""
+
+    name, every = "mistaken", 4
+
+    def on_step(self, job, state, step):
+        if step == 4:
+            raise KeyError("of a callback")
+
+    def evaluate(self, context):
+        raise KeyError("of an evaluator")
+
+
+@pytest.mark.parametrize(
+    ("acts", "save_every"), [({"callbacks": [Mistaken()]}, 0), ({"evaluators": [Mistaken()]}, 0),
+                             ({"evaluators": [Mistaken()]}, 4)]
+)  # fmt: skip
+def test_the_step_after_which_a_callback_or_an_evaluator_fails_is_saved(single_device, tmp_path, acts, save_every):
+    config = in_process(train__steps=6, train__save_every=save_every)
+    with pytest.raises(KeyError, match="of a"):
+        train.train(config, tmp_path, own_batches(config, 6), **acts)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["4"]
 
 
 @pytest.mark.parametrize("change", ["shape", "type"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run saves when a mistake of its user ends it: in batches of their own, or in a reward of their recipe."""
+"""What a run saves when a mistake of its user ends it: in own batches, rewards, callbacks or evaluators."""
 
 import contextlib
 
