@@ -39,8 +39,13 @@ unfinished := .venv/unfinished
 
 suitable := -c 'import sys$(if $(uv),,, ensurepip); sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null
 version := -c 'import sys; print(sys.version_info[:2])' 2>/dev/null
-usable = [ ! -e $(unfinished) ] && $(python) $(suitable) \
+# A .venv that was removed in part may still have its Python, which then is that of the system.
+isolated := -c 'import sys; sys.exit(sys.prefix == sys.base_prefix)' 2>/dev/null
+usable = [ ! -e $(unfinished) ] && $(python) $(suitable) && $(python) $(isolated) \
     $(if $(PYTHON),&& [ "$$($(PYTHON) $(version))" = "$$($(python) $(version))" ])
+
+# An interrupted `rm -rf .venv` would leave a part that looks whole.
+remove := rm -rf .venv-removed && { [ ! -e .venv ] || mv .venv .venv-removed; } && rm -rf .venv-removed
 
 define create
 for candidate in $(or $(PYTHON),python3.13 python3.12 python3.11 python3) none; do \
@@ -49,7 +54,7 @@ done; \
 if [ $$candidate = none ]; then \
     echo "setup: found no Python 3.11 to 3.13 (with venv)$(if $(PYTHON), in PYTHON=$(PYTHON)); name one: make setup PYTHON=/path/to/python3.11" >&2; exit 1; \
 fi; \
-rm -rf .venv && mkdir .venv && touch $(unfinished) && \
+$(remove) && mkdir .venv && touch $(unfinished) && \
 $(if $(uv),uv venv --quiet --seed --allow-existing --python $$candidate .venv,$$candidate -m venv .venv) || exit 1
 endef
 
@@ -157,5 +162,6 @@ lock: ## resolve pyproject.toml again and write the lock files [ARGS=--upgrade];
 	$(call compile,--group bench -c requirements.lock,requirements-bench.lock)
 
 clean: ## remove .venv and what the tools left; runs/ stays
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
+	$(remove)
+	rm -rf .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -70,6 +70,7 @@ from checkpointing.retention import Retention
 def main(command: command_line.Command, verb: str) -> None:
     """Import, export or compute logits on one device, and print the result."""
     flags = command_line.FLAGS
+    command_line.ending.continues(False)
     formats = [name for name in ("hf", "trm", "peft") if flags[name].value]
     if verb == "logits":
         return write_logits(command, expanded(flags.tokens), expanded(flags.out))

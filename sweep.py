@@ -104,6 +104,7 @@ def main(arguments: list[str]) -> int:
         what = f"{shown(words[0])} is not a subcommand{near}" if words else "no subcommand is given"
         raise ConfigError(f"{what} (all: {', '.join(known)})")
     check_flags(words[0])
+    ending.continues(words[0] in ("run", SEARCH))
     if words[0] in ("run", SEARCH):
         check_no_secrets(overrides)
     check_amounts()

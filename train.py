@@ -54,6 +54,7 @@ from core.callbacks import Callback, Recheck, Reshard, Save, StepsInAThread, Sto
 from core.evaluators import Evaluator, evaluate_newest
 from core.between_steps.faults import Fault, Faults, NaNGradients, parse_faults
 from core.job import Job, digest, losses_of
+from core.between_steps.mistakes import saved_after_a_mistake
 from core.between_steps.run_report import RunReport
 from core.sampling import BatchSampler, samples
 from core.between_steps.slow_data import SlowData
@@ -234,6 +235,9 @@ def run_training(
             roll_backs=processes.shared("roll backs", lambda: ledger.roll_backs(workdir)) if record else 0,
         )  # fmt: skip
         reason = run_job(job, record)
+        # A signal that came after a callback's Stop, as while a profile is read. After a finish nothing is left to stop.
+        if reason != "finished" and any(processes.gather("asked to end", signals.requested)):
+            raise Interrupted(log.last_step)
     step, place = log.last_step, checkpoints.store.place
     return Result(step, reason, log.last_figures, job.evaluations, f"{place}/{step}")
 
@@ -304,7 +308,8 @@ def train_from(job: Job, record: dict | None):
         state, scalars = job.train_step(state, batch)
         clock.enter("wait")
         job.log.add(step, scalars, job.stages.rows)
-        actions = job.ask_callbacks(state, step)
+        with saved_after_a_mistake(job, state, step):
+            actions = job.ask_callbacks(state, step)
         interrupted = job.signals.agreed()
         ends = interrupted or Stop in actions or step == last_step
         if ends or Save in actions or step_log.every(step, save_every) or job.checkpoints.due_again(step, save_every):
@@ -370,6 +375,7 @@ def main(command: command_line.Command) -> None:
 
 def tune(config, command: command_line.Command) -> None:
     """Print which changes of advice make a step of this configuration faster."""
+    ending.continues(False)
 
     def quietly(*arguments, **named) -> None:
         with contextlib.redirect_stdout(io.StringIO()):

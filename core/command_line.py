@@ -267,8 +267,7 @@ def parse_configuration(
     """
     overrides = parse_flags(description, not_read, why)
     used = use(FLAGS)
-    if used == READ:
-        ending.continues_nothing()
+    ending.continues(used != READ)
     loaded = _load(overrides, used)
     if used != READ:
         from input_pipeline import sources  # a recipe may have added to them; commands that read need none

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a process ends: with one last line on stderr that says what is wrong, and its exit status."""
 
+import atexit
 import contextlib
 import errno
 import functools
@@ -35,12 +36,14 @@ LESS_MEMORY = (
 )
 _ending = threading.Lock()
 CONTINUES = "interrupted; run the same command to continue", INTERRUPTED
-_when_interrupted = CONTINUES  # last line and exit status if a signal ends the process
+BEGINS_AGAIN = "interrupted", INTERRUPTED
+_when_interrupted = BEGINS_AGAIN  # last line and exit status if a signal ends the process
 
 
 def install() -> None:
     """End this process in one line from now on, whatever exception or signal ends it."""
     _open_streams()
+    atexit.register(_write_output)
     sys.excepthook = _with_one_line
     threading.excepthook = lambda args: _with_one_line(args.exc_type, args.exc_value, args.exc_traceback)
     sys.unraisablehook = functools.partial(_if_interrupted, sys.unraisablehook)
@@ -64,11 +67,13 @@ def _of_thread(args) -> None:
     threading.__excepthook__(args)
 
 
-def continues_nothing() -> None:
-    """Do not say that the same command continues, if it is interrupted: it begins again."""
+def continues(whether: bool) -> None:
+    """Say, if a signal ends the process, that the same command continues; without `whether` it begins again."""
     global _when_interrupted
-    if _when_interrupted == CONTINUES:
-        _when_interrupted = "interrupted", INTERRUPTED
+    if whether:
+        _when_interrupted = CONTINUES
+    elif _when_interrupted == CONTINUES:
+        _when_interrupted = BEGINS_AGAIN
 
 
 def ends_by_signal(line: str) -> None:
@@ -90,6 +95,15 @@ def _open_streams() -> None:
             setattr(sys, name, open(number, "w" if number else "r"))  # noqa: SIM115
 
 
+def _write_output() -> None:
+    """Write what was printed before Python does at its end: a failure there would be two lines and exit status 120."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        error.filename = "standard output"
+        _with_one_line(type(error), error, error.__traceback__)
+
+
 def _with_one_line(kind: type, error: BaseException, trace: types.TracebackType | None) -> None:
     """End the process with one last line on stderr that describes the error; log the traceback of unexpected errors."""
     for number in (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ():
@@ -103,7 +117,8 @@ def _with_one_line(kind: type, error: BaseException, trace: types.TracebackType 
         case BaseException(exit_status=status):
             line = message if status in WITHOUT_ERROR else f"error: {message}"
         case OSError(errno=errno.ENOSPC | errno.EROFS | errno.EDQUOT | errno.EACCES):
-            line, status = f"error: {error.filename or 'a file'}: {error.strerror}", 1
+            place = error.filename2 or error.filename or "a file"  # of a copy the second is the one that is written
+            line, status = f"error: {place}: {error.strerror}", 1
         case _:
             frame, status = traceback.extract_tb(trace)[-1], 1
             files = _log_files()

@@ -153,11 +153,10 @@ class Job:
     def ask_callbacks(self, state, step: int) -> dict[type, object]:
         """Return the actions that the callbacks want after a step, by type. Raises Diverged for RollBack."""
         actions, began = {}, time.perf_counter()
-        with saved_after_a_mistake(self, state, step):
-            for callback in self.callbacks:
-                if (action := callback.on_step(self, state, step)) is not None:
-                    check_action(callback, action, self.stages.shape(step), step)
-                    actions[type(action)] = action
+        for callback in self.callbacks:
+            if (action := callback.on_step(self, state, step)) is not None:
+                check_action(callback, action, self.stages.shape(step), step)
+                actions[type(action)] = action
         self.callback_seconds += time.perf_counter() - began
         if back := actions.get(RollBack):
             raise step_log.Diverged(back.reason, back.first_step, step, applied=True)
@@ -303,7 +302,7 @@ class Job:
         """
         for evaluator in evaluators:
             with saved_after_a_mistake(self, state, step):
-                figures = self.evaluate(evaluator, state, step, self.signals.agreed, is_last=False)[1]
+                _, figures = self.evaluate(evaluator, state, step, self.signals.agreed, is_last=False)
             if figures is None:
                 self.save(state, step, ends=True)
                 raise self.lost.stop_error(step)
@@ -324,8 +323,7 @@ class Job:
                 raise self.lost.stop_error(step)
             lines += evaluator.lines(context, figures)
         speed = self.log.average_tokens_per_second()
-        lines.append(f"speed: {speed:,.0f} tokens/s over {self.log.total_tokens:,} tokens")
-        lines.append(self.log.goodput.line())
+        lines += [f"speed: {speed:,.0f} tokens/s over {self.log.total_tokens:,} tokens", self.log.goodput.line()]
         lines.append(f"checkpoint: {address}/checkpoints/{step}")
         if corpus and corpus.tokenizer and self.config.evaluation.sample_tokens and decodes(self.run.graph):
             if not corpus.is_of_conversations:

@@ -17,6 +17,7 @@ import jax
 
 from cluster import processes
 from cluster.hub import RunError
+from cluster.interruption import Interrupted
 from core.callbacks import Callback, Stop
 from input_pipeline.batches import importing_tensorflow
 from profiling.advice import Advice
@@ -100,6 +101,8 @@ def measure(train: Callable, config, folder: pathlib.Path, **arguments) -> Trial
         if processes.index() == 0 and not (folder / FILE).exists():
             raise RunError("a trial has no profile; the line `have no profile` above says why")
         profile = json.loads((folder / FILE).read_text()) if processes.index() == 0 else None
+    except Interrupted:  # its message names a checkpoint, which is removed with the folder
+        raise KeyboardInterrupt from None
     finally:
         if processes.index() == 0 or short.checkpoint.per_host:
             shutil.rmtree(folder, ignore_errors=True)

@@ -69,7 +69,7 @@ def of_rehearsal(compiled: Compiled, figures: dict) -> list[Point]:
     topology, facts = compiled.topology, compiled.facts
     return judge(see(
         compiled.config, compiled.program(), given=of_topology(topology, figures["peak_flops"]), mesh=facts["mesh"],
-        accelerator=topology.accelerator, state_bytes=compiled.state_bytes - facts["on_host"],
+        accelerator=topology.accelerator, state_bytes=compiled.state_bytes,
         parameter_bytes=facts["state"]["parameters"], total_bytes=compiled.total_bytes,
         capacity_bytes=topology.capacity_gib * GIB,
     ))  # fmt: skip

@@ -75,6 +75,7 @@ def compile_step(config, topology) -> tuple[dict, str]:
         "on_host": device_bytes(run.abstract_state, on_host=True),
         "frozen": device_bytes(run.abstract_frozen),
         "decoded": run.objective.decoded(),
+        "steps_of_batch": run.objective.steps_of_batch,
         "num_microbatches": run.num_microbatches,
         "flops_per_step": run.flops_per_step,
         "device_coordinates": [list(getattr(device, "coords", ())) for device in run.mesh.devices.flat],

@@ -26,6 +26,7 @@ BASIS = {
     "cpu": "a roofline over a compilation for this CPU, a lower bound",
 }
 CORE = ("matmul", "attention kernel", "kernel", "element-wise")
+UPDATE_ALONE = "the step is the update alone; the answers that it learns from are drawn first, and not estimated"
 PASSES = ("forward", "backward", "recomputed", "update")
 
 
@@ -36,7 +37,8 @@ def estimate(compiled: Compiled) -> dict:
       ValueError: a loop, a collective or a kernel of the schedule cannot be read (the message names it), or the
         schedule has no cycles.
     """
-    facts = hashlib.sha256(repr(dataclasses.replace(compiled.topology, price_per_chip_hour=None)).encode()).hexdigest()
+    topology = dataclasses.replace(compiled.topology, price_per_chip_hour=None)
+    facts = hashlib.sha256(f"{topology} {topology.capacity_gib}".encode()).hexdigest()
     path = compiled.folder / f"estimate-{facts[:8]}-{code_digest()}.json"
     return kept(path, lambda: _estimate(compiled))
 
@@ -170,7 +172,7 @@ def _notes(compiled: Compiled, seconds_by_category: dict[str, float]) -> list[st
             "the time of the run is an upper bound: batch.ramp begins with smaller batches than the estimate's"
         )
     if compiled.facts["decoded"] and not is_tpu:
-        found.append("the step is the update alone; the answers that it learns from are drawn first, and not estimated")
+        found.append(UPDATE_ALONE)
     if compiled.topology.accelerator == "gpu":
         found.append("compiled for a CPU; llama_1b on one H200 took up to 15% less time and 37 to 40% less memory")
     if compiled.topology.accelerator != "tpu" and compiled.facts["on_host"]:

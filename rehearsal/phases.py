@@ -24,12 +24,11 @@ def rehearse(compiled: Compiled, figures: dict, display) -> dict:
     ]
     programs = in_order(display.compile_all(wanted, f"compiling {' and '.join(names)} for {topology.name}"))
     rows = [_row(topology, "step", figures["fits"], compiled.total_bytes)]
-    state_bytes = compiled.state_bytes + compiled.facts["frozen"]
-    on_chip = state_bytes - compiled.facts["on_host"]
+    on_chip = compiled.state_bytes + compiled.facts["frozen"]
     for name, program in zip(names, programs, strict=True):
         beside = max(0.0, on_chip - program.facts["state"]["weights"])  # what is no argument of the program
         rows.append(_row(topology, name, program.fits, program.total_bytes + beside))
-    on_host = topology.chips_per_host * state_bytes + HOST_GIB * GIB
+    on_host = topology.chips_per_host * (on_chip + compiled.facts["on_host"]) + HOST_GIB * GIB
     rows += [_row(topology, name, True, on_chip, on_host) for name in ("save", "restore")]
     return {"phases": rows, "fits": all(row["fits"] for row in rows)}
 

@@ -72,6 +72,7 @@ def row(result: Compiled | Exception) -> dict:
         "A step": step, "MFU": found["mfu"], "Exposed": step and found["exposed_communication_seconds"] / step,
         "Tokens/s": found["tokens_per_second"], "Tokens/s a chip": found["tokens_per_second_per_device"],
         COST: spent["cost_per_billion_tokens"] if found["fits"] else None,
+        "update alone": bool(result.facts["decoded"]),
         "A run": spent["run"]["days"] and 86_400 * spent["run"]["days"], "$ a run": spent["run"]["dollars"],
     }  # fmt: skip
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rehearsal of a rollout: the answers that an objective draws before each step.
+"""The rehearsal of a rollout: the answers that an objective draws before a step, or before each of its batches.
 
 A rollout decodes with a copy of the weights, see core/sampling.py. It is rehearsed as a server is. Its time is an upper
 bound: all prompts and all answers have the most tokens that fit in a row.
@@ -9,7 +9,7 @@ import math
 
 from rehearsal import decoding
 from rehearsal.compiler import GIB, Compiled
-from rehearsal.report import cost
+from rehearsal.report import COST, cost
 from settings.decoding import for_decoding
 
 
@@ -30,11 +30,12 @@ def added(compiled: Compiled, figures: dict, found: dict) -> dict:
     hbm = _memory(sum(facts["state"].values()) + facts["frozen"], found["hbm_gib"], compiled.topology.capacity_gib)
     rollout = {"fits": found["fits"] and hbm["total"] <= hbm["capacity"], "hbm_gib": hbm, "seconds": None}
     rollout |= {name: found[name] for name in ("rows", "length", "mesh", "prefill", "decode")}
+    rollout["steps"] = facts["steps_of_batch"]
     step = None
     if found["decode"]:
         rounds = math.ceil(config.train.global_batch / found["rows"])
         rollout["seconds"] = rounds * (found["prefill"]["seconds"] + found["length"] * found["decode"]["step_seconds"])
-        step = figures["step_seconds"] and figures["step_seconds"] + rollout["seconds"]
+        step = figures["step_seconds"] and figures["step_seconds"] + rollout["seconds"] / rollout["steps"]
     whole = {"step_seconds": step, "tokens_per_second": step and figures["tokens_per_step"] / step}
     return {
         "fits": figures["fits"] and rollout["fits"],
@@ -42,6 +43,19 @@ def added(compiled: Compiled, figures: dict, found: dict) -> dict:
         "rollout": rollout,
         "update_and_rollout_seconds": step,
     } | cost(whole, config.train.steps, compiled.topology)  # fmt: skip
+
+
+def row(report: dict) -> dict:
+    """Return what of a row of `rehearsal.report.row` is otherwise, given the whole report of both phases."""
+    step, run = report["update_and_rollout_seconds"], report["run"]
+    memory = (report["hbm_gib"], report["rollout"]["hbm_gib"])
+    return {
+        "verdict": "fits" if report["fits"] else "does not fit", "GiB": max(one["total"] for one in memory),
+        "A step": step, "MFU": None, "Tokens/s": step and report["tokens_per_step"] / step,
+        COST: report["cost_per_billion_tokens"] if report["fits"] else None,
+        "update alone": False,
+        "A run": run["days"] and 86_400 * run["days"], "$ a run": run["dollars"],
+    }  # fmt: skip
 
 
 def _memory(state: float, decoding_gib: dict, capacity: float) -> dict:

@@ -136,6 +136,8 @@ def _rollout(rollout: dict) -> Section:
             f"prefill: {counted(prefill['calls'], 'call')} of {seconds_text(prefill['call_seconds'])}; decode: "
             f"{seconds_text(decode['step_seconds'])} a token of all rows, without the host's time between tokens"
         )
+    if rollout["steps"] > 1:
+        lines.append(f"{rollout['steps']} steps train on the answers of one rollout; a step has its share of the time")
     names = ("training_state", "weights", "cache", "temporary")
     bars = tuple((name.replace("_", " "), hbm[name], f"{hbm[name]:.2f} GiB") for name in names)
     title = f"ROLLOUT: {hbm['total']:.1f} of {hbm['capacity']:.0f} GiB a chip"

@@ -6,6 +6,7 @@ import fcntl
 import os
 import pathlib
 import pty
+import shutil
 import struct
 import subprocess
 import sys
@@ -158,3 +159,21 @@ def test_progress_on_a_terminal_of_60_columns_keeps_the_time_left():
     assert process.returncode == 0
     for words in (b"step     20/200000", b"3,287,432 tokens/s", b"4.6", b"days left"):
         assert words in shown
+
+
+@pytest.mark.slow
+def test_a_part_of_a_venv_is_made_again_and_nothing_is_installed_outside(tmp_path):
+    """As an interrupted removal left it: its Python is that of the system, and its stamp says that all is installed."""
+    for name in ("Makefile", "pyproject.toml", *(path.name for path in ROOT.glob("requirements*.lock"))):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(sys._base_executable)
+    shutil.copy(ROOT / "requirements.lock", tmp_path / ".venv" / "installed-cpu.lock")
+    guarded = os.environ | {"PIP_REQUIRE_VIRTUALENV": "1", "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    command = ["make", "setup", f"PYTHON={sys._base_executable}"]
+    done = subprocess.run(command, cwd=tmp_path, env=guarded, capture_output=True, text=True)
+    assert done.returncode != 0 and "could not be installed; the cause is above" in done.stderr, "there is no index"
+    assert (tmp_path / ".venv" / "pyvenv.cfg").exists() and not (tmp_path / ".venv" / "installed-cpu.lock").exists()
+    assert not (tmp_path / ".venv-removed").exists()
+    subprocess.run(["make", "clean"], cwd=tmp_path, check=True, capture_output=True)
+    assert not (tmp_path / ".venv").exists()

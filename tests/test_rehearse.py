@@ -264,6 +264,17 @@ def test_another_precision_of_products_is_another_compilation(tmp_path, monkeypa
     assert folder() == default != of_layers and folder("highest") not in (of_layers, default)
 
 
+def test_an_evaluation_is_compiled_in_the_parts_that_the_run_computes():
+    """A step does not depend on them. All at once, an evaluation may need more memory than in parts."""
+    whole, in_parts = configuration(), configuration()
+    in_parts.evaluation.chunk_tokens = 8
+    call = compiler.Call(compiler.EVALUATION, 1, 32, "model")
+    sent = [compiler._request(config, topologies.get("v4-8"), call)["config"] for config in (whole, in_parts)]
+    assert [keys["evaluation.chunk_tokens"] for keys in sent] == [0, 8]
+    of_step = [compiler._request(config, topologies.get("v4-8")) for config in (whole, in_parts)]
+    assert of_step[0] == of_step[1]
+
+
 def test_a_teacher_is_found_from_the_callers_folder_and_what_its_recipe_imports_counts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "teacher.py").write_text(

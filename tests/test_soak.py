@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A long run neither grows nor compiles again; by the code of benchmarks/soak.py, with fewer steps."""
 
+import contextlib
 import os
 import re
+import signal
 import statistics
 
 import jax
@@ -10,7 +12,8 @@ import numpy as np
 import pytest
 
 import train
-from core.callbacks import Callback
+from cluster.interruption import Interrupted
+from core.callbacks import Callback, Stop
 from core.evaluators import Evaluator
 from tests import support, test_train_trm
 from tests.test_train import in_process, own_batches
@@ -137,6 +140,26 @@ def test_the_step_after_which_a_callback_or_an_evaluator_fails_is_saved(single_d
     with pytest.raises(KeyError, match="of a"):
         train.train(config, tmp_path, own_batches(config, 6), **acts)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["4"]
+
+
+@pytest.mark.parametrize("signalled", [False, True])
+def test_a_signal_after_a_callbacks_stop_is_not_lost(single_device, tmp_path, signalled):
+    """The program that called train() would go on, although it was told to end."""
+
+    class Stops(Callback):
+        def on_step(self, job, state, step):
+            return Stop("enough") if step == 2 else None
+
+        def on_end(self, job, *, has_failed):
+            if signalled:
+                signal.raise_signal(signal.SIGTERM)
+
+    config = in_process(train__steps=6)
+    ends = pytest.raises(Interrupted, match="saved at step 2") if signalled else contextlib.nullcontext()
+    with ends:
+        result = train.train(config, tmp_path, own_batches(config, 6), callbacks=[Stops()])
+        assert (result.step, result.reason) == (2, "enough")
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]
 
 
 @pytest.mark.parametrize("change", ["shape", "type"])

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from configs import topologies as presets
 from configs.base import MESH_AXES
 from configs.errors import ConfigError
-from rehearsal import report
+from rehearsal import report, rollout
+from rehearsal.compiler import Compiled, CompileError
+from rehearsal.estimate import UPDATE_ALONE
 from rehearsal.report import COST, STATE
 from settings import validation
 from settings.resolving import Loaded
@@ -20,11 +22,11 @@ def slices(load: Callable[[str], Loaded], wanted: list[presets.Topology], displa
 
     `load` returns the configuration for the name of a topology.
     """
-    results, pairs = {}, []
+    results, pairs, of_topology = {}, [], {}
     for topology in wanted:
-        loaded = load(topology.name)
+        loaded = of_topology[topology.name] = load(topology.name)
         try:
-            validation.validate(loaded.config, topology.chips)
+            validation.validate(loaded.config, topology.chips, loaded)
             pairs.append((loaded.config, topology))
         except ConfigError as error:
             results[topology.name] = error
@@ -32,7 +34,9 @@ def slices(load: Callable[[str], Loaded], wanted: list[presets.Topology], displa
         raise results[wanted[0].name]
     for index, result in display.compile_all(pairs, f"compiling for {', '.join(t.name for _, t in pairs)}"):
         results[pairs[index][1].name] = result
-    rows = [{"topology": t.name, "Chips": t.chips} | report.row(results[t.name]) for t in wanted]
+    rows = [
+        {"topology": t.name, "Chips": t.chips} | _row(of_topology[t.name], results[t.name], display) for t in wanted
+    ]
     rows.sort(key=_cheapest_first)
     cheapest = rows[0]["topology"] if rows[0].get(COST) is not None else None
     note = f"the cheapest per token: {cheapest}" if cheapest else "none fits at a known price"
@@ -41,8 +45,24 @@ def slices(load: Callable[[str], Loaded], wanted: list[presets.Topology], displa
         "columns": ["topology", "Chips", "verdict", "GiB", "A step", "MFU", "Tokens/s", COST, "A run", "$ a run"],
         "rows": rows,
         "best": cheapest,
-        "notes": [f"{note}; list prices of {presets.PRICES_AS_OF} unless --price is given; times are estimates"],
+        "notes": [
+            f"{note}; list prices of {presets.PRICES_AS_OF} unless --price is given; times are estimates",
+            *([f"without a cost, {UPDATE_ALONE}"] if any(row.get("update alone") for row in rows) else []),
+        ],
     }
+
+
+def _row(loaded: Loaded, result: Compiled | Exception, display) -> dict:
+    """Return the row of a topology. With an objective that draws answers, a step includes its rollout."""
+    row = report.row(result)
+    if not row.get("update alone"):
+        return row
+    figures = report.figures(loaded, result)
+    try:
+        both = rollout.rehearse(loaded, result, figures, display)
+    except (CompileError, ConfigError) as error:
+        return {"verdict": str(error)}
+    return row | (rollout.row(figures | both) if both else dict.fromkeys((COST, "A run", "$ a run")))
 
 
 def _cheapest_first(row: dict) -> tuple:
@@ -68,7 +88,7 @@ def scaling(loaded, topology: presets.Topology, display) -> dict:
         config.train.global_batch = rows_per_chip * data * fsdp
         config.train.gradient_accumulation = 0
         pairs.append((config, _part_of(topology, data * fsdp)))
-    validation.validate(pairs[0][0], 1)  # of one chip; what is wrong of a larger mesh is said in its row
+    validation.validate(pairs[0][0], 1, loaded)  # of one chip; what is wrong of a larger mesh is said in its row
     results = dict(display.compile_all(pairs, f"compiling {len(pairs)} meshes of {topology.name}'s chips"))
     return {
         "title": f"{loaded.recipe} on chips like {topology.name}'s, {rows_per_chip} sequences each",

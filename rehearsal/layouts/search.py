@@ -17,6 +17,7 @@ from configs.base import KEYS, batch_shards
 from configs.errors import ConfigError
 from rehearsal import assumptions, report
 from rehearsal.compiler import GIB
+from rehearsal.estimate import UPDATE_ALONE
 from rehearsal.layouts import sizing
 from rehearsal.sections import options
 from reporting.display import duration
@@ -144,11 +145,12 @@ def _predicted_seconds(config, topology) -> float:
     flops = tokens * (6 * used + 6 * model.num_layers * heads * train.sequence_length)
     products = flops * (1 + RECOMPUTED[model.remat]) / (given.peak_flops * USUAL_EFFICIENCY)
     shards = mesh.fsdp * mesh.expert * mesh.model
-    update = 7 * sizing.FLOAT32 * number / shards / given.memory_bandwidth
+    trained = sizing.num_trained(config)
+    update = 7 * sizing.FLOAT32 * trained / shards / given.memory_bandwidth
     ring = 1 / given.ring_bandwidth
     weights = experts / mesh.expert * (1 - 1 / mesh.fsdp) + (number - experts) * (1 - 1 / (mesh.fsdp * mesh.expert))
     gathered = 4 * sizing.BFLOAT16 * weights / mesh.model * microbatches * ring
-    summed = 2 * sizing.FLOAT32 * number / shards * (1 - 1 / (mesh.dcn_data * mesh.data)) * ring
+    summed = 2 * sizing.FLOAT32 * trained / shards * (1 - 1 / (mesh.dcn_data * mesh.data)) * ring
     stream = tokens * mesh.model * model.embed_dim * sizing.BFLOAT16
     across_model = 8 * model.num_layers * stream * (1 - 1 / mesh.model) * ring
     exchanged = 4 * model.num_layers * model.experts_per_token * stream * (1 - 1 / mesh.expert) * ring
@@ -230,6 +232,7 @@ def _table(loaded, topology, candidates: list[Candidate], tried: list[Candidate]
         "best": best.keys,
         "notes": [
             f"{len(candidates)} layouts, {len(tried)} compiled; times are estimates",
+            *([UPDATE_ALONE] if best.row["update alone"] else []),
             f"the fastest: {command} {options(typed)}".rstrip(),
         ],
     }

@@ -38,6 +38,25 @@ def num_parameters(config) -> int:
     return number + added.get(config.train.objective, lambda config: 0)(config)
 
 
+def num_trained(config) -> int:
+    """Return the number of trained parameters. The others are frozen, in the type that the model computes in."""
+    objective = config.train.objective
+    if config.lora.rank:
+        return config.model.num_layers * _adapters(config.model, config.lora)
+    if objective == "error_correction" and not config.error_correction.joint_weight:
+        return _corrector(config)
+    return config.model.embed_dim if objective == "value_head" else num_parameters(config)
+
+
+def _adapters(model, lora) -> int:
+    """Return the parameters of a layer's adapters, which `num_parameters` leaves out; see layers/adapters.py."""
+    D, H = model.embed_dim, model.head_dim or model.embed_dim // model.num_heads
+    heads = {"query": model.num_heads, "key": model.num_kv_heads, "value": model.num_kv_heads, "out": model.num_heads}
+    sides = {name: D + number * H for name, number in heads.items()}
+    sides |= {} if model.num_experts else dict.fromkeys(("gate", "up", "down"), D + model.mlp_dim)
+    return lora.rank * sum(sides.get(name.strip(), 0) for name in lora.targets.split(","))
+
+
 def expert_parameters(model) -> int:
     """Return the parameters of all experts that a router chooses from."""
     return model.num_layers * 3 * model.embed_dim * model.mlp_dim * model.num_experts
@@ -93,8 +112,11 @@ def predict(config) -> float:
     """Return the predicted bytes of one device; the mesh has to be resolved."""
     model, mesh, train = config.model, config.mesh, config.train
     D, F, V = model.embed_dim, model.mlp_dim, model.vocab_size
-    number, microbatches = num_parameters(config), train.gradient_accumulation or 1
-    weights = number * FLOAT32 / (mesh.fsdp * mesh.context * mesh.expert * mesh.model)
+    number, trained, microbatches = num_parameters(config), num_trained(config), train.gradient_accumulation or 1
+    shards = mesh.fsdp * mesh.context * mesh.expert * mesh.model
+    weights = trained * FLOAT32 / shards
+    frozen = (number if config.lora.rank else number - trained) / shards
+    frozen *= FLOAT32 if model.dtype == "float32" else BFLOAT16
     rows = train.global_batch / (batch_shards(mesh) * microbatches)
     tokens = rows * train.sequence_length / mesh.context
     padded = math.ceil((model.head_dim or D // model.num_heads) / LANES) * LANES
@@ -125,4 +147,4 @@ def predict(config) -> float:
         moment_bytes = max(0.0, moment_bytes - saved)
     optimizer, gradients = moment_bytes + weights * bool(config.optimizer.ema_decay), weights
     temporaries = sum(often * held[name] for name, often in WORKING.items())
-    return weights + optimizer + gradients + saved + temporaries
+    return weights + frozen + optimizer + gradients + saved + temporaries

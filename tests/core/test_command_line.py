@@ -281,10 +281,10 @@ def test_a_right_command_goes_on_with_its_configuration():
 
 
 def test_a_command_that_only_reads_a_run_does_not_say_that_it_continues(tmp_path):
-    code = "from core import command_line\ncommand_line.ending.continues_nothing()\nraise KeyboardInterrupt"
+    code = "from core import command_line\ncommand_line.ending.continues(False)\nraise KeyboardInterrupt"
     ended = run(f"from core import ending\nending.install()\n{code}")
     assert (ended.returncode, ended.stderr) == (75, "interrupted\n")
-    code = code.replace("continues_nothing()", "ends_by_signal('stopped')\ncommand_line.ending.continues_nothing()")
+    code = code.replace("continues(False)", "ends_by_signal('stopped')\ncommand_line.ending.continues(False)")
     ended = run(f"from core import ending\nending.install()\n{code}")
     assert (ended.returncode, ended.stderr) == (0, "stopped\n"), "it is how this command usually ends"
 

@@ -40,6 +40,27 @@ def test_the_last_line_has_no_character_that_a_terminal_obeys():
     assert process.communicate()[1].splitlines()[-1].startswith("error: ValueError: a\ufffd[2J (")
 
 
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        ("/dev/full", "error: standard output: No space left on device\n"),
+        ("", "error: the program that reads this output has closed it\n"),
+    ],
+)
+def test_output_that_cannot_be_written_at_the_end_is_one_line(output, line):
+    """Short output is written only then, and Python would end with status 120."""
+    if output:
+        out = os.open(output, os.O_WRONLY)
+    else:
+        unread, out = os.pipe()
+        os.close(unread)
+    words = [sys.executable, "-c", f'{BEGINS}ending.install(); print("done")']
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(words, cwd=ROOT, env=environment, text=True, stdout=out, stderr=subprocess.PIPE)
+    os.close(out)
+    assert (done.returncode, done.stderr) == (1, line)
+
+
 def test_a_process_that_ends_from_a_thread_gives_the_terminal_back():
     program = f"""{FAILS_IN_A_THREAD}
 from reporting.display import Display

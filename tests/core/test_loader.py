@@ -68,6 +68,7 @@ def test_rows_of_a_dataset_are_no_batches():
         (([[1, 2]], [[2, 3]]), "a batch is a tuple; it needs to be a dictionary"),
         ({"input_ids": [[1, 2], [3]]}, "input_ids with rows of several lengths; pad them"),
         ({"tokens": [[1, 2]] * 2, "targets": [[2, 3]]}, r"targets of shape \[1, 2\]; it needs \[2, 2\] as the ids"),
+        ({"tokens": [[1]], "targets": [[2]], "attention_mask": [[1]]}, "attention_mask and no input_ids; beside tok"),
     ):
         with pytest.raises(ConfigError, match=said):
             Loader([batch])
@@ -85,7 +86,7 @@ def test_documents_in_a_row_of_input_ids_stay_apart():
     assert alone["segments"].tolist() == packed["segments"] and alone["targets"].tolist() == [[6, 7, -1, 9, 0, -1]]
     within = as_ours({"input_ids": ids, "position_ids": [[2, 3, 4, 0, 1, 2]]})  # of a row that begins in a document
     assert within["segments"].tolist() == packed["segments"]
-    ours = {"tokens": ids, "targets": ids, "labels": [1], "attention_mask": [[[1]]]}  # the last two are not read
+    ours = {"tokens": ids, "targets": ids, "labels": [1]}  # the last is not read
     assert as_ours(ours)["segments"].tolist() == [[1] * 6]
 
 

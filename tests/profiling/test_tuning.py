@@ -7,6 +7,7 @@ import types
 import jax
 import pytest
 
+from cluster.interruption import Interrupted
 from profiling import tuning
 from profiling.advice import Advice
 from profiling.recording import FILE
@@ -117,6 +118,14 @@ def test_another_error_ends_the_tuning(clock, config, tmp_path):
     measured = fake_train(clock, {"train.log_every": (1, SECONDS / 2)}, TWO_CHANGES, [])
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
         tuning.tune(failing(measured, jax.errors.JaxRuntimeError("INTERNAL: a bug")), config, tmp_path / "run", print)
+
+
+def test_a_trial_that_is_stopped_names_no_checkpoint(clock, config, tmp_path):
+    """It is removed with the folder of the trials, and the same command begins again."""
+    measured = fake_train(clock, {"train.log_every": (1, SECONDS / 2)}, TWO_CHANGES, [])
+    with pytest.raises(KeyboardInterrupt):
+        tuning.tune(failing(measured, Interrupted(70)), config, tmp_path / "run", print)
+    assert not (tmp_path / "run" / "tuning").exists()
 
 
 TWO_CHANGES = [

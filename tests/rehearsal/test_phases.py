@@ -32,7 +32,8 @@ def rehearsed(evaluation_gib: float = 6.0, on_host_gib: float = 0.0, host_gib: f
     config = loading.load("configs/tiny.py", "v4-8", keys).config
     topology = dataclasses.replace(topologies.get("v4-8"), hbm_gib=24, host_gib=host_gib)
     facts = {
-        "state": STATE, "frozen": GIB, "on_host": on_host_gib * GIB, "total_bytes": 20 * GIB, "out_of_memory": False
+        "state": STATE | {"optimizer": (8 - on_host_gib) * GIB}, "frozen": GIB, "on_host": on_host_gib * GIB,
+        "total_bytes": 20 * GIB, "out_of_memory": False,
     }  # fmt: skip
     compiled = Compiled(config, topology, facts, pathlib.Path("unused"))
     return phases.rehearse(compiled, {"fits": True}, Display(evaluation_gib))
@@ -47,8 +48,10 @@ def test_state_that_a_program_does_not_take_lies_beside_it():
     found = rehearsed()
     assert found["fits"] and row(found, "evaluation")["chip_gib"] == pytest.approx(15)
     assert row(rehearsed(on_host_gib=8), "evaluation")["chip_gib"] == pytest.approx(7), "moments in the host's memory"
-    assert row(found, "save")["chip_gib"] == pytest.approx(13)
-    assert row(found, "save")["host_gib"] == pytest.approx(4 * 13 + phases.HOST_GIB)
+    for on_host_gib in (0, 8):
+        save = row(rehearsed(on_host_gib=on_host_gib), "save")
+        assert save["host_gib"] == pytest.approx(4 * 13 + phases.HOST_GIB)
+        assert save["chip_gib"] == pytest.approx(13 - on_host_gib)
 
 
 @pytest.mark.parametrize(

@@ -65,12 +65,14 @@ def test_the_decode_kernel_reads_the_cache_of_a_rollout(rehearsed):
     assert [tokens_of_row(length) for length in (80, 127, 128, 1024)] == [96, 128, 144, 1040]
 
 
-def both(rows: int, *, update_fits: bool = True, decodes: bool = True, weights: float = 2.0) -> dict:
+def both(
+    rows: int, *, update_fits: bool = True, decodes: bool = True, weights: float = 2.0, steps: int = 1
+) -> dict:
     """Return what is added to the report on a step of 256 answers, of which `rows` are drawn at a time."""
     config = loading.load("configs/countdown_grpo.py", "v4-8", {"train.global_batch": "256"}).config
     state = {"parameters": 4 * GIB, "optimizer": 8 * GIB, "extra": 0, "carry": 0, "batch": 0}
     topology = dataclasses.replace(topologies.get("v4-8"), hbm_gib=24)
-    compiled = Compiled(config, topology, {"state": state, "frozen": GIB}, pathlib.Path("unused"))
+    compiled = Compiled(config, topology, {"state": state, "frozen": GIB, "steps_of_batch": steps}, pathlib.Path("unused"))
     figures = {"fits": update_fits, "step_seconds": 1.0 if update_fits else None, "tokens_per_step": 256 * 80}
     found = {
         "fits": decodes, "rows": rows, "length": 96, "mesh": {"model": 4},
@@ -87,6 +89,13 @@ def test_answers_wait_for_rows_and_the_copied_weights_are_briefly_there_twice():
     assert found["rollout"]["hbm_gib"]["total"] == pytest.approx(13 + 2 + 3 + 0.5)
     assert both(256)["rollout"]["seconds"] == pytest.approx(0.5 + 96 * 0.01)
     assert both(256, weights=5.0)["rollout"]["hbm_gib"]["total"] == pytest.approx(13 + 2 * 5)
+
+
+def test_steps_on_one_rollout_share_its_time():
+    once, often = both(256), both(256, steps=4)
+    assert once["rollout"]["seconds"] == often["rollout"]["seconds"] == pytest.approx(1.46)
+    assert (once["update_and_rollout_seconds"], often["update_and_rollout_seconds"]) == pytest.approx((2.46, 1.365))
+    assert often["run"]["days"] * 86_400 == pytest.approx(often["run"]["steps"] * 1.365)
 
 
 @pytest.mark.parametrize("changes, title", [

@@ -21,6 +21,7 @@ from tests.support import RECIPES
 
 MODULES = {name: importlib.import_module(f"configs.{name.replace('/', '.')}") for name in RECIPES}
 MODELS = {name: module.get_config().model.name for name, module in MODULES.items()}
+BASE = {"train.init_from": "unused"}
 TRANSFORMERS = [name for name, model in MODELS.items() if model == "decoder_lm"]
 
 
@@ -57,10 +58,11 @@ class Imagined:
             "tokens_per_second": tokens / seconds if fits else None,
             "tokens_per_second_per_device": tokens / seconds / topology.chips if fits else None,
             "exposed_communication_seconds": 0.1 * seconds if fits else None, "num_parameters": 1,
-            "hbm_gib": {"total": size / GIB, "parameters": 1.0, "optimizer": 2.0},
+            "hbm_gib": {"total": size / GIB, "parameters": 1.0, "optimizer": 2.0}, "peak_flops": 1e15,
         }  # fmt: skip
+        decoded = (128, 144) if config.train.objective == "grpo" else None
         return types.SimpleNamespace(
-            config=config, topology=topology, total_bytes=size, fits=fits, figures=figures, facts={"mesh": {}}
+            config=config, topology=topology, total_bytes=size, fits=fits, figures=figures, facts={"mesh": {}, "decoded": decoded}
         )
 
 
@@ -200,6 +202,29 @@ def test_slices_that_cost_nothing_are_compared_by_their_speed(imagined):
     assert (found["best"], found["rows"][0]["$ a billion tokens"]) == ("v4-32", 0)
 
 
+def test_slices_are_compared_with_the_rollout_of_a_step(imagined, monkeypatch):
+    """Drawing the answers takes most of such a step. Where it is not estimated, there is no cost to compare."""
+
+    def load_for(name):
+        return loading.load("configs/countdown_grpo.py", name, {})
+
+    def rehearsed(loaded, compiled, figures, display):
+        found = {"fits": True, "hbm_gib": {"total": 3.0}}
+        step = figures["step_seconds"] + 9.0
+        spent = report.cost({"tokens_per_second": 7.0, "step_seconds": step}, 10, compiled.topology)
+        on_tpu = compiled.topology.accelerator == "tpu"
+        return {"fits": True, "rollout": found, "update_and_rollout_seconds": step} | spent if on_tpu else {}
+
+    monkeypatch.setattr(compare.rollout, "rehearse", rehearsed)
+    wanted = [load_for(name).topology for name in ("v4-8", "h200-1")]
+    found = compare.slices(load_for, wanted, imagined(lambda config: (1.0, GIB)))
+    tpu, gpu = found["rows"]
+    assert (tpu["topology"], tpu["A step"], tpu["A run"], tpu["GiB"]) == ("v4-8", 10.0, 100.0, 3.0)
+    assert tpu["$ a billion tokens"] == pytest.approx(4 * 3.22 / 3600 * 1e9 / 7)
+    assert (gpu["A step"], gpu["$ a billion tokens"], gpu["$ a run"]) == (1.0, None, None)
+    assert found["best"] == "v4-8" and "without a cost, the step is the update alone" in found["notes"][1]
+
+
 def test_a_slice_that_the_configuration_cannot_run_on_says_why(imagined):
     def load_for(name):
         return loading.load("configs/llama_1b.py", name, {"train.global_batch": "8"})
@@ -229,6 +254,36 @@ def test_parameters_are_counted_by_arithmetic(recipe):
     validation.resolve_mesh(config, 1)
     run = assembly.assemble(config, devices=jax.devices()[:1])
     assert sizing.num_parameters(config) == run.models.num_parameters
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        BASE | {"lora.rank": "8", "model.num_kv_heads": "2"},
+        BASE | {"lora.rank": "4", "lora.targets": "query, key,value,out,gate,up,down", "model.head_dim": "16"},
+        BASE | {"train.objective": "error_correction"},
+        {"train.objective": "error_correction", "error_correction.joint_weight": "0.1"},
+        {"train.objective": "value_head", "data.source": "countdown"},
+        {},
+    ],
+)
+def test_frozen_weights_have_neither_gradient_nor_moments(typed):
+    """`--search` took each layout of adapters for one of a whole fine-tuning, which may fit nowhere."""
+    config = loading.load("configs/tiny.py", "", typed).config
+    validation.resolve_mesh(config, 1)
+    run = assembly.assemble(config, devices=jax.devices()[:1])
+    trained, frozen = (
+        sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (run.abstract_state.params, run.abstract_frozen)
+    )
+    assert (sizing.num_trained(config), bool(frozen)) == (trained, trained < run.models.num_parameters)
+    assert config.lora.rank or sizing.num_parameters(config) == trained + frozen
+
+
+def test_a_frozen_weight_takes_two_bytes_where_a_trained_one_takes_sixteen():
+    whole, adapted = (load(lora__rank=rank, train__init_from="unused").config for rank in (0, 8))
+    number = sizing.num_parameters(whole) / 16  # devices
+    a_weight = 4 + 4 + 8 + sizing.WORKING["copies"] * 2
+    assert sizing.predict(whole) - sizing.predict(adapted) == pytest.approx(number * (a_weight - 2), rel=0.01)
 
 
 def moments_of(recipe: str, typed: dict[str, str]) -> tuple[float, float]:
