@@ -235,7 +235,7 @@ def run_training(
             roll_backs=processes.shared("roll backs", lambda: ledger.roll_backs(workdir)) if record else 0,
         )  # fmt: skip
         reason = run_job(job, record)
-        # A signal that came after a callback's Stop, as while a profile is read. After a finish nothing is left to stop.
+        # A signal that came after a callback's Stop, as while a profile is read. A finished run has nothing to stop.
         if reason != "finished" and any(processes.gather("asked to end", signals.requested)):
             raise Interrupted(log.last_step)
     step, place = log.last_step, checkpoints.store.place

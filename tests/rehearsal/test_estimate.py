@@ -51,9 +51,10 @@ def test_a_program_without_the_compilers_cycles_is_not_timed_by_a_guess(tmp_path
 
 def test_an_estimate_is_kept_for_one_memory_of_the_chip(tmp_path, monkeypatch):
     """The share of a GPU's memory that jax takes is set by a variable, and not by the topology."""
+    state = dict.fromkeys(("parameters", "optimizer", "extra", "batch", "carry"), 100)
     facts = {
         "mesh": {"fsdp": 1}, "out_of_memory": True, "num_parameters": 250, "num_microbatches": 1, "flops_per_step": 250,
-        "total_bytes": 2000, "state": dict.fromkeys(("parameters", "optimizer", "extra", "batch", "carry"), 100), "frozen": 0, "on_host": 0,
+        "total_bytes": 2000, "state": state, "frozen": 0, "on_host": 0,
     }  # fmt: skip
     for share, capacity in ((".5", 70.5), (".004", 0.564)):
         monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", share)

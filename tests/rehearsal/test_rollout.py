@@ -65,14 +65,13 @@ def test_the_decode_kernel_reads_the_cache_of_a_rollout(rehearsed):
     assert [tokens_of_row(length) for length in (80, 127, 128, 1024)] == [96, 128, 144, 1040]
 
 
-def both(
-    rows: int, *, update_fits: bool = True, decodes: bool = True, weights: float = 2.0, steps: int = 1
-) -> dict:
+def both(rows: int, *, update_fits: bool = True, decodes: bool = True, weights: float = 2.0, steps: int = 1) -> dict:
     """Return what is added to the report on a step of 256 answers, of which `rows` are drawn at a time."""
     config = loading.load("configs/countdown_grpo.py", "v4-8", {"train.global_batch": "256"}).config
     state = {"parameters": 4 * GIB, "optimizer": 8 * GIB, "extra": 0, "carry": 0, "batch": 0}
     topology = dataclasses.replace(topologies.get("v4-8"), hbm_gib=24)
-    compiled = Compiled(config, topology, {"state": state, "frozen": GIB, "steps_of_batch": steps}, pathlib.Path("unused"))
+    facts = {"state": state, "frozen": GIB, "steps_of_batch": steps}
+    compiled = Compiled(config, topology, facts, pathlib.Path("unused"))
     figures = {"fits": update_fits, "step_seconds": 1.0 if update_fits else None, "tokens_per_step": 256 * 80}
     found = {
         "fits": decodes, "rows": rows, "length": 96, "mesh": {"model": 4},

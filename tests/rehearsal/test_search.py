@@ -62,8 +62,9 @@ class Imagined:
         }  # fmt: skip
         decoded = (128, 144) if config.train.objective == "grpo" else None
         return types.SimpleNamespace(
-            config=config, topology=topology, total_bytes=size, fits=fits, figures=figures, facts={"mesh": {}, "decoded": decoded}
-        )
+            config=config, topology=topology, total_bytes=size, fits=fits, figures=figures,
+            facts={"mesh": {}, "decoded": decoded},
+        )  # fmt: skip
 
 
 @pytest.fixture
