@@ -111,7 +111,7 @@ def fit_batch(config, topology: topologies.Topology, display) -> None:
 def load_for(name: str) -> Loaded:
     """Return the configuration of the command line for the topology `name`."""
     overrides, _ = split_overrides(sys.argv)
-    return loading.load(command_line.recipe(overrides), name, overrides)
+    return loading.load(command_line.recipe(overrides), name, overrides, os.environ)
 
 
 def check_flags(loaded: Loaded) -> None:

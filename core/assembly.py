@@ -156,7 +156,9 @@ def assemble(
     rate_factor = ramp.rate_factor(config, rows)
     config = config if rows == config.train.global_batch else ramp.of_size(config, rows)
     mesh = make_mesh({axis: config.mesh[axis] for axis in config.layout.axis_order.split(",")}, devices)
-    objective = importlib.import_module(f"objectives.{config.train.objective}").make(config)
+    name = config.train.objective
+    objective = importlib.import_module(f"objectives.{name}").make(config)
+    check_returned(f"make of objectives/{name}.py", objective, isinstance(objective, Objective), "an Objective")
     built = models.build(config, mesh, objective)
     of_model = functools.partial(models.flops_per_token, config, config.train.sequence_length)
     flops_per_token = objective.flops_per_token(of_model, frozen="base" in built.frozen)

@@ -30,6 +30,6 @@ if __name__ == "__main__":
     target = parser.parse_args().folder
     try:
         target.mkdir(parents=True, exist_ok=True)
+        main(target)
     except OSError as error:
-        parser.error(f"{target}: {error.strerror}; name a folder that can be made")
-    main(target)
+        parser.error(f"{target}: {error.strerror}; name a folder that can be written")

@@ -48,7 +48,9 @@ def main(workdir: pathlib.Path, file: pathlib.Path) -> None:
     speed.set(xlabel="step", ylabel="tokens a second", ylim=(0, None))
     last = trained[-1] if trained else {}
     tokens, goodput = last.get("total_tokens", 0), last.get("goodput") or 0.0
-    figure.suptitle(f"{workdir.name}: {tokens:,} tokens, goodput {goodput:.2f}")
+    name = workdir.name.replace("$", r"\$")  # which begins a formula
+    figure.suptitle(f"{name}: {tokens:,} tokens, goodput {goodput:.2f}")
+    file = file if file.suffix else file.with_suffix(".png")
     figure.savefig(file, dpi=120)
     print(f"Drew {len(trained):,} logged step{'s' * (len(trained) != 1)} of {workdir} in {file}")
 

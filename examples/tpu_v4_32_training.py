@@ -22,6 +22,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # if it is run as a file
 
+from configs.errors import ConfigError
 from core import command_line
 from migration import valkyrie
 
@@ -105,9 +106,14 @@ class Accuracy(Evaluator):
 
 def main(command: command_line.Command) -> None:
     """Join the other hosts, train, evaluate, and print the measurements."""
-    config, flags = command.config, command_line.FLAGS
-    config.train.update(steps=flags.steps, tokens=0, epochs=0.0, log_every=1, eval_every=0)
-    config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, flags.steps // 10)
+    config, flags, typed = command.config, command_line.FLAGS, command.loaded.typed
+    if length := [key for key in ("train.steps", "train.tokens", "train.epochs") if key in typed]:
+        raise ConfigError(f"--config.{length[0]} is not read by this command; use --steps=N")
+    own = {
+        "train.steps": flags.steps, "train.tokens": 0, "train.epochs": 0.0, "train.log_every": 1, "train.eval_every": 0,
+        "optimizer.warmup_steps": min(config.optimizer.warmup_steps, flags.steps // 10),
+    }  # fmt: skip
+    config.update_from_flattened_dict({key: value for key, value in own.items() if key not in typed})
     command_line.join(command)
     command_line.log_to(command.workdir)
     valkyrie.log_to_tmp()

@@ -48,6 +48,15 @@ class InnerLoop:
     rate: float = 0.01
     learns_rates: bool = False
 
+    def passes(self, support: int, query: int) -> float:
+        """Return the training passes on a task, each the forward and the backward pass of an example.
+
+        MAML differentiates each inner step again: the gradient of a gradient takes about two more of its passes.
+        """
+        if self.method == REPTILE:
+            return self.num_steps * (support + query) + query / 3  # the loss after it, a forward pass
+        return self.num_steps * support * (3 if self.method == MAML else 1) + query
+
     def minimized(self, loss: Loss, params: dict, scales: dict, support: dict, query: dict):
         """Return (the scalar whose gradient trains on one task, the query's loss after adaptation).
 

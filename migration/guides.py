@@ -62,7 +62,11 @@ class Keys:
 
     def ours(self, values: Mapping) -> dict[str, object]:
         """Return {our key: value} of the keys that are ours, or renamed."""
-        named = {self.renamed.get(key, key): value for key, value in values.items() if key not in self.fixed}
+        named = {}
+        for key, value in values.items():
+            ours = self.renamed.get(key, key)
+            if key not in self.fixed and named.setdefault(ours, value) != value:
+                raise ConfigError(f"{key}={shown(value)} and {ours}={shown(named[ours])} are one key; leave out one")
         return {key: value for key, value in named.items() if key in base.KEYS}
 
     def check(self, key: str, value: object, source: str) -> None:

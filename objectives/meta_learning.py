@@ -136,6 +136,10 @@ class GradientBased(MetaLearning):
         """Add learned step sizes, if they are learned."""
         return inner_loop.add_rates(model) if self.inner.learns_rates else model
 
+    def flops_per_token(self, of_model, *, frozen: bool) -> float:
+        """Return the model FLOPs of one example, its share of those of a task."""
+        return of_model() * self.inner.passes(self.num_support, self.length - self.num_support) / self.length
+
     def of_tasks(self, model, inputs, targets, *, trains):
         """Return the loss after adaptation; in evaluation that before it too, and accuracies of classes."""
         build, params, scales = inner_loop.split(model)

@@ -126,13 +126,13 @@ class Objective:
         weights of all parts; core/layout_proof.py compares layouts.
 
         The weight counts what the loss is a mean over, usually tokens. Scalars are (sum, weight) pairs. They include
-        `loss`, and `tokens` if the weight counts something else. `key` is that of the random draws of this step and
-        microbatch.
+        `loss`, and `tokens` if the weight counts something else; `gradient_norm`, `part_square` and `measured` are the
+        step's own. `key` is that of the random draws of this step and microbatch.
         """
         raise NotImplementedError
 
     def evaluate(self, model: nnx.Module, batch: dict, **frozen: nnx.Module) -> dict[str, tuple]:
-        """Return the scalars of held-out rows, (sum, weight) pairs with `loss` among them."""
+        """Return the scalars of held-out rows, (sum, weight) pairs of numbers with `loss` and without `tokens`."""
         raise NotImplementedError
 
     def summary(self, figures: dict[str, float]) -> dict[str, float]:

@@ -7,6 +7,8 @@ from 0 to 1, and v = sigmoid(head) of the state that predicts the token. So v is
 begins with the tokens before it.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -24,11 +26,17 @@ HEAD = "value_head"  # attribute of the model
 
 def make(config) -> "ValueHead":
     """Return the objective of a configuration."""
-    return ValueHead(**vars(grpo.make(config)))
+    return ValueHead(**vars(grpo.make(config)), embed_dim=config.model.embed_dim)
 
 
+@dataclasses.dataclass(frozen=True)
 class ValueHead(GRPO):
-    """The loss of the head, which alone is trained. Held-out rows are judged as in next-token prediction."""
+    """The loss of the head, which alone is trained. Held-out rows are judged as in next-token prediction.
+
+    `embed_dim` is that of the model.
+    """
+
+    embed_dim: int = 0
 
     trainable = nnx.All(nnx.Param, nnx.PathContains(HEAD))
 
@@ -43,8 +51,8 @@ class ValueHead(GRPO):
         return model
 
     def flops_per_token(self, of_model, *, frozen: bool) -> float:
-        """Return the model FLOPs of one token: a forward pass, whose gradient ends at the head."""
-        return of_model() / 3
+        """Return the model FLOPs of one token: a forward pass without logits, whose gradient ends at the head."""
+        return of_model() / 3 - 2 * self.embed_dim * self.vocab_size
 
     def sample_batch(self, engine, batch, key):
         """Return answers as GRPO does; raises DataError for a reward that is no probability."""

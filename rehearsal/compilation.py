@@ -126,6 +126,8 @@ def _compile_phase(run, call: Call) -> tuple[dict, str]:
             engine = Engine(run.graph, params, call.length, call.cache_dtype)
             lowered = Engine.prefill.lower(engine, np.zeros((call.rows, PROMPT), np.int32))
             return _compiled(run, facts, lowered.compile)
+        read = [model.role for model in run.objective.frozen_models() if model.evaluates]
+        facts["state"]["weights"] += device_bytes([run.abstract_frozen[role] for role in read])
         batch = {
             name: jax.ShapeDtypeStruct((run.eval_rows, *one.shape[1:]), one.dtype, sharding=one.sharding)
             for name, one in run.abstract_batch.items()

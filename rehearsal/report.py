@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report of a rehearsal: the dictionary of --json, and its display on the terminal."""
 
+import math
 import sys
 from collections.abc import Generator, Iterable
 
@@ -16,6 +17,7 @@ from rehearsal.compiler import Compiled, Compiler, in_order
 from rehearsal.estimate import estimate
 from rehearsal.sections import COLOURS, SPENT, Section, seconds_text
 from reporting.display import duration
+from settings import ramp
 
 WIDTH = 110
 BAR = 40  # characters
@@ -32,10 +34,18 @@ def figures(loaded, compiled: Compiled) -> dict:
         "accelerator": topology.accelerator, "typed": loaded.as_typed(),
         "global_batch": config.train.global_batch, "sequence_length": config.train.sequence_length,
         "tokens_per_step": config.train.global_batch * config.train.sequence_length,
-    } | found | cost(found, config.train.steps, topology) | {
+    } | found | cost(found, num_steps(config), topology) | {
         "memory_bandwidth": topology.hbm_bandwidth if given else None,
         "assumptions": assumptions.table(topology), "remedies": [], "advice": [],
     }  # fmt: skip
+
+
+def num_steps(config) -> int:
+    """Return the steps of the run; 0 if they are not known before its documents are, as with `train.epochs`."""
+    train = config.train
+    if not train.tokens:
+        return train.steps
+    return math.ceil(ramp.num_steps(config, train.tokens / train.sequence_length, 0, 0))
 
 
 def cost(found: dict, num_steps: int, topology: topologies.Topology) -> dict:
@@ -63,7 +73,7 @@ def row(result: Compiled | Exception) -> dict:
         return {"verdict": str(result)}
     found, config = estimate(result), result.config
     model, step, memory = config.model, found["step_seconds"], found["hbm_gib"]
-    spent = cost(found, config.train.steps, result.topology)
+    spent = cost(found, num_steps(config), result.topology)
     return {
         "verdict": "fits" if found["fits"] else "does not fit",
         "GiB": memory["total"], STATE: memory["parameters"] + memory["optimizer"],

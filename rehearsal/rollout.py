@@ -9,7 +9,7 @@ import math
 
 from rehearsal import decoding
 from rehearsal.compiler import GIB, Compiled
-from rehearsal.report import COST, cost
+from rehearsal.report import COST, cost, num_steps
 from settings.decoding import for_decoding
 
 
@@ -42,7 +42,7 @@ def added(compiled: Compiled, figures: dict, found: dict) -> dict:
         "update": {"fits": figures["fits"], "seconds": figures["step_seconds"]},
         "rollout": rollout,
         "update_and_rollout_seconds": step,
-    } | cost(whole, config.train.steps, compiled.topology)  # fmt: skip
+    } | cost(whole, num_steps(config), compiled.topology)  # fmt: skip
 
 
 def row(report: dict) -> dict:

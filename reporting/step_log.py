@@ -36,6 +36,11 @@ class NonFinite(OfAllProcesses, ArithmeticError):
     exit_status = 3
 
 
+def whole(weight: float) -> int:
+    """Return a weight as a whole number, at least 1 if it is more than 0: an objective may weigh in fractions."""
+    return max(round(weight), int(weight > 0))
+
+
 def format_evaluation(objective, figures: dict[str, float], weight: int) -> tuple[str, str, str]:
     """Return the texts of an evaluation: (name, values, unit of the weight)."""
     match objective.format_metrics(figures):
@@ -175,7 +180,7 @@ class StepLog:
 
     def _complete(self, step: int, figures: dict, rows: int, flops: float, read: dict[str, float]) -> None:
         """Count, check and log a step that is done; `read` is the clock when the pending steps had ended."""
-        tokens, in_a_row = int(figures.pop("tokens")), int(figures.pop("skipped_in_a_row"))
+        tokens, in_a_row = whole(figures.pop("tokens")), int(figures.pop("skipped_in_a_row"))
         self.last_finite = all(map(math.isfinite, (figures["loss"], figures["gradient_norm"])))
         if not tokens:  # the mean over nothing is undefined, not 0
             figures["loss"] = math.nan

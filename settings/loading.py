@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds one configuration from a recipe file, a topology, the environment and typed overrides; records origins."""
 
+import contextlib
 import importlib.machinery
 import importlib.util
+import inspect
 import os
 import pathlib
 import re
+import subprocess
+import sys
 import traceback
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FrozenConfigDict
+from ml_collections.config_dict import RequiredValueError
 
 from configs import base
 from configs.errors import ConfigError, did_you_mean, similar
@@ -95,7 +100,8 @@ def run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
             raise ValueError("get_config() must return a configuration; does it end with `return config`?")
         if flat(config).keys() != base.KEYS.keys():
             raise ValueError("get_config() must return the configuration of configs/base.py, changed")
-        return config, _origins(module, path)
+        config = ConfigDict(config) if isinstance(config, FrozenConfigDict) else config
+        return config, _origins(module, flat(config), path)
 
     return run_file(file, f"--config={path}", result)
 
@@ -118,14 +124,28 @@ def run_file(file: pathlib.Path, typed: str, result: Callable[[types.ModuleType]
     spec = importlib.util.spec_from_file_location(name, file, loader=_FromText(name, str(file)))
     module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
-        return result(module)
+        with _importable(module):
+            spec.loader.exec_module(module)
+            return result(module)
     except (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, OSError, RuntimeError,
-            SyntaxError, TypeError, ValueError) as error:  # fmt: skip
+            SyntaxError, TypeError, ValueError, subprocess.SubprocessError, RequiredValueError) as error:  # fmt: skip
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
         line = frames[-1].lineno if frames else error.lineno if isinstance(error, SyntaxError) else 0
         where = f", line {line}" if line else ""
         raise ConfigError(f"{typed}{where}: {_plain(error)}") from error
+
+
+@contextlib.contextmanager
+def _importable(module: types.ModuleType):
+    """Within the block a module can be found by its name, as dataclasses need it for the types of their fields."""
+    earlier = sys.modules.get(module.__name__)
+    sys.modules[module.__name__] = module
+    try:
+        yield
+    finally:
+        del sys.modules[module.__name__]
+        if earlier:
+            sys.modules[module.__name__] = earlier
 
 
 def _plain(error: Exception) -> str:
@@ -138,25 +158,40 @@ def _plain(error: Exception) -> str:
     if wrong := WRONG_TYPE.search(text):
         name, value, has, wants = wrong.groups()
         return f"{name}={value} has type {has}, and must have type {wants}"
-    if isinstance(error, AttributeError | KeyError) and (read := re.fullmatch(r"[\"']*(\w+)[\"']*", text)):
+    raised_in = pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    if "ml_collections" in raised_in.parts and (read := re.fullmatch(r"[\"']*(\w+)[\"']*", text)):
         return f"{read[1]} is not a key"
+    if isinstance(error, KeyError):  # of the environment, or of a dictionary of the recipe
+        return f"KeyError: {text}"
     return text or type(error).__name__
 
 
-def _origins(recipe: types.ModuleType, path: str) -> dict[str, str]:
+def _origins(recipe: types.ModuleType, values: dict[str, object], path: str) -> dict[str, str]:
     """Return the file that set each key that differs from base, or that a recipe set back to the value of base.
 
-    Inherited values have the origin of the parent recipe, which is the imported recipe with the fewest differences.
+    `values` are those of the recipe. Inherited ones have the origin of the parent recipe, which is the imported recipe
+    with the fewest differences.
     """
-    values = flat(recipe.get_config())
-
-    def changed(parent: types.ModuleType) -> list[str]:
-        return [key for key, value in flat(parent.get_config()).items() if values[key] != value]
-
     imported = [module for module in vars(recipe).values() if isinstance(module, types.ModuleType)]
-    parents = [module for module in imported if "get_config" in vars(module)]
-    parent = min(parents, key=lambda module: len(changed(module)), default=base)
+    parents = [(module, found) for module in imported if (found := _values_of_recipe(module))]
+    parent, of_parent = min(
+        parents, key=lambda one: len(_changed(one[1], values)), default=(base, flat(base.get_config()))
+    )
     file = pathlib.Path(parent.__file__)
     name = str(file.relative_to(ROOT) if file.is_relative_to(ROOT) else file)
-    inherited = {} if parent is base else _origins(parent, name)
-    return inherited | dict.fromkeys(changed(parent), path)
+    inherited = {} if parent is base else _origins(parent, of_parent, name)
+    return inherited | dict.fromkeys(_changed(of_parent, values), path)
+
+
+def _values_of_recipe(module: types.ModuleType) -> dict[str, object]:
+    """Return the values of a module that is a recipe; {} for any other, which may have a get_config of its own."""
+    get_config = vars(module).get("get_config")
+    if not callable(get_config) or inspect.signature(get_config).parameters:
+        return {}
+    config = get_config()
+    values = flat(config) if isinstance(config, ConfigDict) else {}
+    return values if values.keys() == base.KEYS.keys() else {}
+
+
+def _changed(before: dict[str, object], after: dict[str, object]) -> list[str]:
+    return [key for key, value in before.items() if after[key] != value]

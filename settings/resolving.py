@@ -84,8 +84,16 @@ def resolve(
     if mesh:
         config.layout.axis_order = ",".join(dict.fromkeys(("dcn_data", *mesh, *MESH_AXES)))
         origins["layout.axis_order"] = "TPU_MESH_CONFIG"
+    before = flat(config)
     config.update_from_flattened_dict(typed)
-    origins |= dict.fromkeys(typed, "command line")
+    after = flat(config)
+    if lost := [key for key in typed if repr(after[key]) != repr(typed[key])]:  # linked to another one by the recipe
+        raise ConfigError(
+            f"--config.{lost[0]}={shown(typed[lost[0]])} is lost, since {path} links it by get_ref to another key that "
+            "is typed; leave out one of them"
+        )
+    linked = [key for key in after if after[key] != before[key]]
+    origins |= dict.fromkeys((*linked, *typed), "command line")
     return Loaded(config, name, str(path), topology, typed, tuple(overrides), origins, mesh)
 
 

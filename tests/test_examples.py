@@ -106,3 +106,13 @@ def test_a_run_that_was_taken_up_again_is_drawn_as_one_history(tmp_path):
     assert [line["number"] for line in plot_run.lines_of(tmp_path, "train")] == [0, 3, 4]
     plot_run.main(tmp_path, tmp_path / "run.svg")
     assert "goodput" in (tmp_path / "run.svg").read_text()
+
+
+def test_a_plot_is_written_where_it_says(tmp_path, capsys):
+    """Without a suffix it is a PNG; a dollar in the name of a run begins no formula."""
+    run = tmp_path / "a$x_$b"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text(json.dumps({"kind": "train", "step": 1, "loss": 2.0, "tokens_per_second": 9.0}))
+    plot_run.main(run, tmp_path / "picture")
+    file = tmp_path / "picture.png"
+    assert file.stat().st_size > 1000 and capsys.readouterr().out.rstrip().endswith(f"in {file}")

@@ -20,6 +20,7 @@ from training.state import TrainState
 from training.step_transform import StepChange, StepContext, StepTransform
 
 MEASURED = "measured"  # key of the measured activations among the scalars of a gradient function
+OF_A_STEP = ("gradient_norm", "part_square", MEASURED)  # scalars that are not the objective's
 
 
 class Graphs(NamedTuple):
@@ -146,7 +147,7 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         rows = jax.tree.leaves(batch)[0].shape[0]
         gradients, weight, carry, scalars = gradient(state.params, state.carry, batch, key, frozen or {})
-        gradients = jax.tree.map(lambda g: g / jnp.maximum(weight, 1), gradients)
+        gradients = jax.tree.map(lambda g: mean((g, weight)), gradients)
         batch_square = norm(gradients) ** 2 if num_parts else None
         for transform in transforms:
             gradients = step_transform.changed_gradients(transform, gradients, state)
@@ -198,7 +199,11 @@ def make_eval_step(graphs: Graphs, evaluate: Callable) -> Callable:
     def eval_step(params: dict, batch: dict, frozen: dict | None = None) -> dict[str, tuple]:
         others = {role: nnx.merge(graph, frozen[role]) for role, graph in graphs.others.items()}
         scalars = evaluate(nnx.merge(graphs.trained, params), batch, **others)
-        _check_scalars("evaluate", scalars)
+        _check_scalars("evaluate", scalars, taken=("tokens",))
+        for name, pair in scalars.items():
+            if not all(map(_is_number, pair)):
+                what = f"the scalar {name!r} as {_types(pair)}"
+                raise TypeError(f"evaluate of the objective returned {what}; it must be two numbers")
         return scalars
 
     return eval_step
@@ -209,7 +214,7 @@ def _check_loss(returned: object, carry: dict) -> None:
     match returned:
         case ((total, weight), (next_carry, scalars)) if all(map(_is_number, (total, weight))):
             step_transform.check_like("loss of the objective returned a carry", next_carry, carry)
-            _check_scalars("loss", scalars)
+            _check_scalars("loss", scalars, taken=OF_A_STEP)
         case _:
             raise TypeError(
                 f"loss of the objective returned {_types(returned)}; it must return two numbers and two trees, "
@@ -217,10 +222,12 @@ def _check_loss(returned: object, carry: dict) -> None:
             )
 
 
-def _check_scalars(method: str, scalars: object) -> None:
-    """Raise TypeError if this is not {name: (sum, weight)}, with the name "loss"."""
+def _check_scalars(method: str, scalars: object, taken: Sequence[str]) -> None:
+    """Raise TypeError if this is not {name: (sum, weight)}, with the name "loss" and without those that are `taken`."""
     if not isinstance(scalars, dict) or "loss" not in scalars:
         raise TypeError(f"{method} of the objective returned the scalars {_types(scalars)}; one must be 'loss'")
+    if found := [name for name in taken if name in scalars]:
+        raise TypeError(f"{method} of the objective returned a scalar {found[0]!r}, as Torus reports one; rename it")
     for name, pair in scalars.items():
         is_pair = isinstance(pair, tuple) and len(pair) == 2
         if not is_pair or not all(isinstance(part, step_transform.NUMBERS) for part in pair):
@@ -246,6 +253,6 @@ def is_finite(state: TrainState) -> jax.Array:
 
 
 def mean(pair: tuple) -> jax.Array:
-    """Divide a (sum, weight) pair; return the sum if the weight is less than 1, as for plain counts."""
+    """Divide a (sum, weight) pair; return the sum if the weight is 0, as for plain counts."""
     total, weight = pair
-    return total / jnp.maximum(weight, 1)
+    return total / jnp.where(weight > 0, weight, 1)

@@ -72,7 +72,7 @@ class Span:
                     remaining -= len(block)
                     yield block
         except OSError as error:
-            raise DataError(f"{self.document.name}: {error.strerror}") from error
+            raise DataError(f"{self.document.name}: {error.strerror or error}") from error
 
     def text(self) -> Iterator[str]:
         """Yield the text in pieces that end at a line's end, or at a character's in a line longer than a piece.

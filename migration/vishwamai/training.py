@@ -106,13 +106,18 @@ class DistillationTrainer:
     def __init__(self, teacher_model: str | pathlib.Path | VishwamAIPipeline, student_config: Mapping):
         """Read the configuration of the teacher, a trained run's folder or pipeline; its data are the student's too.
 
-        `student_config` has sizes of the model, and sections such as `training` and `distillation` if wanted.
+        `student_config` has sizes of the model, and sections such as `training` and `distillation` if wanted, but not
+        `data`.
         """
         is_pipeline = isinstance(teacher_model, VishwamAIPipeline)
         teacher = teacher_model.workdir if is_pipeline else teacher_model
         if not isinstance(teacher, str | pathlib.Path):
             raise ConfigError(f"teacher_model={type(teacher).__name__}: give the folder of a trained run")
         sections = {name: part for name, part in student_config.items() if isinstance(part, Mapping)}
+        if "data" in sections:
+            raise ConfigError(
+                "student_config: the data are the teacher's; leave out `data`, and change `config.data` of the trainer"
+            )
         sizes = {name: size for name, size in student_config.items() if name not in sections}
         losses = {"hidden_weight": HIDDEN_WEIGHT} | sections.get("distillation", {})
         config = keys.recipe({"model": sizes} | sections | {"distillation": losses}, "student_config")

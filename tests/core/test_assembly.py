@@ -209,6 +209,7 @@ def test_a_model_without_a_cache_is_not_evaluated_in_parts(monkeypatch):
         (decoder_lm, "hidden_units", "hidden_units of models/decoder_lm.py returned 'wrong'; it must return a tuple"),
         (decoder_lm, "make", "make of models/decoder_lm.py returned 'wrong'; it must return an nnx.Module"),
         (decoder_lm, "flops_per_token", "flops_per_token of models/decoder_lm.py returned 'wrong'; it must return a n"),
+        (language_modeling, "make", "make of objectives/language_modeling.py returned 'wrong'; it must return an"),
         (guard, "make", "make of training.transforms.guard returned 'wrong'; it must return None or a StepTrans"),
     ],
 )

@@ -286,5 +286,7 @@ def test_a_teacher_that_cannot_teach_is_one_line(teacher, tmp_path):
         "model.vocab_size=30522 differs from the 64 of distillation.teacher=",
         lambda: DistillationTrainer(teacher, STUDENT | {"vocab_size": 30522}),
     )
+    data = {"path": "mine.txt"}
+    refused("the data are the teacher's", lambda: DistillationTrainer(teacher, STUDENT | {"data": data}))
     refused("holds no run", lambda: DistillationTrainer(tmp_path, STUDENT))
     refused("teacher_model=object: give the folder", lambda: DistillationTrainer(object(), STUDENT))

@@ -99,6 +99,14 @@ def assembled(
     return assembly.assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
 
 
+def test_the_work_counts_tasks_by_their_inner_steps_and_plain_rows_once():
+    whole, half, plain = (
+        assembled(8, 16, method=method, share=share, steps=2).flops_per_step
+        for method, share in (("maml", 1.0), ("first_order_maml", 0.5), ("first_order_maml", 0.125))
+    )
+    assert whole / half == pytest.approx(3.5 / (0.5 * 1.5 + 0.5)) and plain / half == pytest.approx(1.0625 / 1.25)
+
+
 def gradients(batch=None, **how) -> tuple:
     """Return gradients, scalars and figures of evaluation, always from the same weights."""
     batch = one_step.batch() if batch is None else batch

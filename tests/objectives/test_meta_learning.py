@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Meta-learning objectives: what a task's loss is, what weighs, and that reading examples is learning."""
 
+import dataclasses
 import functools
 
 import jax
@@ -71,6 +72,26 @@ def test_a_query_counts_after_adaptation_and_padding_does_not():
     assert_close(
         figures, {"before_adaptation": (before, 6.0), "after_adaptation": (after_two, 6.0), "loss": (after_two, 6.0)}
     )
+
+
+@pytest.mark.parametrize(("method", "passes"), [("first_order_maml", 4 + 3), ("maml", 3 * 4 + 3), ("reptile", 7 + 1)])
+def test_the_work_of_a_task_counts_its_inner_steps(method, passes):
+    """The compiler's own count is up to a fifth apart: it has element-wise work, and no gradient of the inputs."""
+    config = model_config(num_layers=2, mlp_dim=64, input_dim=16, output_dim=1)
+    graph, state = nnx.split(mlp_regressor.make(config, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+    objective = GradientBased(8, 7, 4, 16, SQUARED, 1, dataclasses.replace(INNER, method=method))
+    of_model = mlp_regressor.flops_per_token(config, 7)
+    found = objective.flops_per_token(lambda: of_model, frozen=False)
+    assert found == pytest.approx(of_model * passes / 7)
+    twice = dataclasses.replace(objective, inner=dataclasses.replace(objective.inner, num_steps=2))
+    more = twice.flops_per_token(lambda: of_model, frozen=False) - found
+    assert more == pytest.approx(of_model * {"first_order_maml": 4, "maml": 12, "reptile": 7}[method] / 7)
+
+    def minimized(params, batch):
+        return objective.loss(nnx.merge(graph, params), {}, batch, None)[0][0]
+
+    step = jax.jit(jax.grad(minimized)).lower(nnx.to_pure_dict(state), objective.random_batch(jax.random.key(0)))
+    assert step.compile().cost_analysis()["flops"] / (8 * 7) == pytest.approx(found, rel=0.2)
 
 
 def test_prototypes_are_class_means_and_logits_are_distances_from_them():

@@ -46,6 +46,11 @@ def test_a_reward_that_is_no_probability_ends_the_run_in_a_line(reward):
         rollouts.check_probabilities([0.0, 1.0, reward])
 
 
+def test_the_work_of_a_token_is_a_forward_pass_without_logits():
+    objective = ValueHead(4, 16, vocab_size=37, embed_dim=5)
+    assert objective.flops_per_token(lambda: 3 * 1000.0, frozen=True) == 1000 - 2 * 5 * 37
+
+
 def test_the_head_alone_is_trained():
     graph, params = make_model(model_config())
     model = ValueHead(4, 16, vocab_size=37).transform(nnx.merge(graph, params), nnx.Rngs(0))

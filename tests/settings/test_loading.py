@@ -133,6 +133,81 @@ def test_a_value_that_a_recipe_sets_back_to_the_default_is_its_own(tmp_path):
     assert origins["model.num_layers"] == str(recipe) and origins["model.embed_dim"] == "configs/tiny.py"
 
 
+def written(folder, text: str, name: str = "mine") -> str:
+    """Write a recipe of this workspace's kind; return its path."""
+    file = folder / f"{name}.py"
+    file.write_text(text)
+    return str(file)
+
+
+LINKED = """from configs import base
+
+def get_config():
+    config = base.get_config()
+    config.model.max_length = config.train.get_ref("sequence_length")
+    return config
+"""
+
+
+def test_keys_that_a_recipe_links_are_one_value_and_none_that_is_typed_is_lost(tmp_path):
+    recipe = written(tmp_path, LINKED)
+    loaded = loading.load(recipe, "", {"train.sequence_length": "64"})
+    assert loaded.config.model.max_length == 64 and loaded.origins["model.max_length"] == "command line"
+    for typed in ({"train.sequence_length": "64", "model.max_length": "1024"},
+                  {"model.max_length": "1024", "train.sequence_length": "64"}):  # fmt: skip
+        with pytest.raises(ConfigError, match=r"is lost, since .*mine.py links it by get_ref to another key"):
+            loading.load(recipe, "", typed)
+
+
+def test_a_recipe_is_called_once_and_a_get_config_of_another_kind_is_not(tmp_path, monkeypatch):
+    """It may keep its configuration, and import a module with a function of that name."""
+    monkeypatch.syspath_prepend(tmp_path)
+    written(tmp_path, "def get_config(name):\n    raise OSError\n", "of_another_kind")
+    written(tmp_path, "def get_config():\n    return {'steps': 3}\n", "of_a_dictionary")
+    recipe = written(
+        tmp_path,
+        "import of_a_dictionary\nimport of_another_kind\nfrom configs import tiny\n\nCONFIG = tiny.get_config()\n\n\n"
+        "def get_config():\n    CONFIG.train.steps += 5\n    return CONFIG\n",
+    )
+    before = loading.load("configs/tiny.py", "", {}).config.train.steps
+    loaded = loading.load(recipe, "", {})
+    assert loaded.config.train.steps == before + 5
+    assert loaded.origins["train.steps"] == recipe and loaded.origins["model.vocab_size"] == "configs/tiny.py"
+
+
+def test_a_recipe_may_have_dataclasses_and_return_a_frozen_configuration(tmp_path):
+    """A dataclass looks for the types of its fields in the module of its name."""
+    recipe = written(
+        tmp_path,
+        "from __future__ import annotations\n\nimport dataclasses\n\nfrom ml_collections import FrozenConfigDict\n\n"
+        "from configs import tiny\n\n\n@dataclasses.dataclass\nclass Sizes:\n    steps: int = 5\n\n\n"
+        "def get_config():\n    config = tiny.get_config()\n    config.train.steps = Sizes().steps\n"
+        "    return FrozenConfigDict(config)\n",
+    )
+    config = loading.load(recipe, "v4-8", {"model.num_layers": "3"}).config
+    assert (config.train.steps, config.model.num_layers, config.mesh.fsdp) == (5, 3, 4) and config.is_locked
+    assert "recipe_mine" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("config.data.path = __import__('os').environ['NOT_SET']", "line 5: KeyError: 'NOT_SET'"),
+        ("config.train.steps = {'small': 3}['large']", "line 5: KeyError: 'large'"),
+        ("config.train.stepz = 3", "line 5: stepz is not a key; did you mean steps"),
+        ("config.train['stepz']", "line 5: stepz is not a key; did you mean steps"),
+        ("config.trian", "line 5: trian is not a key; did you mean train"),
+        ("__import__('subprocess').run(['false'], check=True)", "line 5: Command '\\['false'\\]' returned non-zero"),
+        ("config.model.vocab_size = base.KEYS['model.vocab_sizes']", "line 5: KeyError: 'model.vocab_sizes'"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_told_with_its_line(tmp_path, line, message):
+    begin = "from configs import base\n\ndef get_config():\n    config = base.get_config()\n"
+    text = f"{begin}    {line}\n    return config\n"
+    with pytest.raises(ConfigError, match=f"mine.py, {message}"):
+        loading.load(written(tmp_path, text), "", {})
+
+
 def test_a_recipe_that_was_written_again_at_once_is_read_again(tmp_path, monkeypatch):
     """As by a script, with the same size and within a second: Python would take its bytecode for that of both."""
     monkeypatch.setattr(sys, "dont_write_bytecode", False)

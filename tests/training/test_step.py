@@ -88,6 +88,8 @@ OF_ONES = {"last": jnp.ones(ROWS)}
         ((PAIR, {}), "loss of the objective returned .* it must return two numbers and two trees"),
         (((jnp.ones(2), NUMBER), (OF_ONES, {"loss": PAIR})), "loss of the objective returned .* two numbers"),
         ((PAIR, (OF_ONES, {"mine": PAIR})), "loss of the objective returned the scalars .* one must be 'loss'"),
+        ((PAIR, (OF_ONES, {"loss": PAIR, "gradient_norm": PAIR})), "returned a scalar 'gradient_norm', as Torus"),
+        ((PAIR, (OF_ONES, {"loss": PAIR, "measured": PAIR})), "returned a scalar 'measured', as Torus reports one"),
         ((PAIR, (OF_ONES, {"loss": NUMBER})), "loss of the objective returned the scalar 'loss' as .* a pair"),
         ((PAIR, ({}, {"loss": PAIR})), r"returned a carry: last is nothing, where float32\[12\] is expected"),
         ((PAIR, ({"last": NUMBER}, {"loss": PAIR})), r"returned a carry: last is float32\[\], where float32\[12\]"),
@@ -101,10 +103,21 @@ def test_what_a_loss_may_not_return_is_named(returned, message):
         gradient(nnx.to_pure_dict(params), OF_ONES, line_batch(), None, {})
 
 
-@pytest.mark.parametrize("scalars", [None, {"mine": PAIR}, {"loss": NUMBER}, {"loss": [NUMBER, NUMBER]}], ids=str)
-def test_what_evaluate_may_not_return_is_named(scalars):
+@pytest.mark.parametrize(
+    ("scalars", "message"),
+    [
+        (None, "returned the scalar.*must be"),
+        ({"mine": PAIR}, "returned the scalar.*must be"),
+        ({"loss": NUMBER}, "returned the scalar.*must be"),
+        ({"loss": [NUMBER, NUMBER]}, "returned the scalar.*must be"),
+        ({"loss": PAIR, "tokens": PAIR}, "returned a scalar 'tokens', as Torus reports one; rename it"),
+        ({"loss": PAIR, "of_classes": (jnp.ones(3), jnp.ones(3))}, "scalar 'of_classes' as .*; it must be two numbers"),
+    ],
+    ids=str,
+)
+def test_what_evaluate_may_not_return_is_named(scalars, message):
     graph, params = nnx.split(Line())
-    with pytest.raises(TypeError, match=r"^evaluate of the objective returned the scalar.*must be"):
+    with pytest.raises(TypeError, match=f"^evaluate of the objective .*{message}"):
         make_eval_step(Graphs(graph, {}), lambda *_: scalars)(params, {})
 
 
