@@ -45,7 +45,7 @@ usable = [ ! -e $(unfinished) ] && $(python) $(suitable) && $(python) $(isolated
     $(if $(PYTHON),&& [ "$$($(PYTHON) $(version))" = "$$($(python) $(version))" ])
 
 # An interrupted `rm -rf .venv` would leave a part that looks whole.
-remove := rm -rf .venv-removed && { [ ! -e .venv ] || mv .venv .venv-removed; } && rm -rf .venv-removed
+remove := rm -rf .venv-removed && { [ ! -e .venv ] && [ ! -L .venv ] || mv .venv .venv-removed; } && rm -rf .venv-removed
 
 define create
 for candidate in $(or $(PYTHON),python3.13 python3.12 python3.11 python3) none; do \

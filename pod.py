@@ -38,24 +38,31 @@ class Subcommand:
     meaning: str
     takes: str = "nothing"  # what its arguments are: nothing, paths or command
     calls: bool = True  # whether it talks to a pod
+    keys: bool = False  # whether it takes --config.KEY=VALUE
 
 
 SUBCOMMANDS = {
     "versions": Subcommand("create", "life.versions", "list the zone's software versions and accelerators"),
-    "create": Subcommand("create", "life.create", "create the pod; --zones=A,B --wait tries zones until one has it"),
+    "create": Subcommand(
+        "create", "life.create", "create the pod; --zones=A,B --wait tries zones until one has it", keys=True
+    ),
     "wait": Subcommand("create", "life.wait", "wait until the pod can be used"),
     "describe": Subcommand("create", "life.describe", "print state, health and addresses"),
     "delete": Subcommand("create", "life.delete", "delete the pod"),
-    "setup": Subcommand("prepare", "life.setup", "install code, packages and optimizations on every host"),
+    "setup": Subcommand("prepare", "life.setup", "install code, packages and optimizations on every host", keys=True),
     "setup_optimizations": Subcommand(
-        "prepare", "deploy.setup_optimizations", "copy the switches to every host and compile the step there"
+        "prepare", "deploy.setup_optimizations", "copy the switches to every host and compile the step there", keys=True
     ),
-    "validate": Subcommand("prepare", "checks.readiness.validate", "check on all hosts that the run is ready to train"),
-    "launch": Subcommand("train", "launch.launch", "start the recipe, or COMMAND, on all hosts", "command"),
+    "validate": Subcommand(
+        "prepare", "checks.readiness.validate", "check on all hosts that the run is ready to train", keys=True
+    ),
+    "launch": Subcommand("train", "launch.launch", "start the recipe, or COMMAND, on all hosts", "command", keys=True),
     "launch_optimized": Subcommand(
-        "train", "launch.launch_optimized", "start the recipe with the enabled switches", "command"
+        "train", "launch.launch_optimized", "start the recipe with the enabled switches", "command", keys=True
     ),
-    "launch_pretrain_hf": Subcommand("train", "launch.launch_pretrain_hf", "start the recipe on DATASET", "command"),
+    "launch_pretrain_hf": Subcommand(
+        "train", "launch.launch_pretrain_hf", "start the recipe on DATASET", "command", keys=True
+    ),
     "supervise": Subcommand("train", "supervise.supervise", "restart the run from a checkpoint when a process dies"),
     "stop": Subcommand("train", "launch.stop", "let the run save, then end it"),
     "restart": Subcommand("train", "launch.restart", "stop, and launch the same again"),
@@ -66,7 +73,12 @@ SUBCOMMANDS = {
     "ssh": Subcommand("access", "life.ssh", "run COMMAND on the hosts", "command"),
     "backup": Subcommand("access", "backup.backup", "copy the run to this machine [FOLDER]", "paths"),
     "manifest": Subcommand(
-        "other", "manifests.manifest", "print the run as a manifest for --gke or --slurm", "command", calls=False
+        "other",
+        "manifests.manifest",
+        "print the run as a manifest for --gke or --slurm",
+        "command",
+        calls=False,
+        keys=True,
     ),
     "help": Subcommand("other", "", "print this text, with the values of all settings", "paths", calls=False),
 }
@@ -106,6 +118,9 @@ def check_flags(settings: table.Settings, subcommand: str) -> None:
         takers = field.metadata["of"]
         if takers and settings.origins[name] == "flag" and subcommand not in takers.split(", "):
             raise usage_error(f"{subcommand} does not take --{name}, which is for {takers}")
+    if settings.overrides and not SUBCOMMANDS[subcommand].keys:
+        key, takers = settings.overrides[0].partition("=")[0], [name for name, one in SUBCOMMANDS.items() if one.keys]
+        raise usage_error(f"{subcommand} does not take --config.{key}, which is for {', '.join(takers)}")
 
 
 def what_follows(name: str, positional: list[str], dashes: bool, command: list[str]) -> list[str]:

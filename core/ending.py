@@ -97,6 +97,8 @@ def _open_streams() -> None:
 
 def _write_output() -> None:
     """Write what was printed before Python does at its end: a failure there would be two lines and exit status 120."""
+    if not sys.stdout or sys.stdout.closed:
+        return
     try:
         sys.stdout.flush()
     except OSError as error:

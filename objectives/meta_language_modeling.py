@@ -49,9 +49,11 @@ class MetaLanguageModeling(LanguageModeling):
         return inner_loop.add_rates(model) if self.inner.learns_rates else model
 
     def flops_per_token(self, of_model, *, frozen: bool) -> float:
-        """Return the mean of tasks and plain rows. Halves attend to fewer keys than the row, which is not counted."""
-        tasks = self._num_tasks(self.rows) / self.rows
-        return of_model() * (1 - tasks + tasks * self.inner.passes(1, 1) / NUM_HALVES)
+        """Return the mean of tasks and plain rows, by `share` before it is rounded to whole rows.
+
+        The two halves of a task attend to fewer keys than a row, which is not counted.
+        """
+        return of_model() * (1 - self.share + self.share * self.inner.passes(1, 1) / NUM_HALVES)
 
     def loss(self, model, carry, batch, key):
         """Return the sum over plain rows, as in language modelling, and queries; `key` is that of the dropout."""
@@ -94,12 +96,9 @@ class MetaLanguageModeling(LanguageModeling):
     def _parts(self, batch: dict) -> tuple[dict, dict]:
         """Return the rows that are tasks, and the others."""
         rows = batch["tokens"].shape[0]
-        count = self._num_tasks(rows)
+        count = max(1, round(self.share * rows))
         parts = slice(count), slice(count, rows)
         return tuple({name: array[part] for name, array in batch.items()} for part in parts)
-
-    def _num_tasks(self, rows: int) -> int:
-        return max(1, round(self.share * rows))
 
     def _mean_loss(self, build, params: dict, examples: dict) -> jax.Array:
         """Return the mean of -log p(target) over the unmasked tokens of arrays [B, T], 0 if there are none."""

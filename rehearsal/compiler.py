@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator
 
 from cluster import identity
 from configs import topologies
-from configs.base import KEYS, keys_of
+from configs.base import keys_of
 from configs.errors import ConfigError
 from configs.key import UNCOMPILED
 from files.paths import expanded
@@ -254,7 +254,7 @@ class _Process:
 
 def _request(config, topology: topologies.Topology, call: Call | None = None) -> dict:
     """Return everything that a compilation depends on, except code, libraries and the arguments of a Compiler."""
-    read = {key for key in KEYS if key.startswith("evaluation.")} if call else set()
+    read = {"evaluation.chunk_tokens"} if call and call.name == EVALUATION else set()
     keys = {key: value for key, value in flat(config).items() if key not in keys_of(UNCOMPILED) - read}
     keys["distillation.teacher"] = teacher = _absolute(config.distillation.teacher)
     slice_ = {"topology": topology.name, "chips": topology.chips, "compiler_name": topology.compiler_name}

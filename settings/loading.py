@@ -2,6 +2,7 @@
 """Builds one configuration from a recipe file, a topology, the environment and typed overrides; records origins."""
 
 import contextlib
+import copy
 import importlib.machinery
 import importlib.util
 import inspect
@@ -15,7 +16,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ml_collections import ConfigDict, FrozenConfigDict
+from ml_collections import ConfigDict
 from ml_collections.config_dict import RequiredValueError
 
 from configs import base
@@ -100,7 +101,7 @@ def run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
             raise ValueError("get_config() must return a configuration; does it end with `return config`?")
         if flat(config).keys() != base.KEYS.keys():
             raise ValueError("get_config() must return the configuration of configs/base.py, changed")
-        config = ConfigDict(config) if isinstance(config, FrozenConfigDict) else config
+        config = copy.deepcopy(ConfigDict(config))  # it may be frozen, or one that a parent changes when it is called
         return config, _origins(module, flat(config), path)
 
     return run_file(file, f"--config={path}", result)
@@ -186,7 +187,8 @@ def _origins(recipe: types.ModuleType, values: dict[str, object], path: str) -> 
 def _values_of_recipe(module: types.ModuleType) -> dict[str, object]:
     """Return the values of a module that is a recipe; {} for any other, which may have a get_config of its own."""
     get_config = vars(module).get("get_config")
-    if not callable(get_config) or inspect.signature(get_config).parameters:
+    needs = inspect.signature(get_config).parameters.values() if callable(get_config) else [None]
+    if any(one is None or one.default is one.empty for one in needs):
         return {}
     config = get_config()
     values = flat(config) if isinstance(config, ConfigDict) else {}

@@ -87,7 +87,8 @@ def resolve(
     before = flat(config)
     config.update_from_flattened_dict(typed)
     after = flat(config)
-    if lost := [key for key in typed if repr(after[key]) != repr(typed[key])]:  # linked to another one by the recipe
+    stored = {key: config[key.partition(".")[0]][key.partition(".")[2]] for key in typed}
+    if lost := [key for key, value in typed.items() if repr(stored[key]) != repr(value)]:  # linked by the recipe
         raise ConfigError(
             f"--config.{lost[0]}={shown(typed[lost[0]])} is lost, since {path} links it by get_ref to another key that "
             "is typed; leave out one of them"

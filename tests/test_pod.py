@@ -49,6 +49,7 @@ MISTAKES = [
     (["create", "--dry-runn"], "did you mean --dry_run"),
     ([], "no subcommand is given"),
     (["stop", "--worker=1"], "stop does not take --worker, which is for copy, ssh, tail"),
+    (["restart", "--config.train.steps=9"], "restart does not take --config.train.steps, which is for create, "),
     (["launch", "--watch"], "launch does not take --watch, which is for status, metrics"),
     (["describe", "torus"], "describe does not take the argument 'torus'"),
     (["describe", "--", "ls"], "describe takes no command after --"),

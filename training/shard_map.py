@@ -20,7 +20,7 @@ from layers.fsdp import all_gather_params, grad_reduce_dtype
 from layers.taps import Measure
 from parallelism.axis_rules import RULES, shard_map_rules
 from training.optimizers import BALANCE
-from training.step import MEASURED
+from training.step import MEASURED, mean
 
 BATCH_AXES, STREAM_AXIS = dict(RULES)["batch"], dict(RULES)["stream"]
 AXES = (*BATCH_AXES, STREAM_AXIS)  # mesh axes along which devices compute different parts
@@ -105,7 +105,7 @@ def part_square(axes: dict, specs: dict, sizes: Mapping, *, reduce_once: bool) -
     def square(gradients, weight):
         squares = jax.tree.map(own_square, gradients, axes, specs)
         of_part = jax.lax.psum(weight, together)
-        return sum(jax.tree.leaves(squares)) / jnp.maximum(of_part, 1), weight
+        return mean((sum(jax.tree.leaves(squares)), of_part)), weight
 
     return square, math.prod(sizes[axis] for axis in AXES if axis not in together)
 

@@ -159,20 +159,32 @@ def test_keys_that_a_recipe_links_are_one_value_and_none_that_is_typed_is_lost(t
             loading.load(recipe, "", typed)
 
 
+def test_a_secret_may_be_typed():
+    url = "https://hooks/1"
+    assert loading.load("configs/tiny.py", "", {"logging.alerts": url}).config.logging.alerts == url
+
+
 def test_a_recipe_is_called_once_and_a_get_config_of_another_kind_is_not(tmp_path, monkeypatch):
     """It may keep its configuration, and import a module with a function of that name."""
     monkeypatch.syspath_prepend(tmp_path)
     written(tmp_path, "def get_config(name):\n    raise OSError\n", "of_another_kind")
     written(tmp_path, "def get_config():\n    return {'steps': 3}\n", "of_a_dictionary")
+    parent = written(
+        tmp_path,
+        "from configs import tiny\n\nCONFIG = tiny.get_config()\n\n\n"
+        "def get_config(more=5):\n    CONFIG.train.steps += more\n    return CONFIG\n",
+        "parent",
+    )
     recipe = written(
         tmp_path,
-        "import of_a_dictionary\nimport of_another_kind\nfrom configs import tiny\n\nCONFIG = tiny.get_config()\n\n\n"
-        "def get_config():\n    CONFIG.train.steps += 5\n    return CONFIG\n",
+        "import of_a_dictionary\nimport of_another_kind\nimport parent\n\n\n"
+        "def get_config():\n    config = parent.get_config()\n    config.model.num_layers = 3\n    return config\n",
     )
     before = loading.load("configs/tiny.py", "", {}).config.train.steps
     loaded = loading.load(recipe, "", {})
     assert loaded.config.train.steps == before + 5
-    assert loaded.origins["train.steps"] == recipe and loaded.origins["model.vocab_size"] == "configs/tiny.py"
+    assert loaded.origins["model.vocab_size"] == "configs/tiny.py"
+    assert loading.load(parent, "", {}).origins["train.steps"] == parent
 
 
 def test_a_recipe_may_have_dataclasses_and_return_a_frozen_configuration(tmp_path):

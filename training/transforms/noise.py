@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from settings import ramp
+from training.step import mean
 from training.step_transform import StepTransform
 
 DECAY = 0.99  # a step, of the running means of both estimates; each estimate is unbiased but noisy
@@ -44,7 +45,7 @@ def part_square(norm: Callable, gradients: dict, weight: jax.Array) -> tuple[jax
 
     With these weights, parts of unequal weight count like parts of equal weight. `norm` is that of the full batch.
     """
-    return norm(gradients) ** 2 / jnp.maximum(weight, 1), weight
+    return mean((norm(gradients) ** 2, weight)), weight
 
 
 def update(memory: dict, small: jax.Array, big: jax.Array, rows: int, num_parts: int) -> dict:
