@@ -113,7 +113,7 @@ def main(arguments: list[str]) -> int:
 
 
 def check_flags(settings: table.Settings, subcommand: str) -> None:
-    """Raise PodError for a typed flag that this subcommand ignores, as `stop --worker=1`: it stops all."""
+    """Raise PodError for a typed flag or key that is for other subcommands, as `stop --worker=1`: it stops all."""
     for name, field in table.FIELDS.items():
         takers = field.metadata["of"]
         if takers and settings.origins[name] == "flag" and subcommand not in takers.split(", "):

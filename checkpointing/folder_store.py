@@ -49,7 +49,9 @@ class FolderStore(CheckpointFolder):
 
     def existing(self) -> list[str]:
         folders = [path.name for path in self.place.iterdir() if path.is_dir()] if self.place.exists() else []
-        return sorted(name for name in folders if not name.startswith(".") and not name.endswith(UNFINISHED))
+        begun = {name.removesuffix(UNFINISHED) for name in self.names() if name.endswith(UNFINISHED)}  # in a bucket
+        hidden = {name for name in folders if name.startswith(".") or name.endswith(UNFINISHED)}
+        return sorted({*folders} - hidden - begun)
 
     def others(self) -> dict[str, str]:
         kinds = {

@@ -30,8 +30,9 @@ def as_ours(batch: Mapping) -> dict[str, np.ndarray]:
     if not isinstance(batch, Mapping):
         raise ConfigError(f"a batch is a {type(batch).__name__}; it needs to be a dictionary of arrays")
     names = OF_INPUT_IDS if "input_ids" in batch else NAMES
-    if names is NAMES and (unread := sorted({"attention_mask", "position_ids"} & batch.keys())):
-        raise ConfigError(f"a batch has {unread[0]} without input_ids; with tokens, give segments and positions")
+    unread = [name for name in ("attention_mask", "position_ids") if names is NAMES and batch.get(name) is not None]
+    if unread:
+        raise ConfigError(f"a batch has {unread[0]} without input_ids; leave it out, and give segments and positions")
     arrays = {name: _array(name, batch[name]) for name in names if name in batch}
     tokens = arrays.get("input_ids", arrays.get("tokens"))
     for name, array in arrays.items() if tokens is not None else ():

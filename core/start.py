@@ -107,7 +107,7 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
             announce(f"{name}: {line}")
     for part in (*corpus.train.parts, corpus.heldout):
         part.check_counts(config.train.sequence_length)
-    needed = max(part.num_identifiers for part in corpus.train.parts)
+    needed = max(part.num_identifiers for part in (*corpus.train.parts, corpus.heldout))
     if config.model.puzzle_dim and needed > config.model.num_puzzles:
         raise ConfigError(
             f"model.num_puzzles={config.model.num_puzzles} is less than the {needed} puzzles of the data; "

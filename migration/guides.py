@@ -62,12 +62,14 @@ class Keys:
 
     def ours(self, values: Mapping) -> dict[str, object]:
         """Return {our key: value} of the keys that are ours, or renamed."""
-        named = {}
-        for key, value in values.items():
-            ours = self.renamed.get(key, key)
-            if key not in self.fixed and named.setdefault(ours, value) != value:
-                raise ConfigError(f"{key}={shown(value)} and {ours}={shown(named[ours])} are one key; leave out one")
-        return {key: value for key, value in named.items() if key in base.KEYS}
+        typed = {}  # {our key: the key that was given}
+        for key in values:
+            other = typed.setdefault(self.renamed.get(key, key), key) if key not in self.fixed else key
+            if values[other] != values[key]:
+                raise ConfigError(
+                    f"{other}={shown(values[other])} and {key}={shown(values[key])} are one key; leave out one"
+                )
+        return {ours: values[key] for ours, key in typed.items() if ours in base.KEYS}
 
     def check(self, key: str, value: object, source: str) -> None:
         """Raise ConfigError for an unknown key, or for one whose value is not supported."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Breadth at test time: several trajectories of latents for each puzzle, each with its own noise (arXiv:2605.19943).
 
-The first trajectory has no noise: it is the answer of the model alone. Trajectories of a puzzle are rows of one batch,
-so that one program computes them all, and they are sharded as rows are.
+The first trajectory has no noise: it is the answer of the model alone, unless it begins with random latents.
+Trajectories of a puzzle are rows of one batch, so that one program computes them all, and they are sharded as rows are.
 """
 
 import functools

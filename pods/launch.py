@@ -37,7 +37,8 @@ def launch(settings: Settings, transport: Transport, rest: list[str]) -> None:
         raise usage_error(f"{key} is not read by a command after `--`; write it after the command's other words")
     words = [hosts.python(settings) if rest[0] in ("python", "python3") else rest[0], *rest[1:]]
     words, study = studies.with_root(settings, transport.num_workers, words)
-    start(settings, transport, _record(settings, "launch", words, study=study))
+    workdir = _typed_workdir(words) if words[1:2] == ["train.py"] else None
+    start(settings, transport, _record(settings, "launch", words, study=study, workdir=workdir))
 
 
 def launch_pretrain_hf(settings: Settings, transport: Transport, rest: list[str]) -> None:
@@ -128,8 +129,7 @@ def _train(
 ) -> None:  # fmt: skip
     """Launch a program that trains, or that first `searches`; the last --workdir of `rest` is the folder of the run."""
     rest = _with_one_word(rest)
-    num_workers, typed = transport.num_workers, [word for word in rest if word.startswith("--workdir=")]
-    workdir = typed[-1].partition("=")[2] if typed else settings.run_folder()
+    num_workers, workdir = transport.num_workers, _typed_workdir(rest) or settings.run_folder()
     if of_each_host := recipes.storage_keys(workdir, num_workers):
         if searches:
             settings.shared_folder(num_workers)
@@ -140,6 +140,12 @@ def _train(
     program = searching_program(settings, arguments, workdir) if searches else ["train.py", *arguments]
     words = [hosts.python(settings), *program]
     start(settings, transport, _record(settings, subcommand, words, workdir=workdir, **kept))
+
+
+def _typed_workdir(words: list[str]) -> str | None:
+    """Return the folder of the last --workdir among the arguments of train.py; None without one."""
+    typed = [word for word in _with_one_word(words) if word.startswith("--workdir=")]
+    return typed[-1].partition("=")[2] if typed else None
 
 
 def _with_one_word(words: list[str]) -> list[str]:

@@ -58,7 +58,9 @@ def trained_now(settings: Settings, transport: Transport, record: dict) -> tuple
 
 def what(record: dict) -> str:
     """Return what was launched, in words."""
-    return f"study {record['study']}" if record.get("study") else f"run {record['workdir']}"
+    if record.get("study"):
+        return f"study {record['study']}"
+    return f"run {record['workdir']}" if record["workdir"] else f"program {' '.join(record['words'])[:60]}"
 
 
 def lines(record: dict) -> list[str]:

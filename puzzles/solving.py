@@ -38,7 +38,8 @@ def check_fits(puzzle: Puzzle, config) -> None:
     height, width = puzzle.tokens.shape
     what = f"a {puzzle.kind} of {height} x {width}"
     if source not in (puzzle.kind, "puzzles"):
-        raise ConfigError(f"the puzzle is {what}, but the model was trained on data.source={source}; use such a puzzle")
+        use = "use such a puzzle" if source in ("sudoku", "maze") else "a file has a Sudoku or a maze"
+        raise ConfigError(f"the puzzle is {what}, but the model was trained on data.source={source}; {use}")
     is_other_shape = source == "maze" and height != width  # those of data.source=maze are square
     if puzzle.tokens.size != model.max_length or is_other_shape:
         raise ConfigError(
@@ -46,7 +47,8 @@ def check_fits(puzzle: Puzzle, config) -> None:
             "use a puzzle of the size that it was trained on"
         )
     vocab_size = height + 2 if puzzle.kind == "sudoku" else len(maze.CHARACTERS) + 1
-    if vocab_size != model.vocab_size:
+    is_other_kind = vocab_size != model.vocab_size if source == "puzzles" else vocab_size > model.vocab_size
+    if is_other_kind:
         raise ConfigError(
             f"the puzzle is {what}, which has {vocab_size} tokens, but the model has "
             f"model.vocab_size={model.vocab_size}; use a puzzle of the kind that it was trained on"

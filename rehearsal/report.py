@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report of a rehearsal: the dictionary of --json, and its display on the terminal."""
 
-import math
 import sys
 from collections.abc import Generator, Iterable
 
@@ -17,7 +16,7 @@ from rehearsal.compiler import Compiled, Compiler, in_order
 from rehearsal.estimate import estimate
 from rehearsal.sections import COLOURS, SPENT, Section, seconds_text
 from reporting.display import duration
-from settings import ramp
+from settings.ramp import known_steps
 
 WIDTH = 110
 BAR = 40  # characters
@@ -34,21 +33,13 @@ def figures(loaded, compiled: Compiled) -> dict:
         "accelerator": topology.accelerator, "typed": loaded.as_typed(),
         "global_batch": config.train.global_batch, "sequence_length": config.train.sequence_length,
         "tokens_per_step": config.train.global_batch * config.train.sequence_length,
-    } | found | cost(found, num_steps(config), topology) | {
+    } | found | cost(found, known_steps(config), topology) | {
         "memory_bandwidth": topology.hbm_bandwidth if given else None,
         "assumptions": assumptions.table(topology), "remedies": [], "advice": [],
     }  # fmt: skip
 
 
-def num_steps(config) -> int:
-    """Return the steps of the run; 0 if they are not known before its documents are, as with `train.epochs`."""
-    train = config.train
-    if not train.tokens:
-        return train.steps
-    return math.ceil(ramp.num_steps(config, train.tokens / train.sequence_length, 0, 0))
-
-
-def cost(found: dict, num_steps: int, topology: topologies.Topology) -> dict:
+def cost(found: dict, num_steps: int | None, topology: topologies.Topology) -> dict:
     """Return dollars per billion tokens and of the run; None if the price, the time or the length is unknown."""
     price, rate = topology.price_per_chip_hour, found["tokens_per_second"]
     seconds = found["step_seconds"] * num_steps if found["step_seconds"] and num_steps else None
@@ -73,7 +64,7 @@ def row(result: Compiled | Exception) -> dict:
         return {"verdict": str(result)}
     found, config = estimate(result), result.config
     model, step, memory = config.model, found["step_seconds"], found["hbm_gib"]
-    spent = cost(found, num_steps(config), result.topology)
+    spent = cost(found, known_steps(config), result.topology)
     return {
         "verdict": "fits" if found["fits"] else "does not fit",
         "GiB": memory["total"], STATE: memory["parameters"] + memory["optimizer"],

@@ -9,8 +9,9 @@ import math
 
 from rehearsal import decoding
 from rehearsal.compiler import GIB, Compiled
-from rehearsal.report import COST, cost, num_steps
+from rehearsal.report import COST, cost
 from settings.decoding import for_decoding
+from settings.ramp import known_steps
 
 
 def rehearse(loaded, compiled: Compiled, figures: dict, display) -> dict:
@@ -42,7 +43,7 @@ def added(compiled: Compiled, figures: dict, found: dict) -> dict:
         "update": {"fits": figures["fits"], "seconds": figures["step_seconds"]},
         "rollout": rollout,
         "update_and_rollout_seconds": step,
-    } | cost(whole, num_steps(config), compiled.topology)  # fmt: skip
+    } | cost(whole, known_steps(config), compiled.topology)  # fmt: skip
 
 
 def row(report: dict) -> dict:

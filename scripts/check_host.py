@@ -28,6 +28,7 @@ if __name__ == "__main__":
         LOADED = command_line.parse_configuration(__doc__, use=lambda flags: command_line.IGNORE)
     else:
         COMMAND = command_line.parse(__doc__)
+    command_line.ending.continues(False)
 
 import importlib.metadata
 import json

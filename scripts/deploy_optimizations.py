@@ -43,6 +43,7 @@ if __name__ == "__main__":
     else:
         COMMAND = command_line.parse(__doc__, use=lambda flags: command_line.IGNORE)
         LOADED = COMMAND.loaded
+    command_line.ending.continues(False)
 
 import jax
 import numpy as np

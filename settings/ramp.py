@@ -66,6 +66,17 @@ def num_steps(config: ConfigDict, examples: float, step: int, increases: int) ->
     return done + max(0.0, examples) / size
 
 
+def known_steps(config: ConfigDict) -> int | None:
+    """Return the steps of a run; None if only its documents say how many there are, as with `train.epochs`."""
+    train, data = config.train, config.data
+    if train.steps:
+        return train.steps
+    if train.tokens:
+        return math.ceil(num_steps(config, train.tokens / train.sequence_length, 0, 0))
+    is_counted = data.source in ("sudoku", "maze")  # a pass has data.puzzle_count examples
+    return math.floor(num_steps(config, train.epochs * data.puzzle_count, 0, 0)) if is_counted else None
+
+
 def num_examples(config: ConfigDict, steps: int, step: int = 0, increases: int = 0) -> int:
     """Return the number of examples of the `steps` steps after `step`; if the noise scale decides, the most."""
     every, most, examples = config.batch.increase_step, config.train.global_batch, 0

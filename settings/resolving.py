@@ -91,7 +91,7 @@ def resolve(
     if lost := [key for key, value in typed.items() if repr(stored[key]) != repr(value)]:  # linked by the recipe
         raise ConfigError(
             f"--config.{lost[0]}={shown(typed[lost[0]])} is lost, since {path} links it by get_ref to another key that "
-            "is typed; leave out one of them"
+            "is set too; leave out one of them"
         )
     linked = [key for key in after if after[key] != before[key]]
     origins |= dict.fromkeys((*linked, *typed), "command line")

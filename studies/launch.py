@@ -17,7 +17,7 @@ from settings.loading import ROOT
 from studies import trials
 from studies.cost import budget, retention
 from studies.cost.limits import Limits
-from studies.worker import Task
+from studies.worker import USAGE, Task
 
 Devices = list[dict[str, str]]  # of each worker, the variables that choose its devices
 
@@ -106,6 +106,8 @@ def _judge(queue: trials.Queue, digests: set[str], statuses: list[int], limits: 
         died = [status for status in statuses if status not in ended]
         if not died and (reason := budget.reason_to_end(queue, digests, limits)):
             raise OutOfBudget(f"{still_left}: {reason}")
+        if USAGE in died:  # the same command would meet the same mistake
+            raise Failed(f"a worker ended by the error above; {still_left}")
         why = f"{counted(len(died), 'worker')} died (status {died[0]})" if died else "interrupted"
         raise Unfinished(f"{why}; {still_left}, run the same command to continue")
     if count["failed"]:

@@ -76,6 +76,8 @@ def reaching():
         cause = error if isinstance(error, exc.OperationalError) else error.__cause__
         if not isinstance(cause, exc.OperationalError):
             raise
+        if "readonly" in str(cause.orig):
+            raise ConfigError("--storage is a file that cannot be written here; name another") from error
         raise OutOfReach(cause) from error
 
 

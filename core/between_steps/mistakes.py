@@ -3,7 +3,6 @@
 
 import contextlib
 
-from checkpointing.checkpoints import SaveFailed
 from cluster import processes
 from input_pipeline.errors import DataError
 from reporting.step_log import Diverged
@@ -20,7 +19,7 @@ def saved_after_a_mistake(job, state, step: int) -> contextlib.ExitStack:
         if is_mistake and step > 0 and processes.count() == 1:
             try:
                 job.save(state, step, ends=True)
-            except (SaveFailed, Diverged) as failed:  # the mistake says more
+            except (RuntimeError, Diverged) as failed:  # the mistake says more; it may have deleted the state
                 job.log.event(f"step {step} not saved: {failed}", "save_failed", step, error=str(failed))
 
     context = contextlib.ExitStack()

@@ -189,7 +189,10 @@ def _paths(folder: Path, subset: str) -> list[Path]:
     if len(found) != 1:
         what = "no file" if not found else f"{len(found)} files"
         raise DataError(f"data.path={folder} has {what} *_{subset}_challenges.json; it needs exactly one")
-    return found + sorted(folder.glob(f"*_{subset}_solutions.json"))[:1]
+    solved = sorted(folder.glob(f"*_{subset}_solutions.json"))
+    if len(solved) > 1:
+        raise DataError(f"data.path={folder} has {len(solved)} files *_{subset}_solutions.json; it needs at most one")
+    return found + solved
 
 
 def _read_subset(folder: Path, subset: str, held_out: bool) -> list[Task]:

@@ -185,6 +185,9 @@ def _cached(data, files: list[Path], facts: dict, build: Callable[[Path], None],
 
 def _opened(folder: Path, digest: str) -> Pair:
     train, heldout = (dataset.open_split(folder, name) for name in ("train", "test"))
+    cells = [split.metadata["seq_len"] for split in (train, heldout)]
+    if cells[0] != cells[1]:
+        raise DataError(f"{folder}: puzzles of train have {cells[0]} cells, those of test {cells[1]}; build it again")
     return PuzzleEpochs(train, digest), PuzzleWindows(heldout, digest)
 
 

@@ -61,7 +61,7 @@ def _row(loaded: Loaded, result: Compiled | Exception, display) -> dict:
     try:
         both = rollout.rehearse(loaded, result, figures, display)
     except (CompileError, ConfigError) as error:
-        return {"verdict": str(error)}
+        return row | {"verdict": str(error)} | dict.fromkeys((COST, "A run", "$ a run"))
     return row | (rollout.row(figures | both) if both else dict.fromkeys((COST, "A run", "$ a run")))
 
 
@@ -90,16 +90,18 @@ def scaling(loaded, topology: presets.Topology, display) -> dict:
         pairs.append((config, _part_of(topology, data * fsdp)))
     validation.validate(pairs[0][0], 1, loaded)  # of one chip; what is wrong of a larger mesh is said in its row
     results = dict(display.compile_all(pairs, f"compiling {len(pairs)} meshes of {topology.name}'s chips"))
+    rows = [
+        {"Data": data, "Fsdp": fsdp, "Chips": data * fsdp} | report.row(results[n])
+        for n, (data, fsdp) in enumerate(meshes)
+    ]
     return {
         "title": f"{loaded.recipe} on chips like {topology.name}'s, {rows_per_chip} sequences each",
         "columns": ["Data", "Fsdp", "Chips", "Tokens/s a chip", STATE, "GiB", "Exposed", "verdict"],
-        "rows": [
-            {"Data": data, "Fsdp": fsdp, "Chips": data * fsdp} | report.row(results[n])
-            for n, (data, fsdp) in enumerate(meshes)
-        ],
+        "rows": rows,
         "notes": [
             "exposed: part of the step that waits for communication; times are estimates; meshes of more "
-            "chips than the largest slice of the kind in configs/topologies.py are left out"
+            "chips than the largest slice of the kind in configs/topologies.py are left out",
+            *([UPDATE_ALONE] if any(row.get("update alone") for row in rows) else []),
         ],
     }
 

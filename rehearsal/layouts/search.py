@@ -268,9 +268,12 @@ def largest_model(loaded, topology, display) -> dict:
         "title": f"the largest model like {loaded.recipe} on {topology.name}, batch and remat as in the recipe",
         "columns": ["Sequence", "size", "Layers", "Width", "Heads", "Parameters", "GiB", "A step", "MFU"],
         "rows": rows,
-        "notes": [f"each was compiled and fits; it is the largest of at most {TRIES} tries; widths are multiples of a "
-                  f"head's width and of {topology.chips} chips"],
-    }  # fmt: skip
+        "notes": [
+            f"each was compiled and fits; it is the largest of at most {TRIES} tries; widths are multiples of a head's "
+            f"width and of {topology.chips} chips",
+            *([UPDATE_ALONE] if any(row.get("update alone") for row in rows) else []),
+        ],
+    }
 
 
 def _widths(config) -> list[dict]:

@@ -2,7 +2,6 @@
 """What a study takes: steps, hours and cost of each configuration, from recorded rehearsals and not from guesses."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 
 from reporting.display import aligned, counted
@@ -12,7 +11,6 @@ from studies.cost import rehearsals
 from studies.outcome import HOUR, chips_of, price_of
 from studies.suites import Member, Study
 
-PUZZLES = ("sudoku", "maze")  # sources whose number of examples in a pass is data.puzzle_count
 UNREHEARSED = "not known: rehearse them first, by --rehearse"
 UNCOUNTED = "not known: only the data say how many steps their epochs have"
 
@@ -55,14 +53,7 @@ def estimate_of(member: Member, topology: str, price: float | None = None, measu
 
 def steps_of(values: dict[str, object]) -> int | None:
     """Return the number of updates; None if only the data say how many there are."""
-    if values["train.steps"]:
-        return values["train.steps"]
-    config = from_flat(values)
-    if config.train.tokens:
-        return math.ceil(ramp.num_steps(config, config.train.tokens / config.train.sequence_length, 0, 0))
-    if config.data.source in PUZZLES:
-        return math.floor(ramp.num_steps(config, config.train.epochs * config.data.puzzle_count, 0, 0))
-    return None
+    return ramp.known_steps(from_flat(values))
 
 
 def full_batches(values: dict[str, object], steps: int) -> float:

@@ -203,6 +203,10 @@ def test_in_a_bucket_checkpoints_are_saved_kept_restored_and_cleared_as_in_a_fol
         restored = reader.restore(3, {"weights": jax.ShapeDtypeStruct((64,), np.float32)})
         np.testing.assert_array_equal(restored["weights"], np.full(64, 3))
     assert names_in(bucket) >= {"7"}
+    bucket.pipe("runs/begun/checkpoints/7/state/weights/0", b"half")  # of a run whose first save is under way
+    bucket.pipe("runs/begun/checkpoints/7.unfinished", b"")
+    with Checkpoints("gs://runs/begun") as reader, pytest.raises(CheckpointError, match="has no complete checkpoint"):
+        reader.newest_or_error()
     with Checkpoints("gs://runs/mine", TWO, staging=tmp_path):
         assert names_in(bucket) == {"2", "3"}
 

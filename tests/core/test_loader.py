@@ -68,7 +68,7 @@ def test_rows_of_a_dataset_are_no_batches():
         (([[1, 2]], [[2, 3]]), "a batch is a tuple; it needs to be a dictionary"),
         ({"input_ids": [[1, 2], [3]]}, "input_ids with rows of several lengths; pad them"),
         ({"tokens": [[1, 2]] * 2, "targets": [[2, 3]]}, r"targets of shape \[1, 2\]; it needs \[2, 2\] as the ids"),
-        ({"tokens": [[1]], "targets": [[2]], "attention_mask": [[1]]}, "attention_mask without input_ids; with tok"),
+        ({"tokens": [[1]], "targets": [[2]], "attention_mask": [[1]]}, "attention_mask without input_ids; leave it"),
     ):
         with pytest.raises(ConfigError, match=said):
             Loader([batch])

@@ -84,7 +84,7 @@ def test_keys_of_the_guide_set_ours_and_ours_keep_their_names(given, expected):
         ({"trainig": {"max_steps": 3}}, "trainig.max_steps is not a key; did you mean training.max_steps"),
         (
             {"training": {"max_steps": 5}, "train": {"steps": 9}},
-            "train.steps=9 and train.steps=5 are one key; leave out one",
+            "training.max_steps=5 and train.steps=9 are one key; leave out one",
         ),
         ({"training": {"max_steps": "soon"}}, "training.max_steps=soon is not a whole number"),
         ({"training": {"max_steps": None}}, "training.max_steps=None is not a whole number"),

@@ -12,7 +12,7 @@ import types
 
 import pytest
 
-from pods import backup, launch, local, records, settings, watch
+from pods import backup, launch, local, records, settings, studies, watch
 from pods.connection import connect
 from pods.errors import PodError
 from scripts import search_then_train
@@ -354,6 +354,24 @@ def test_a_study_gets_a_folder_that_all_hosts_see_and_the_pods_topology(tmp_path
     assert ("allow_local" in values) is not root.startswith("gs://"), "launch knows that the folder is shared"
     other = words_of(pod.run("launch", "--dry_run", "--", "python", "sweep.py", "status", "trm"))
     assert other == [".venv/bin/python", "sweep.py", "status", "trm"]
+
+
+@pytest.mark.parametrize(
+    ("words", "workdir", "what"),
+    [
+        (["python", "train.py", "--workdir=/a", "--workdir", "/b"], "/b", "run /b"),
+        (["python", "train.py", "--config=mine.py"], None, "program .venv/bin/python train.py --config=mine.py"),
+        (["python", "mine.py", "--workdir=/a"], None, "program .venv/bin/python mine.py --workdir=/a"),
+    ],
+)
+def test_train_py_after_the_dashes_is_watched_in_its_folder(tmp_path, monkeypatch, words, workdir, what):
+    """Else `supervise` would see no step of it, and count every restart as one without progress."""
+    typed = ["--transport=local", "--accel=v4-8", f"--pod_root={tmp_path}"]
+    asked, started = settings.read(typed, {})[0], []
+    monkeypatch.setattr(launch, "start", lambda settings, transport, record, **how: started.append(record))
+    launch.launch(asked, connect(asked), words)
+    [record] = started
+    assert record["workdir"] == workdir and studies.what(record) == what
 
 
 def test_a_study_on_hosts_that_share_no_folder_is_refused(tmp_path):

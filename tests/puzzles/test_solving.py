@@ -167,7 +167,10 @@ def test_a_puzzle_of_another_kind_is_refused_in_a_line(tmp_path, puzzle, changes
     config.model.vocab_size = changes.get("vocab_size", 6)
     with pytest.raises(ConfigError, match=what):
         solving.check_fits(puzzle, config)
-    solving.check_fits(PUZZLE, small_config(tmp_path))
+    roomy = small_config(tmp_path)  # more tokens than the data have, as training allows
+    roomy.model.vocab_size = 7
+    for fits in (roomy, small_config(tmp_path)):
+        solving.check_fits(PUZZLE, fits)
 
 
 def test_a_maze_of_as_many_cells_in_another_shape_is_refused():

@@ -34,6 +34,8 @@ from settings.keys import flat
             "data.holdout_fraction=0.3 is not read with data.validation_path=held; leave it out, or empty data.valid",
         ),
         ({"data.puzzle_size": "4"}, "data.puzzle_size=4 is not read with data.source=auto; "),
+        ({"data.source": "arc", "data.puzzle_count": "3"}, "data.puzzle_count=3 is not read with data.source=arc; "),
+        ({"data.source": "maze", "data.puzzle_clues": "6"}, "data.puzzle_clues=6 is not read with data.source=maze; "),
         ({"grpo.clip": "0.3"}, "grpo.clip=0.3 is not read with train.objective=language_modeling; "),
     ],
     ids=str,

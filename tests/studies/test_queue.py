@@ -390,6 +390,17 @@ def test_a_database_that_another_program_keeps_locked_is_out_of_reach(tmp_path, 
             queue_of(tmp_path)
 
 
+def test_a_database_that_cannot_be_written_is_a_mistake():
+    """The same command would not continue."""
+    from sqlalchemy import exc
+
+    from studies import storage
+
+    error = exc.OperationalError("UPDATE", {}, sqlite3.OperationalError("attempt to write a readonly database"))
+    with pytest.raises(ConfigError, match="--storage is a file that cannot be written here"), storage.reaching():
+        raise error
+
+
 def test_a_worker_whose_database_has_gone_away_is_told_apart_from_a_mistyped_address():
     """The command that started the worker has used it."""
     from studies import storage

@@ -55,12 +55,12 @@ def line_batch(weight=None) -> dict:
 
 def line_step(
     num_microbatches=1, optimizer=None, schedule=lambda step: 0.1 / (1 + step), seed=0, ema_decay=0.0, transforms=(),
-    **options,
+    loss=squared_error, **options,
 ):  # fmt: skip
     """Return (train_step, first state), by default of plain gradient descent."""
     graph, params = nnx.split(Line())
     params, optimizer = nnx.to_pure_dict(params), optimizer or optax.sgd(schedule)
-    gradient = make_gradient(Graphs(graph, {}), squared_error, num_microbatches=num_microbatches, **options)
+    gradient = make_gradient(Graphs(graph, {}), loss, num_microbatches=num_microbatches, **options)
 
     optimizer = optax.with_extra_args_support(optimizer)
     average = [Average(Weights({("slope",): ("embed",)}), ema_decay)] if ema_decay else []
@@ -150,6 +150,21 @@ def test_what_a_step_transform_may_not_return_is_named(gradients, update, messag
     step, state = line_step(transforms=[Mine()])
     with pytest.raises(TypeError, match=message):
         step(state, line_batch())
+
+
+@pytest.mark.parametrize("share", [1.0, 0.01])
+def test_weights_of_an_objective_may_be_fractions(share):
+    """Only their proportions count: the gradient, the loss and the noise scale are those of whole weights."""
+
+    def of_share(*arguments, **named):
+        (total, weight), (carry, scalars) = squared_error(*arguments, **named)
+        shared = {name: (share * of, share * by) for name, (of, by) in scalars.items()}
+        return (share * total, share * weight), (carry, shared)
+
+    (step, state), (shared_step, _) = line_step(ema_decay=0.9), line_step(ema_decay=0.9, loss=of_share)
+    whole, shared = (jax.device_get(one(state, line_batch())[:2]) for one in (step, shared_step))
+    assert whole[1].pop("tokens") * share == pytest.approx(shared[1].pop("tokens"))
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5), whole, shared)
 
 
 def test_a_step_transform_may_return_numbers_and_narrower_types():
