@@ -222,14 +222,15 @@ def _task(path: Path, name: str, task: TaskInFile, solutions: list[Rows | None],
         raise DataError(f"{where}: has no {'train' if not pairs else 'test'} pairs; add some, or remove the task")
     if any(made is None for _, made in pairs):
         raise DataError(f"{where}: a train pair has no 'output'; add it, or remove the pair")
-    grids = [[tuple(_grid(where, grid) for grid in pair) for pair in part] for part in (pairs, tests)]
+    grids = [[tuple(grid_of(where, grid) for grid in pair) for pair in part] for part in (pairs, tests)]
     if unknown and not held_out:
         kept = path.name.replace("_challenges", "_solutions")
         raise DataError(f"{where}: test pair {unknown[0]} has no answer to train on; add it as 'output' or to {kept}")
     return Task(name, *grids, held_out, unknown)
 
 
-def _grid(where: str, rows: Rows) -> np.ndarray:
+def grid_of(where: str, rows: Rows) -> np.ndarray:
+    """Return uint8 [rows, columns]; DataError, which begins with `where`, if it is no rectangle of colours."""
     widths = {len(row) for row in rows}
     is_canvas = len(widths) == 1 and 1 <= min(widths) <= SIDE and 1 <= len(rows) <= SIDE
     if not is_canvas or not all(0 <= colour < COLOURS for row in rows for colour in row):

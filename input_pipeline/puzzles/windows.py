@@ -8,7 +8,7 @@ import numpy as np
 
 from input_pipeline.errors import DataError
 from input_pipeline.order import MASK, mix, permute
-from input_pipeline.puzzles.arc import TaskInFile
+from input_pipeline.puzzles.arc import TaskInFile, grid_of
 from input_pipeline.puzzles.dataset import Split, read_json
 from input_pipeline.windows import Windows
 
@@ -54,9 +54,16 @@ class PuzzleWindows(Windows):
 
     @cached_property
     def test_puzzles(self) -> dict:
-        """The held-out ARC tasks by name: {"train": pairs, "test": pairs} of {"input": rows, "output": rows}."""
+        """The held-out ARC tasks by name: {"train": pairs, "test": pairs} of {"input": rows, "output": rows}.
+
+        An output may be missing or empty. Raises DataError if a grid of a test pair is no rectangle of colours.
+        """
         path = self.folder / "test_puzzles.json"
-        return read_json(path, dict[str, TaskInFile]) if path.exists() else {}
+        found = read_json(path, dict[str, TaskInFile]) if path.exists() else {}
+        for name, task in found.items():
+            for grid in (grid for pair in task["test"] for grid in pair.values() if grid):
+                grid_of(f"{path}: task {name:.80}", grid)
+        return found
 
     def num_examples(self, sequence_length: int) -> int:
         """Return how many examples an epoch has; DataError if sequence_length is not that of the examples."""

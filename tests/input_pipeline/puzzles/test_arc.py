@@ -169,3 +169,33 @@ def test_a_missing_subset_is_named(folder, section):
     (folder / "arc-agi_concept_challenges.json").unlink()
     with pytest.raises(DataError, match=r"has no file \*_concept_challenges.json"):
         build.arc_tasks(section(), str(folder), 0, lambda line: None)
+
+
+def test_two_files_of_solutions_are_not_chosen_from(folder, section):
+    (folder / "a_evaluation_solutions.json").write_text("{}")
+    with pytest.raises(DataError, match=r"has 2 files \*_evaluation_solutions.json; it needs at most one"):
+        build.arc_tasks(section(), str(folder), 0, lambda line: None)
+
+
+@pytest.mark.parametrize("grid", [[[1], [2, 3]], [[300]], [[]]])
+def test_the_tasks_of_a_published_data_set_are_checked_before_training(built, section, grid):
+    """They are needed at the votes, which may be hours later."""
+    place = built[1].folder
+    assert build.published(section(), str(place))[1].num_groups == 2
+    file = place / "test_puzzles.json"
+    tasks = json.loads(file.read_text())
+    tasks["evaluation-a"]["test"][0]["input"] = grid
+    file.write_text(json.dumps(tasks))
+    with pytest.raises(DataError, match=r"test_puzzles\.json: task evaluation-a: a grid must be a rectangle"):
+        build.published(section(), str(place))
+
+
+def test_both_parts_of_a_data_set_have_puzzles_of_one_size(built, section):
+    place = built[1].folder
+    file = place / "test" / "dataset.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"seq_len": 1}))
+    for name in ("inputs", "labels"):
+        file = next((place / "test").glob(f"*__{name}.npy"))
+        np.save(file, np.load(file)[:, :1])
+    with pytest.raises(DataError, match="puzzles of train have 900 cells, those of test 1; build it again"):
+        build.published(section(), str(place))
