@@ -132,7 +132,8 @@ def solve_puzzle(flags, config, address) -> None:
     how, run = breadth_of(flags, config), trained.run
     with mesh_context(run.mesh):
         if how.trajectories == 1:
-            answers, chosen = solving.solve(run.objective, run.graph, trained.params, puzzle.tokens, how.steps), []
+            given = run.objective, run.graph, trained.params, puzzle.tokens, how.steps
+            answers, chosen = solving.solve(*given, seed=flags.seed), []
         else:
             choice = config.inference.choice
             found = solving.solve_broadly(

@@ -57,15 +57,16 @@ def check_fits(puzzle: Puzzle, config) -> None:
 
 def solve(
     objective: Recursive, graph: nnx.GraphDef, params: dict, tokens: np.ndarray, num_steps: int,
-    is_wanted: Callable[[], bool] = lambda: True,
+    is_wanted: Callable[[], bool] = lambda: True, seed: int = 0,
 ) -> list[Answer]:  # fmt: skip
     """Return the model's answer after each of `num_steps` supervision steps, without early halting.
 
     The objective is that of the run, whose mesh is in context. `tokens` are ints of any shape, one for each cell of the
-    model. After each step `is_wanted` is asked; no further step is made if it returns false.
+    model. After each step `is_wanted` is asked; no further step is made if it returns false. `seed` is that of random
+    initial latents, for a model that was trained with them.
     """
     objective, batch = objective.plain, _batch(tokens)
-    carry = objective.init_carry(nnx.merge(graph, params), 1, jax.random.key(0))
+    carry = objective.init_carry(nnx.merge(graph, params), 1, jax.random.key(seed))
     answers = []
     for _ in range(num_steps):
         carry, predicted, halt_logits = _step(params, graph, objective, carry, batch)

@@ -98,6 +98,16 @@ def test_the_answer_of_several_trajectories_is_one_of_theirs_and_says_how_it_was
     assert "2 of 3 trajectories solve it" in lines[1]
 
 
+@pytest.mark.parametrize("random_start", [0.0, 1.0])
+def test_the_seed_is_that_of_random_latents(run, params, random_start):
+    objective = dataclasses.replace(run.objective, random_start=random_start)
+    with mesh_context(run.mesh):
+        zero, one, again = (
+            solving.solve(objective, run.graph, params, GIVEN, 1, seed=seed)[0].halt for seed in (0, 1, 0)
+        )
+    assert zero == again and (zero != one) == bool(random_start)
+
+
 def test_a_puzzle_that_nobody_waits_for_ends_after_its_step(run, params):
     asked = iter([True, False])
     with mesh_context(run.mesh):
