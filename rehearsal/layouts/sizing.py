@@ -48,6 +48,12 @@ def num_trained(config) -> int:
     return config.model.embed_dim if objective == "value_head" else num_parameters(config)
 
 
+def _reference(config) -> int:
+    """Return the parameters of the frozen reference that a loss compares with; adapters share it with their model."""
+    compares = config.train.objective == "dpo" or (config.train.objective == "grpo" and config.grpo.kl)
+    return num_parameters(config) if compares else 0
+
+
 def _adapters(model, lora) -> int:
     """Return the parameters of a layer's adapters, which `num_parameters` leaves out; see layers/adapters.py."""
     D, H = model.embed_dim, model.head_dim or model.embed_dim // model.num_heads
@@ -115,8 +121,8 @@ def predict(config) -> float:
     number, trained, microbatches = num_parameters(config), num_trained(config), train.gradient_accumulation or 1
     shards = mesh.fsdp * mesh.context * mesh.expert * mesh.model
     weights = trained * FLOAT32 / shards
-    frozen = (number if config.lora.rank else number - trained) / shards
-    frozen *= FLOAT32 if model.dtype == "float32" else BFLOAT16
+    frozen = number if config.lora.rank else number - trained + _reference(config)
+    frozen *= (FLOAT32 if model.dtype == "float32" else BFLOAT16) / shards
     rows = train.global_batch / (batch_shards(mesh) * microbatches)
     tokens = rows * train.sequence_length / mesh.context
     padded = math.ceil((model.head_dim or D // model.num_heads) / LANES) * LANES

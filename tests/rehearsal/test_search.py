@@ -265,6 +265,8 @@ def test_parameters_are_counted_by_arithmetic(recipe):
         BASE | {"train.objective": "error_correction"},
         {"train.objective": "error_correction", "error_correction.joint_weight": "0.1"},
         {"train.objective": "value_head", "data.source": "countdown"},
+        BASE | {"train.objective": "dpo", "data.source": "preferences"},
+        BASE | {"train.objective": "grpo", "grpo.kl": "0.1", "data.source": "countdown_rollouts"},
         {},
     ],
 )
@@ -276,8 +278,9 @@ def test_frozen_weights_have_neither_gradient_nor_moments(typed):
     trained, frozen = (
         sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (run.abstract_state.params, run.abstract_frozen)
     )
-    assert (sizing.num_trained(config), bool(frozen)) == (trained, trained < run.models.num_parameters)
-    assert config.lora.rank or sizing.num_parameters(config) == trained + frozen
+    assert sizing.num_trained(config) == trained
+    whole = sizing.num_parameters(config)
+    assert frozen == (whole if config.lora.rank else whole - trained + sizing._reference(config))
 
 
 def test_a_frozen_weight_takes_two_bytes_where_a_trained_one_takes_sixteen():
