@@ -105,7 +105,7 @@ model.dtype = Key(
     choices=("auto", "bfloat16", "float32"), scope=EXECUTION,
 )  # fmt: skip
 model.quantization = Key(
-    "none", "type of the products with the blocks' weights: none (dtype), int8 (v5e, v5p, v6e), fp8 (Hopper)",
+    "none", "type of the products with the blocks' weights: none (dtype), int8 (v5e, v5p, v6e, Hopper), fp8 (Hopper)",
     choices=("none", "int8", "fp8"), scope=EXECUTION,
 )  # fmt: skip
 model.attention = Key(

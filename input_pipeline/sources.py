@@ -153,7 +153,7 @@ def python(data, path: str, **_) -> Iterable[Document]:
     paths = [path for path in _below(root, NOT_LIBRARY) if path.suffix == ".py" and _is_utf8(path)]
     if not paths:
         raise DataError(
-            f"data.source=python: no *.py files under {root}; use --config.data.path=FOLDER with your own text"
+            f"data.source=python: no *.py files under {root}; use --config.data.source=auto --config.data.path=FOLDER"
         )
     return _documents(data, paths, lambda file: None)
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from layers.axes import truncated_weight, zeros
 from layers.mlp import SwiGLU
+from layers.products import add_bias
 
 
 def short_convolution(x_BTF: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -14,11 +15,12 @@ def short_convolution(x_BTF: jax.Array, kernel: jax.Array) -> jax.Array:
     out[t] = sum over w of kernel[w] * x[t + w - width // 2], with zeros beyond both ends.
 
     Args:
-      kernel: [width, F].
+      kernel: [width, F], float32, so that its gradient is summed over tokens in float32. The result has the type of x.
     """
     width, length = kernel.shape[0], x_BTF.shape[1]
     padded = jnp.pad(x_BTF, ((0, 0), (width // 2, width), (0, 0)))
-    return sum(kernel[place] * padded[:, place : place + length] for place in range(width))
+    terms = (kernel[place] * padded[:, place : place + length].astype(jnp.float32) for place in range(width))
+    return sum(terms).astype(x_BTF.dtype)
 
 
 class ConvolvedSwiGLU(SwiGLU):
@@ -35,5 +37,5 @@ class ConvolvedSwiGLU(SwiGLU):
 
     def hidden(self, gated: jax.Array) -> jax.Array:
         """Return the convolved units, [B, T, F]."""
-        mixed = short_convolution(gated, self.kernel[...].astype(gated.dtype))
-        return jax.nn.silu(mixed + self.kernel_bias[...].astype(gated.dtype))
+        mixed = short_convolution(gated, self.kernel[...].astype(jnp.float32))
+        return jax.nn.silu(add_bias(mixed, self.kernel_bias))

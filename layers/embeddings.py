@@ -65,7 +65,8 @@ def _look_up_backward(num_rows: int, ids: jax.Array, gradient: jax.Array) -> tup
     return total_VD.astype(gradient.dtype), None
 
 
-_look_up.defvjp(lambda num_rows, table_VD, ids: (table_VD[ids], ids), _look_up_backward)
+# Not `table_VD[ids]`: a gradient of a gradient, as MAML's, differentiates this function too.
+_look_up.defvjp(lambda num_rows, table_VD, ids: (_look_up(num_rows, table_VD, ids), ids), _look_up_backward)
 
 
 def at_once(gradient_SD: jax.Array, ids_S: jax.Array, num_rows: int) -> jax.Array:

@@ -147,8 +147,12 @@ def einsum_f32(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def add_bias(x: jax.Array, bias) -> jax.Array:
-    """Return x + bias in the type of `x`, or `x` if the bias parameter is None."""
-    return x if bias is None else x + bias[...].astype(x.dtype)
+    """Return x + bias in the type of `x`, or `x` if the bias parameter is None.
+
+    It is added in float32, so that its gradient, a sum over tokens, is one of float32 numbers. In bfloat16 such a sum
+    stops at 256 times what is added.
+    """
+    return x if bias is None else (x.astype(jnp.float32) + bias[...].astype(jnp.float32)).astype(x.dtype)
 
 
 def transposed(weight: jax.Array) -> jax.Array:

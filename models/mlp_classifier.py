@@ -14,7 +14,7 @@ from flax import nnx
 from layers import taps
 from layers.axes import weight, zeros
 from layers.fsdp import all_gather_params
-from layers.products import einsum
+from layers.products import add_bias, einsum
 from layers.units import Units
 
 AXES = ("embed", None)  # of all matrices
@@ -51,7 +51,7 @@ class Linear(nnx.Module):
 
     def __call__(self, x_BD: jax.Array) -> jax.Array:
         kernel = all_gather_params(self.kernel[...], AXES, x_BD.dtype)
-        return einsum("BD,DF->BF", x_BD, kernel) + self.bias[...].astype(x_BD.dtype)
+        return add_bias(einsum("BD,DF->BF", x_BD, kernel), self.bias)
 
 
 class MLPClassifier(nnx.Module):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from layers.axes import weight, zeros
-from layers.products import precision
+from layers.products import add_bias, precision
 from layers.units import Units
 
 
@@ -57,7 +57,7 @@ class Dense(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = jnp.matmul(x, self.kernel[...].astype(x.dtype), precision=precision(x.dtype))
-        return y + self.bias[...].astype(x.dtype)
+        return add_bias(y, self.bias)
 
 
 def _sizes(config) -> list[int]:

@@ -24,7 +24,7 @@ from layers.fsdp import all_gather_params, all_gather_state
 from layers.latents import Path
 from layers.mlp import SILU_PRODUCT_SQUARE, SwiGLU
 from layers.normalization import normalized
-from layers.products import einsum
+from layers.products import add_bias, einsum
 from layers.puzzles import PuzzleTable
 from layers.units import Units
 from models.decoder_lm import head_dim
@@ -156,7 +156,8 @@ class TRM(nnx.Module):
             x_BTD = jnp.concatenate([prefix, x_BTD], axis=1)
         if self.positions or self.sinusoidal:
             positions_TD = self.positions() if self.positions else _sinusoids(self.length, self.embed_dim)
-            x_BTD = math.sqrt(0.5) * (x_BTD + positions_TD.astype(self.dtype))
+            sum_BTD = x_BTD.astype(jnp.float32) + positions_TD  # whose gradient is a sum over puzzles
+            x_BTD = (math.sqrt(0.5) * sum_BTD).astype(self.dtype)
         return constrain(math.sqrt(self.embed_dim) * x_BTD, "batch", "length", "act_embed")
 
     def _networks(self) -> tuple[Callable, Callable]:
@@ -229,8 +230,7 @@ class HaltHead(nnx.Module):
 
     def __call__(self, x_BD: jax.Array) -> jax.Array:
         kernel = all_gather_params(self.kernel[...], ("embed", None), jnp.float32)
-        logits = einsum("BD,DV->BV", x_BD, kernel) + self.bias[...].astype(x_BD.dtype)
-        return logits.astype(jnp.float32)
+        return add_bias(einsum("BD,DV->BV", x_BD, kernel), self.bias).astype(jnp.float32)
 
 
 class Network(nnx.Module):

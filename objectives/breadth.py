@@ -37,7 +37,7 @@ class Explored(NamedTuple):
     """The answers of all trajectories after each step: N steps, B puzzles, J trajectories, S cells.
 
     Attributes:
-      tokens: int16 [N, B, J, S], the likeliest ones.
+      tokens: [N, B, J, S], the likeliest ones; int16, or int32 if there are more than 32,768.
       halts: float32 [N, B, J], halt logits.
       changes: float32 [N, B, J], the root mean square of what the step changed in `high`, after its noise.
     """
@@ -81,7 +81,8 @@ def explore(objective: Recursive, model, batch: dict, draws: jax.Array, breadth:
         carry, logits, halts = plain.step_on(model, carry, carry)
         moved = (carry["states"][0] - before).astype(jnp.float32)
         changes = jnp.sqrt(jnp.square(moved).mean(axis=tuple(range(1, moved.ndim))))
-        return (carry, noise_keys), (jnp.argmax(logits, axis=-1).astype(jnp.int16), halts, changes)
+        kind = jnp.int16 if logits.shape[-1] <= 1 << 15 else jnp.int32
+        return (carry, noise_keys), (jnp.argmax(logits, axis=-1).astype(kind), halts, changes)
 
     _, found = jax.lax.scan(step, (carry, latents.folded(keys, OF_NOISE)), length=breadth.steps)
     return Explored(*(part.reshape(breadth.steps, -1, count, *part.shape[2:]) for part in found))

@@ -66,8 +66,9 @@ def corrupt(batch: dict, key: jax.Array, rate: float) -> Draft:
     """
     of_places, of_draws = jax.random.split(key)
     targets_BT, weights_BT = batch["targets"], weights(batch)
-    share = weights_BT.reshape(-1) / jnp.maximum(weights_BT.sum(), 1)
-    drawn_BT = targets_BT.reshape(-1)[jax.random.choice(of_draws, targets_BT.size, targets_BT.shape, p=share)]
+    counts_S = jnp.cumsum(weights_BT.reshape(-1) > 0)  # whole numbers: sums of shares would not rise at every place
+    number_BT = jax.random.randint(of_draws, targets_BT.shape, 1, counts_S[-1] + 1)
+    drawn_BT = targets_BT.reshape(-1)[jnp.searchsorted(counts_S, number_BT)]
     chosen_BT = jax.random.bernoulli(of_places, rate, targets_BT.shape) & (weights_BT > 0)
     draft_BT = jnp.where(chosen_BT, drawn_BT, targets_BT)
     wrong_BT = draft_BT != targets_BT

@@ -237,7 +237,7 @@ def idle_devices(measured: Measured) -> Advice | None:
 
 def exploding_gradient(measured: Measured) -> Advice | None:
     """The norm of the gradient rises far above its usual size."""
-    norms = [line["gradient_norm"] for line in measured.lines if line.get("gradient_norm") is not None]
+    norms = [line["gradient_norm"] for line in measured.lines if line.get("gradient_norm")]  # 0: nothing to learn from
     if len(norms) < FEWEST_LINES or max(norms[-3:]) < EXPLOSION * (usual := statistics.median(norms[:-3])):
         return None
     evidence = f"a gradient norm of {max(norms[-3:]):.3g} follows a median of {usual:.3g}"

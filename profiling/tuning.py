@@ -92,7 +92,8 @@ def measure(train: Callable, config, folder: pathlib.Path, **arguments) -> Trial
     warm_up = WARM_UP + config.data.prefetch + config.data.readers
     latest = warm_up + WINDOWS * MOST_STEPS + 1  # step at which the trace begins
     with short.unlocked():
-        short.train.update(steps=latest + TRACED, eval_every=0, save_every=0, epochs=0.0)
+        short.train.update(steps=latest + TRACED, eval_every=0, save_every=0, epochs=0.0, tokens=0)
+        short.evaluation.every_epochs = 0.0
         short.logging.update(report=False, alerts="", wandb=False, trackio=False)
     tracer = Profile(Window(latest, latest + TRACED - 1))
     timer = Timer(warm_up, tracer)

@@ -81,7 +81,7 @@ class Chosen(NamedTuple):
 
     answers: list[Answer]  # of the chosen trajectory, after each step
     trajectory: int  # its number, from 0
-    last: np.ndarray  # int16 [J, cells], the last answers of all trajectories
+    last: np.ndarray  # int [J, cells], the last answers of all trajectories
 
 
 def solve_broadly(

@@ -32,6 +32,8 @@ def check(config: ConfigDict) -> None:
     if attends(model):
         _check_heads(model)
     every, layers = model.global_every, model.num_layers
+    if every and layers < 2:
+        raise ConfigError(f"model.global_every={every} is for layers of two kinds, of which one has none; set it to 0")
     if every == 1 or every > layers:
         raise ConfigError(
             f"model.global_every={every} must lie between 2 and model.num_layers={layers}, "

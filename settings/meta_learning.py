@@ -28,10 +28,12 @@ def check(config: ConfigDict) -> None:
 
 def _check_sizes(config: ConfigDict) -> None:
     meta, data, length = config.meta, config.data, config.train.sequence_length
+    ways = data.task_ways if data.source == "glyphs" else 1
+    fits = length // 2 // ways * ways  # about half of a task
     if meta.support >= length:
         raise ConfigError(
             f"meta.support={meta.support} leaves no query in the train.sequence_length={length} examples of a task; "
-            f"use --config.meta.support={max(1, length // 2)}, or longer tasks"
+            f"use {f'--config.meta.support={fits}, or ' if fits else ''}longer tasks"
         )
     if data.source == "glyphs" and meta.support % data.task_ways:
         raise ConfigError(

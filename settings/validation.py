@@ -211,8 +211,8 @@ def _check_computation(config: ConfigDict) -> None:
     if ramp.measures_noise(config) and config.batch.fit == "none" and ramp.num_parts(config) < 2:
         raise ConfigError(
             "the noise scale is measured between parts of a batch, of which there has to be more than one: use "
-            "--config.mesh.data, or --config.train.gradient_accumulation of at least 2 (and of batch.first at least 2 "
-            "microbatches)"
+            "--config.train.gradient_accumulation of at least 2 (and of batch.first at least 2 microbatches), or, "
+            "without mesh.context, --config.mesh.data"
         )
     if config.train.sum_dtype != "auto" and math.prod(config.mesh.values()) > 1 and not supports_shard_map(config):
         raise ConfigError(

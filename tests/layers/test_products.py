@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from layers import products
 from layers.mlp import SwiGLU
@@ -96,6 +97,19 @@ def test_on_one_cpu_every_bfloat16_product_and_its_gradients_are_plain_matrix_pr
         assert f"contracting_dims = [{rank - 1}] x [{rank - 2}]" in dot and re.search(r"-> tensor<[\dx]*xf32>", dot), (
             dot
         )
+
+
+def test_gradient_of_a_bias_loses_nothing_in_bfloat16():
+    """In bfloat16, a sum of numbers near 1 stops at 256."""
+    rng = np.random.default_rng(0)
+    x, along = (jnp.asarray(1 + 0.1 * rng.standard_normal((32, 512, 64)), jnp.bfloat16) for _ in range(2))
+
+    @jax.jit
+    def gradient(bias, x, along):
+        return jax.grad(lambda bias: (products.add_bias(x, nnx.Param(bias)) * along).astype(jnp.float32).sum())(bias)
+
+    exact = gradient(jnp.zeros(64), x.astype(jnp.float32), along.astype(jnp.float32))
+    assert relative_error(gradient(jnp.zeros(64), x, along), exact) < 0.01
 
 
 def test_on_a_gpu_bfloat16_operands_are_multiplied_as_they_are(monkeypatch):

@@ -46,6 +46,16 @@ def test_the_first_trajectory_is_what_evaluation_answers():
     assert found.tokens.shape == (STEPS, ROWS, 3, CELLS) and found.changes.shape == (STEPS, ROWS, 3)
 
 
+@pytest.mark.parametrize(("vocab_size", "kind"), [(1 << 15, np.int16), (50_000, np.int32)])
+def test_answers_have_room_for_every_token(vocab_size, kind):
+    graph, shapes = abstract(small_model(num_layers=1, vocab_size=vocab_size), scan=True)
+    keys = jax.random.key_data(jax.random.split(jax.random.key(0), ROWS))
+    found = jax.eval_shape(
+        lambda params: breadth.explore(OBJECTIVE, nnx.merge(graph, params), small_batch(), keys, Breadth(2, 1)), shapes
+    )
+    assert found.tokens.dtype == kind
+
+
 def test_a_trajectory_depends_neither_on_others_nor_on_other_puzzles():
     every = explored(Breadth(4, STEPS, noise=1.0))
     few = explored(Breadth(2, STEPS, noise=1.0), rows=np.array([2]))

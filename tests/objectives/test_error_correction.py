@@ -83,6 +83,19 @@ def test_a_share_of_the_targets_is_replaced_and_the_model_reads_the_draft():
         assert draft.tokens_BT[row, column] == read
 
 
+def test_no_masked_target_is_drawn_from_a_large_batch():
+    """A sum of shares in float32 falls at some masked places, and a search in it found those."""
+    rng = np.random.default_rng(0)
+    targets = np.where(rng.random((256, 1024)) < 0.5, -1, rng.integers(0, 37, (256, 1024))).astype(np.int32)
+    rows = {
+        "tokens": np.zeros_like(targets), "targets": targets, "segments": np.ones_like(targets),
+        "positions": np.broadcast_to(np.arange(1024, dtype=np.int32), targets.shape),
+    }  # fmt: skip
+    drawn = jax.jit(lambda rows, key: corrupt(rows, key, 1.0).draft_BT)
+    for seed in range(8):
+        assert np.asarray(drawn(rows, jax.random.key(seed)))[targets >= 0].min() >= 0
+
+
 def test_the_loss_is_detection_and_correction_by_their_formulas():
     _, params = model_and_params()
     rows, key = batch(), jax.random.key(2)

@@ -62,6 +62,12 @@ def test_a_healthy_run_leads_to_no_advice():
     assert advise(measured()) == []
 
 
+def test_steps_without_a_gradient_are_no_explosion():
+    """As in GRPO, where equal rewards teach nothing."""
+    lines = [{"gradient_norm": 0.0} for _ in range(20)]
+    assert advise(measured(lines=lines)) == advise(measured(lines=[*lines, {"gradient_norm": 0.5}])) == []
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_leads_to_its_rule_alone(name):
     found = advise(FAULTS[name])

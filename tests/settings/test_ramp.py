@@ -18,6 +18,18 @@ def ramped(*, shards: int = 1, microbatches: int = 0, **batch):
 
 
 @pytest.mark.parametrize(
+    ("epochs", "rows", "batch", "steps"),
+    [(2.3, 50_000, 8, 14_375), (4.1, 50_000, 10, 20_500), (4.6, 50_000, 100, 2_300), (0.9999, 10_000, 10, 999)],
+)
+def test_the_steps_of_epochs_are_those_of_their_decimal_number(epochs, rows, batch, steps):
+    """In floating point the product may be less: 2.3 * 50,000 is 114,999.99999999999."""
+    config = base.get_config()
+    config.train.update(global_batch=batch, epochs=epochs, steps=0)
+    config.data.update(source="sudoku", puzzle_count=rows)
+    assert ramp.known_steps(config) == steps
+
+
+@pytest.mark.parametrize(
     ("options", "sizes"),
     [
         ({}, [8, 9, 11, 13, 16, 19, 23, 28, 32]),  # 8 * 1.2^k: 8, 9.6, 11.52, 13.8, 16.6, 19.9, 23.9, 28.7, 34.4
