@@ -70,9 +70,7 @@ class Settings:
     pod_root: str = variable("runs/pods", "folder here for local pods and the records of launches", "pod")
     workers: int = variable(0, "number of workers of a local pod; 0: as many as ACCEL has hosts", "pod")
 
-    zones: str = variable(
-        "", "create: zones to try in turn, as us-central2-b,europe-west4-b, also spot and queued", "call"
-    )
+    zones: str = variable("", "create: zones to try in turn, as us-central2-b,us-east1-d; also spot, queued", "call")
     wait: bool = variable(False, "create: try again until there is a pod, at most wait_seconds", "call")
     queued: bool = variable(False, "create, wait, delete: use a queued resource", "create")
     queued_resource: str = variable("", "id of the queued resource; default: NAME", "create")
