@@ -37,11 +37,11 @@ stamp = .venv/installed-$(ACCELERATOR).lock
 # If this file exists, an install was interrupted, and .venv is made again from the start.
 unfinished := .venv/unfinished
 
-suitable := -c 'import sys$(if $(uv),,, ensurepip); sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null
+# A function of what else makes a Python unsuitable.
+suitable = -c 'import sys$(if $(uv),,, ensurepip); sys.exit(not (3, 11) <= sys.version_info < (3, 14)$(1))' 2>/dev/null
 version := -c 'import sys; print(sys.version_info[:2])' 2>/dev/null
 # A .venv that was removed in part may still have its Python, which then is that of the system.
-isolated := -c 'import sys; sys.exit(sys.prefix == sys.base_prefix)' 2>/dev/null
-usable = [ ! -e $(unfinished) ] && $(python) $(suitable) && $(python) $(isolated) \
+usable = [ ! -e $(unfinished) ] && $(python) $(call suitable, or sys.prefix == sys.base_prefix) \
     $(if $(PYTHON),&& [ "$$($(PYTHON) $(version))" = "$$($(python) $(version))" ])
 
 # An interrupted `rm -rf .venv` would leave a part that looks whole.
@@ -49,7 +49,7 @@ remove := rm -rf .venv-removed && { [ ! -e .venv ] && [ ! -L .venv ] || mv .venv
 
 define create
 for candidate in $(or $(PYTHON),python3.13 python3.12 python3.11 python3) none; do \
-    if $$candidate $(suitable); then break; fi; \
+    if $$candidate $(call suitable); then break; fi; \
 done; \
 if [ $$candidate = none ]; then \
     echo "setup: found no Python 3.11 to 3.13 (with venv)$(if $(PYTHON), in PYTHON=$(PYTHON)); name one: make setup PYTHON=/path/to/python3.11" >&2; exit 1; \

@@ -39,12 +39,14 @@ class CheckpointFolder:
     def steps(self) -> list[int]:
         """Return the steps of the complete checkpoints, in order."""
         names = self.names()
-        # A local folder is renamed to the step when it is complete; in a bucket, a separate mark is then deleted.
-        return sorted(
-            int(name)
-            for name in names
-            if STEP.fullmatch(name) and (self.is_local or f"{name}{UNFINISHED}" not in names)
-        )
+        return sorted(int(name) for name in names if STEP.fullmatch(name) and not self._is_begun(name, names))
+
+    def _is_begun(self, name: str, names: set[str]) -> bool:
+        """Return whether a checkpoint of these names is not complete yet, or deleted in part.
+
+        A local folder is renamed to the step when it is complete. In a bucket, a separate mark is then deleted.
+        """
+        return not self.is_local and f"{name}{UNFINISHED}" in names
 
     def remove(self, step: int) -> None:
         """Mark a checkpoint as unfinished, then delete it."""

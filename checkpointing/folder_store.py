@@ -48,10 +48,10 @@ class FolderStore(CheckpointFolder):
         self.writer = writer
 
     def existing(self) -> list[str]:
-        folders = [path.name for path in self.place.iterdir() if path.is_dir()] if self.place.exists() else []
-        begun = {name.removesuffix(UNFINISHED) for name in self.names() if name.endswith(UNFINISHED)}  # in a bucket
-        hidden = {name for name in folders if name.startswith(".") or name.endswith(UNFINISHED)}
-        return sorted({*folders} - hidden - begun)
+        paths = list(self.place.iterdir()) if self.place.exists() else []
+        names = {path.name for path in paths}
+        folders = [path.name for path in paths if path.is_dir() and not self._is_begun(path.name, names)]
+        return sorted(name for name in folders if not name.startswith(".") and not name.endswith(UNFINISHED))
 
     def others(self) -> dict[str, str]:
         kinds = {

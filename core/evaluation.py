@@ -26,7 +26,7 @@ from parallelism import axis_rules
 from parallelism.placement import local_rows, local_values, place
 from puzzles import voting
 from puzzles.voting import Votes
-from reporting.step_log import format_evaluation, whole
+from reporting.step_log import as_count, format_evaluation
 
 LOG = logging.getLogger("torus")
 HEADLINE = "pass@2"
@@ -48,7 +48,7 @@ def evaluate_heldout(context, num_batches: int | None = None) -> tuple[dict, int
     batches = heldout_batches(context.run, context.corpus, num_batches, context.on_lost, context.progress)
     if (sums := summed_figures(context, batches)) is None:
         return None
-    return summary_of(context.run, sums), whole(sums["loss"][1])
+    return summary_of(context.run, sums), as_count(sums["loss"][1])
 
 
 def summed_figures(context, batches: Iterable[dict]) -> dict[str, np.ndarray] | None:

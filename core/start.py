@@ -178,7 +178,7 @@ def set_eval_every(config, corpus: corpora.Corpus | None) -> None:
     train, evaluation = config.train, config.evaluation
     if evaluation.every_epochs:
         examples = evaluation.every_epochs * corpus.train.num_examples(train.sequence_length)
-        train.eval_every, evaluation.every_epochs = max(1, ramp.whole(examples / train.global_batch)), 0.0
+        train.eval_every, evaluation.every_epochs = max(1, ramp.whole_steps(examples / train.global_batch)), 0.0
 
 
 def check_new(config, corpus: corpora.Corpus | None) -> None:
@@ -201,7 +201,7 @@ def last_step(config, corpus: corpora.Corpus | None, record: dict | None) -> int
     elif train.epochs:
         pass_examples = corpus.train.num_examples(train.sequence_length)
         left = train.epochs * pass_examples - done
-        steps = start + ramp.whole(ramp.num_steps(config, left, start, increases))
+        steps = start + ramp.whole_steps(ramp.num_steps(config, left, start, increases))
         if not steps:
             raise ConfigError(
                 f"train.epochs={train.epochs:g} of {pass_examples:,} rows is less than one step; train longer, or with "

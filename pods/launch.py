@@ -37,7 +37,7 @@ def launch(settings: Settings, transport: Transport, rest: list[str]) -> None:
         raise usage_error(f"{key} is not read by a command after `--`; write it after the command's other words")
     words = [hosts.python(settings) if rest[0] in ("python", "python3") else rest[0], *rest[1:]]
     words, study = studies.with_root(settings, transport.num_workers, words)
-    workdir = _typed_workdir(words) if words[1:2] == ["train.py"] else None
+    workdir = _typed_workdir(_with_one_word(words)) if words[1:2] == ["train.py"] else None
     start(settings, transport, _record(settings, "launch", words, study=study, workdir=workdir))
 
 
@@ -143,8 +143,8 @@ def _train(
 
 
 def _typed_workdir(words: list[str]) -> str | None:
-    """Return the folder of the last --workdir among the arguments of train.py; None without one."""
-    typed = [word for word in _with_one_word(words) if word.startswith("--workdir=")]
+    """Return the folder of the last --workdir among the results of `_with_one_word`; None without one."""
+    typed = [word for word in words if word.startswith("--workdir=")]
     return typed[-1].partition("=")[2] if typed else None
 
 

@@ -13,7 +13,7 @@ from configs import topologies
 from files.terminal import is_live
 from rehearsal import assumptions
 from rehearsal.compiler import Compiled, Compiler, in_order
-from rehearsal.estimate import estimate
+from rehearsal.estimate import UPDATE_ALONE, estimate
 from rehearsal.sections import COLOURS, SPENT, Section, seconds_text
 from reporting.display import duration
 from settings.ramp import known_steps
@@ -65,17 +65,28 @@ def row(result: Compiled | Exception) -> dict:
     found, config = estimate(result), result.config
     model, step, memory = config.model, found["step_seconds"], found["hbm_gib"]
     spent = cost(found, known_steps(config), result.topology)
-    return {
-        "verdict": "fits" if found["fits"] else "does not fit",
-        "GiB": memory["total"], STATE: memory["parameters"] + memory["optimizer"],
+    return verdict(found["fits"], memory["total"], step, found["tokens_per_second"], spent) | {
+        STATE: memory["parameters"] + memory["optimizer"],
         "Layers": model.num_layers, "Width": model.embed_dim, "Heads": model.num_heads,
         "Parameters": found["num_parameters"],
-        "A step": step, "MFU": found["mfu"], "Exposed": step and found["exposed_communication_seconds"] / step,
-        "Tokens/s": found["tokens_per_second"], "Tokens/s a chip": found["tokens_per_second_per_device"],
-        COST: spent["cost_per_billion_tokens"] if found["fits"] else None,
-        "update alone": bool(result.facts["decoded"]),
-        "A run": spent["run"]["days"] and 86_400 * spent["run"]["days"], "$ a run": spent["run"]["dollars"],
+        "MFU": found["mfu"], "Exposed": step and found["exposed_communication_seconds"] / step,
+        "Tokens/s a chip": found["tokens_per_second_per_device"], "update alone": bool(result.facts["decoded"]),
     }  # fmt: skip
+
+
+def verdict(fits: bool, gib: float, step: float | None, rate: float | None, spent: dict) -> dict:
+    """Return the columns of a row that a rollout changes, given seconds, tokens/s and what `cost` returns."""
+    run = spent["run"]
+    return {
+        "verdict": "fits" if fits else "does not fit", "GiB": gib, "A step": step, "Tokens/s": rate,
+        COST: spent["cost_per_billion_tokens"] if fits else None,
+        "A run": run["days"] and 86_400 * run["days"], "$ a run": run["dollars"],
+    }  # fmt: skip
+
+
+def notes_on(rows: Iterable[dict]) -> list[str]:
+    """Return a note if the times of some rows leave out the answers that are drawn before a step."""
+    return [UPDATE_ALONE] if any(row.get("update alone") for row in rows) else []
 
 
 class Display:

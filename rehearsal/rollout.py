@@ -9,7 +9,7 @@ import math
 
 from rehearsal import decoding
 from rehearsal.compiler import GIB, Compiled
-from rehearsal.report import COST, cost
+from rehearsal.report import cost, verdict
 from settings.decoding import for_decoding
 from settings.ramp import known_steps
 
@@ -48,15 +48,10 @@ def added(compiled: Compiled, figures: dict, found: dict) -> dict:
 
 def row(report: dict) -> dict:
     """Return what of a row of `rehearsal.report.row` is otherwise, given the whole report of both phases."""
-    step, run = report["update_and_rollout_seconds"], report["run"]
-    memory = (report["hbm_gib"], report["rollout"]["hbm_gib"])
-    return {
-        "verdict": "fits" if report["fits"] else "does not fit", "GiB": max(one["total"] for one in memory),
-        "A step": step, "MFU": None, "Tokens/s": step and report["tokens_per_step"] / step,
-        COST: report["cost_per_billion_tokens"] if report["fits"] else None,
-        "update alone": False,
-        "A run": run["days"] and 86_400 * run["days"], "$ a run": run["dollars"],
-    }  # fmt: skip
+    step = report["update_and_rollout_seconds"]
+    gib = max(report["hbm_gib"]["total"], report["rollout"]["hbm_gib"]["total"])
+    changed = verdict(report["fits"], gib, step, step and report["tokens_per_step"] / step, report)
+    return changed | {"MFU": None, "update alone": False}
 
 
 def _memory(state: float, decoding_gib: dict, capacity: float) -> dict:

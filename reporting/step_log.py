@@ -36,7 +36,7 @@ class NonFinite(OfAllProcesses, ArithmeticError):
     exit_status = 3
 
 
-def whole(weight: float) -> int:
+def as_count(weight: float) -> int:
     """Return a weight as a whole number, at least 1 if it is more than 0: an objective may weigh in fractions."""
     return max(round(weight), int(weight > 0))
 
@@ -180,7 +180,7 @@ class StepLog:
 
     def _complete(self, step: int, figures: dict, rows: int, flops: float, read: dict[str, float]) -> None:
         """Count, check and log a step that is done; `read` is the clock when the pending steps had ended."""
-        tokens, in_a_row = whole(figures.pop("tokens")), int(figures.pop("skipped_in_a_row"))
+        tokens, in_a_row = as_count(figures.pop("tokens")), int(figures.pop("skipped_in_a_row"))
         self.last_finite = all(map(math.isfinite, (figures["loss"], figures["gradient_norm"])))
         if not tokens:  # the mean over nothing is undefined, not 0
             figures["loss"] = math.nan

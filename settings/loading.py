@@ -187,8 +187,9 @@ def _origins(recipe: types.ModuleType, values: dict[str, object], path: str) -> 
 def _values_of_recipe(module: types.ModuleType) -> dict[str, object]:
     """Return the values of a module that is a recipe; {} for any other, which may have a get_config of its own."""
     get_config = vars(module).get("get_config")
-    needs = inspect.signature(get_config).parameters.values() if callable(get_config) else [None]
-    if any(one is None or one.default is one.empty for one in needs):
+    if not callable(get_config):
+        return {}
+    if any(one.default is one.empty for one in inspect.signature(get_config).parameters.values()):
         return {}
     config = get_config()
     values = flat(config) if isinstance(config, ConfigDict) else {}

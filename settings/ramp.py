@@ -67,7 +67,7 @@ def num_steps(config: ConfigDict, examples: float, step: int, increases: int) ->
     return done + max(0.0, examples) / size
 
 
-def whole(count: float) -> int:
+def whole_steps(count: float) -> int:
     """Return a count without its fraction; 2.3 epochs of 50,000 rows are 115,000, although their product is less."""
     return math.floor(count * (1 + PRODUCT_ROUNDING))
 
@@ -80,7 +80,7 @@ def known_steps(config: ConfigDict) -> int | None:
     if train.tokens:
         return math.ceil(num_steps(config, train.tokens / train.sequence_length, 0, 0))
     is_counted = data.source in ("sudoku", "maze")  # a pass has data.puzzle_count examples
-    return whole(num_steps(config, train.epochs * data.puzzle_count, 0, 0)) if is_counted else None
+    return whole_steps(num_steps(config, train.epochs * data.puzzle_count, 0, 0)) if is_counted else None
 
 
 def num_examples(config: ConfigDict, steps: int, step: int = 0, increases: int = 0) -> int:

@@ -9,7 +9,6 @@ from configs.base import MESH_AXES
 from configs.errors import ConfigError
 from rehearsal import report, rollout
 from rehearsal.compiler import Compiled, CompileError
-from rehearsal.estimate import UPDATE_ALONE
 from rehearsal.report import COST, STATE
 from settings import validation
 from settings.resolving import Loaded
@@ -47,7 +46,7 @@ def slices(load: Callable[[str], Loaded], wanted: list[presets.Topology], displa
         "best": cheapest,
         "notes": [
             f"{note}; list prices of {presets.PRICES_AS_OF} unless --price is given; times are estimates",
-            *([f"without a cost, {UPDATE_ALONE}"] if any(row.get("update alone") for row in rows) else []),
+            *(f"without a cost, {line}" for line in report.notes_on(rows)),
         ],
     }
 
@@ -57,12 +56,12 @@ def _row(loaded: Loaded, result: Compiled | Exception, display) -> dict:
     row = report.row(result)
     if not row.get("update alone"):
         return row
-    figures = report.figures(loaded, result)
+    figures, without_cost = report.figures(loaded, result), row | dict.fromkeys((COST, "A run", "$ a run"))
     try:
         both = rollout.rehearse(loaded, result, figures, display)
     except (CompileError, ConfigError) as error:
-        return row | {"verdict": str(error)} | dict.fromkeys((COST, "A run", "$ a run"))
-    return row | (rollout.row(figures | both) if both else dict.fromkeys((COST, "A run", "$ a run")))
+        return without_cost | {"verdict": str(error)}
+    return row | rollout.row(figures | both) if both else without_cost
 
 
 def _cheapest_first(row: dict) -> tuple:
@@ -101,7 +100,7 @@ def scaling(loaded, topology: presets.Topology, display) -> dict:
         "notes": [
             "exposed: part of the step that waits for communication; times are estimates; meshes of more "
             "chips than the largest slice of the kind in configs/topologies.py are left out",
-            *([UPDATE_ALONE] if any(row.get("update alone") for row in rows) else []),
+            *report.notes_on(rows),
         ],
     }
 

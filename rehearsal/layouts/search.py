@@ -17,7 +17,6 @@ from configs.base import KEYS, batch_shards
 from configs.errors import ConfigError
 from rehearsal import assumptions, report
 from rehearsal.compiler import GIB
-from rehearsal.estimate import UPDATE_ALONE
 from rehearsal.layouts import sizing
 from rehearsal.sections import options
 from reporting.display import duration
@@ -232,7 +231,7 @@ def _table(loaded, topology, candidates: list[Candidate], tried: list[Candidate]
         "best": best.keys,
         "notes": [
             f"{len(candidates)} layouts, {len(tried)} compiled; times are estimates",
-            *([UPDATE_ALONE] if best.row["update alone"] else []),
+            *report.notes_on([best.row]),
             f"the fastest: {command} {options(typed)}".rstrip(),
         ],
     }
@@ -271,7 +270,7 @@ def largest_model(loaded, topology, display) -> dict:
         "notes": [
             f"each was compiled and fits; it is the largest of at most {TRIES} tries; widths are multiples of a head's "
             f"width and of {topology.chips} chips",
-            *([UPDATE_ALONE] if any(row.get("update alone") for row in rows) else []),
+            *report.notes_on(rows),
         ],
     }
 
