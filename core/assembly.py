@@ -148,10 +148,10 @@ def assemble(
       optimizer: used as it is, in place of that of `config.optimizer` with its schedule, clipping and decay. The scalar
         `learning_rate` is NaN then.
 
-    Raises ConfigError for a dimension that its mesh axis does not divide, and if jax computes in 64 bits.
+    Raises ConfigError for a dimension that its mesh axis does not divide, and for settings of jax that would make it
+    another run.
     """
-    if jax.config.jax_enable_x64:
-        raise ConfigError("jax_enable_x64 would make models float64; call jax.config.update('jax_enable_x64', False)")
+    _check_jax()
     rows = rows or config.train.global_batch
     rate_factor = ramp.rate_factor(config, rows)
     config = config if rows == config.train.global_batch else ramp.of_size(config, rows)
@@ -224,6 +224,24 @@ def _abstract_batch(objective: Objective, mesh) -> dict[str, jax.ShapeDtypeStruc
 def _graphs_to_evaluate(objective: Objective, built: Models) -> Graphs:
     roles = [model.role for model in objective.frozen_models() if model.evaluates]
     return Graphs(built.graphs.trained, {role: built.graphs.others[role] for role in roles})
+
+
+def _check_jax() -> None:
+    """Raise ConfigError if a variable or the caller set jax so that the same configuration has other numbers."""
+    changed = {
+        "jax_enable_x64": (jax.config.jax_enable_x64, False),
+        "jax_disable_jit": (jax.config.jax_disable_jit, False),
+        "jax_default_prng_impl": (jax.config.jax_default_prng_impl, "threefry2x32"),
+        "jax_threefry_partitionable": (jax.config.jax_threefry_partitionable, True),
+        "jax_random_seed_offset": (jax.config.jax_random_seed_offset, 0),
+        "jax_high_dynamic_range_gumbel": (jax.config.jax_high_dynamic_range_gumbel, False),
+    }
+    for name, (value, usual) in changed.items():
+        if value != usual:
+            raise ConfigError(
+                f"{name}={value} would change the numbers of a run; unset {name.upper()}, or call "
+                f"jax.config.update({name!r}, {usual!r})"
+            )
 
 
 def _update(

@@ -99,7 +99,7 @@ def part_square(axes: dict, specs: dict, sizes: Mapping, *, reduce_once: bool) -
         if BALANCE in names:
             return 0.0
         missing = tuple(axis for axis in together if axis not in sharding_axes(names, spec))
-        full_gradient = jax.lax.psum(gradient, missing)
+        full_gradient = jax.lax.psum(gradient.astype(jnp.float32), missing)
         return jnp.sum(jnp.square(full_gradient)) / math.prod(sizes[axis] for axis in missing)
 
     def square(gradients, weight):
@@ -117,6 +117,7 @@ def _pair_specs(names: tuple[str | None, ...]) -> tuple[PartitionSpec, Partition
 
 
 def _psum_replicated(gradient: jax.Array, spec: PartitionSpec) -> jax.Array:
-    """All-reduce a gradient over the axes that replicate its weight; over the others it is already reduced."""
+    """All-reduce a gradient in float32 over the axes that replicate its weight; over the others it is reduced."""
     split = {axis for axes in spec for axis in as_axis_tuple(axes)}
-    return jax.lax.psum(gradient, tuple(axis for axis in AXES if axis not in split))
+    copies = tuple(axis for axis in AXES if axis not in split and jax.lax.axis_size(axis) > 1)
+    return jax.lax.psum(gradient.astype(jnp.float32), copies) if copies else gradient

@@ -94,9 +94,11 @@ def make_gradient(
 
         microbatches = (jnp.arange(num_microbatches), jax.tree.map(split, (carry, batch)))
         first = jax.tree.map(lambda x: x[0], microbatches[1])
-        shapes = jax.eval_shape(value_and_gradients, params, *first, key, frozen)
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[0], shapes[1], shapes[3]))
-        (gradients, weight, scalars), carry = jax.lax.scan(body, zeros, microbatches)
+        _, weight, _, scalars = jax.eval_shape(value_and_gradients, params, *first, key, frozen)
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (weight, scalars))
+        # As the parameters, because a reduced gradient may have the type that its weight is used in.
+        sums = (jax.tree.map(jnp.zeros_like, params), *zeros)
+        (gradients, weight, scalars), carry = jax.lax.scan(body, sums, microbatches)
         carry = jax.tree.map(lambda c: jnp.swapaxes(c, 0, 1).reshape(-1, *c.shape[2:]), carry)
         return gradients, weight, carry, scalars
 

@@ -83,6 +83,19 @@ def test_64_bits_are_refused_before_a_model_becomes_float64():
         assembly.assemble(small_config())
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (jax.default_prng_impl("rbg"), "jax_default_prng_impl=rbg would change .*; unset JAX_DEFAULT_PRNG_IMPL, or "),
+        (jax.threefry_partitionable(False), "jax_threefry_partitionable=False would change the numbers of a run"),
+    ],
+)
+def test_settings_of_jax_that_draw_other_numbers_are_refused(setting, message):
+    """The same seed would begin another run; of several hosts, one could draw other weights than the rest."""
+    with setting, pytest.raises(ConfigError, match=message):
+        assembly.assemble(small_config())
+
+
 def mesh_of(platform: str, size: int = 1):
     """A mesh of which only the platform and the number of devices are asked."""
     devices = np.array([types.SimpleNamespace(platform=platform)] * size, object)

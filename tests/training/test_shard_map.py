@@ -5,7 +5,9 @@ tests/parallelism compares eight devices and every preset; here are sixteen, and
 """
 
 import json
+import math
 import os
+import re
 
 import jax
 import numpy as np
@@ -45,6 +47,36 @@ def test_microbatches_add_up_to_the_whole_batch(monkeypatch, mesh, full_bytes):
     monkeypatch.setattr(assembly, "FULL_GRADIENT_BYTES", full_bytes)
     actual = gradients_and_scalars.__wrapped__(num_microbatches=2, **mesh)
     assert_close(actual, gradients_and_scalars())
+
+
+def in_bfloat16(num_microbatches: int, **mesh):
+    """Return a run of a model that cannot hold a whole gradient, with a row for each device and microbatch."""
+    config = small_config(**mesh)
+    config.model.update(dtype="bfloat16", num_layers=1)
+    rows = math.prod(mesh.values()) * num_microbatches
+    config.train.update(gradient_accumulation=num_microbatches, global_batch=rows)
+    simply_updated(config)
+    return assembly.assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
+
+
+def test_microbatches_add_up_in_float32(monkeypatch):
+    """Of equal rows the mean is the gradient of one; a sum of 512 in bfloat16 would be 0.7 of it."""
+    monkeypatch.setattr(assembly, "FULL_GRADIENT_BYTES", 0)
+
+    def gradient(num_microbatches: int):
+        run = in_bfloat16(num_microbatches, fsdp=2)
+        rows = jax.tree.map(lambda x: np.repeat(x[:1], run.config.train.global_batch, 0), batch())
+        with mesh_context(run.mesh):
+            return run.train_step_with_grads(initial_state(run), placed(rows, run.abstract_batch))[2]
+
+    one, mean_of_many = jax.device_get((gradient(1), gradient(512)))
+    errors = jax.tree.map(relative_error, mean_of_many, one)
+    assert max(jax.tree.leaves(errors)) < 0.02, errors  # 0.006 by the rounding of each reduced gradient
+
+
+def test_copies_are_summed_in_float32():
+    sums = re.findall(r"(\w+)\[[^\n]*\] = psum", program(in_bfloat16(1, dcn_data=2, data=2, fsdp=2)))
+    assert sums and set(sums) == {"f32"}
 
 
 def test_other_models_have_the_same_gradients():
