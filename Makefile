@@ -104,11 +104,11 @@ tensorboard: setup ## show the metrics and profiles of runs in a browser [WORKDI
 	@test -d '$(or $(WORKDIR),runs)' || { echo "error: $(or $(WORKDIR),runs) is no folder; name that of a run, or of runs" >&2; exit 2; }
 	.venv/bin/tensorboard --logdir='$(or $(WORKDIR),runs)' --host=127.0.0.1 --port=$(or $(PORT),6006)
 
-dashboard: setup ## show the studies in a browser, after make setup EXTRAS=studies [STORAGE=sqlite:///studies.db]
+dashboard: setup ## show the studies in a browser, after make setup EXTRAS=studies [STORAGE=sqlite:///studies.db] [PORT=8080]
 	$(if $(or $(STORAGE),$(wildcard studies.db)),,$(error there is no studies.db here: sweep.py makes it; or name one, STORAGE=sqlite:///FILE))
 	$(if $(STORAGE),$(if $(findstring ://,$(STORAGE)),,$(error STORAGE=$(STORAGE) is no address of a database; write STORAGE=sqlite:///FILE)))
-	$(if $(filter sqlite:///%,$(STORAGE)),$(if $(wildcard $(STORAGE:sqlite:///%=%)),,$(error STORAGE=$(STORAGE): there is no such file; sweep.py makes it)))
-	.venv/bin/optuna-dashboard $(or $(STORAGE),sqlite:///studies.db)
+	$(if $(filter sqlite:///%,$(STORAGE)),$(if $(shell test -f '$(STORAGE:sqlite:///%=%)' && echo there),,$(error STORAGE=$(STORAGE): there is no such file; sweep.py makes it)))
+	.venv/bin/optuna-dashboard '$(or $(STORAGE),sqlite:///studies.db)' --port=$(or $(PORT),8080)
 
 # One process more than there are cores, of up to 1.5 GiB each, since some tests wait for programs that they started.
 # PYTHONDONTWRITEBYTECODE is emptied, also for benchmarks; otherwise each of these programs would compile the

@@ -361,12 +361,14 @@ class Checkpoints:
 
     def _clear_after(self) -> None:
         """Delete checkpoints by the retention policy, and the remains of earlier saves."""
-        self.store.clear()
-        if processes.index() == 0 or not self.store.is_shared:
-            steps = self.store.steps()
-            for old in set(steps) - self.retention.reasons(steps, self.losses).keys():
-                self.store.remove(old)
-        self.on_save()
+        try:
+            if processes.index() == 0 or not self.store.is_shared:
+                steps = self.store.steps()
+                for old in set(steps) - self.retention.reasons(steps, self.losses).keys():
+                    self.store.remove(old)
+            self.store.clear()
+        finally:
+            self.on_save()
 
     def _failed(self, step: int, failure: SaveFailed) -> None:
         self.failure, self.failures = failure, self.failures + 1

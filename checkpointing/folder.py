@@ -6,6 +6,7 @@ A local checkpoint gets its step as its name when it is complete. In a bucket, w
 """
 
 import contextlib
+import os
 import re
 import secrets
 
@@ -69,7 +70,8 @@ class CheckpointFolder:
             erased = self.place / f"erased-{secrets.token_hex(4)}{UNFINISHED}"
             with contextlib.suppress(FileNotFoundError):  # the other process was faster
                 mark.rename(erased)
-                erased.rmtree()
+                # Of a checkpoint that was moved elsewhere the link alone is deleted.
+                erased.unlink() if os.path.islink(erased) else erased.rmtree()
             return
         (self.place / mark.name.removesuffix(UNFINISHED)).rmtree(missing_ok=True)
         mark.unlink()

@@ -24,7 +24,7 @@ from configs.key import MACHINE, RESUME
 from files.atomic import write_atomically
 from files.paths import expanded
 from reporting.display import listed
-from settings import stored_config
+from settings import stored_config, together
 
 MOST_NAMED = 8  # changed keys that an error names
 LOCK_PAUSES = (0.0, 0.02, 0.05, 0.1, 0.2)  # seconds before each attempt to lock
@@ -185,7 +185,7 @@ def differences(stored: dict, now: dict, may_change: frozenset[str]) -> list[str
 
     A key that is newer than the stored configuration had its default, which changes nothing.
     """
-    old = {key: declared.default for key, declared in KEYS.items()} | stored
+    old = together.without_unread({key: declared.default for key, declared in KEYS.items()} | stored)
     return [
         f"{key}={shown(old.get(key)) or repr('')}, now {shown(value) or repr('')}"
         for key, value in now.items()

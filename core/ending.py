@@ -5,6 +5,7 @@ import atexit
 import contextlib
 import errno
 import functools
+import io
 import logging
 import os
 import pathlib
@@ -83,9 +84,10 @@ def ends_by_signal(line: str) -> None:
 
 
 def _open_streams() -> None:
-    """Open /dev/null as each standard stream that the starting program closed, as services and cron may do.
+    """Open /dev/null as each standard stream that the starting program closed, and let stdout take any character.
 
-    Python leaves such a stream None, and the next file that is opened would get its number, and C++'s output.
+    Services and cron may close them. Python leaves such a stream None, and the next file that is opened would get its
+    number, and C++'s output.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
@@ -93,6 +95,8 @@ def _open_streams() -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what its encoding lacks, as stderr does
 
 
 def _write_output() -> None:

@@ -8,7 +8,8 @@ CSS = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e3e6ea; --soft: #9aa2ad; --rule: #424852; --paper: #16191e;
   --panel: #1e2228; } }
 body { margin: 0 auto; max-width: 1100px; padding: 24px 16px 64px; background: var(--paper); color: var(--ink);
-  font: 15px/1.5 system-ui, sans-serif; } h1 { font-size: 25px; line-height: 1.3; font-weight: 600; margin: 0 0 16px; }
+  font: 15px/1.5 system-ui, sans-serif; overflow-wrap: break-word; }
+h1 { font-size: 25px; line-height: 1.3; font-weight: 600; margin: 0 0 16px; }
 h2 { font-size: 18px; font-weight: 600; margin: 40px 0 8px; }
 p { color: var(--soft); margin: 4px 0; max-width: 85ch; }
 figure { margin: 0; padding: 10px; background: var(--panel); border-radius: 6px; }

@@ -7,6 +7,7 @@ Only what draws imports matplotlib, so that a command without a page starts with
 import html
 import io
 import re
+import warnings
 from collections.abc import Callable, Sequence
 
 INK, GRID = "#010203", "#040506"  # placeholders for matplotlib; the page replaces them by its light or dark colours
@@ -44,7 +45,8 @@ def figure_of(draw: Callable, report, name: str, height: float, width: float = W
     from matplotlib.figure import Figure
 
     tips: dict[str, str] = {}
-    with matplotlib.style.context(["default", STYLE | {"svg.hashsalt": name}]):
+    with matplotlib.style.context(["default", STYLE | {"svg.hashsalt": name}]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the browser has fonts of all scripts
         figure, file = Figure(figsize=(width, height)), io.StringIO()
         draw(report, figure, tips)
         figure.savefig(file, format="svg", metadata={"Date": None})

@@ -21,7 +21,11 @@ async function api(path, body, signal) {
   throw error;
 }
 
-const textTokens = () => Math.min(128, model.max_model_len - 1);  // of a continuation, unless another number is typed
+// Of a continuation, unless another number is typed. A text has at most as many tokens as bytes, and two marks.
+function textTokens(text) {
+  const room = model.max_model_len - 2 - new TextEncoder().encode(text).length;
+  return Math.min(128, room > 0 ? room : model.max_model_len - 1);
+}
 
 async function connect() {
   try {
@@ -56,7 +60,7 @@ function choose(name) {
   $("ask-label").textContent = name === "chat" ? "Message (Enter sends, Shift+Enter begins a line)" : "Text to continue";
   $("send").textContent = name === "chat" ? "Send" : "Continue";
   show("system-label", name === "chat");
-  $("max_tokens").placeholder = name === "chat" ? "as many as fit" : String(textTokens());
+  $("max_tokens").placeholder = name === "chat" ? "as many as fit" : String(textTokens(""));
   show("error", false);
   $("count").textContent = "";
   $("log").replaceChildren(...TURNS[name].map(draw));
@@ -141,7 +145,7 @@ async function ask(event) {
     $("input").value = "";
   } else {
     how.prompt = text;
-    how.max_tokens ??= textTokens();
+    how.max_tokens ??= textTokens(text);
   }
   turn = add({ role: "assistant", content: "", given: chats ? "" : text });
   turn.box.classList.add("busy");

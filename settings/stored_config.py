@@ -16,6 +16,7 @@ from configs.errors import ConfigError, shown
 from configs.key import MACHINE, READ, RESUME, SECRET, WEIGHTS
 from files.json_reader import JsonError, Object, Scalar, read_json
 from files.paths import expanded
+from settings import together
 from settings.keys import DATA_READ, flat, from_flat, parse_typed
 from settings.resolving import Loaded, resolve
 
@@ -110,7 +111,7 @@ def read_config(folder) -> dict[str, Scalar]:
     for key in RUNS:
         if values.get(key, "").endswith(".py"):
             raise ConfigError(f"{path}: {key} should be the folder of a run, but is {shown(values[key])}, a program")
-    return flat(from_flat(values))
+    return together.without_unread(flat(from_flat(values)))
 
 
 def check_types(values: Mapping[str, Scalar], source: str) -> None:

@@ -237,12 +237,22 @@ def check(values: dict[str, object], *, of_mesh: bool) -> None:
     """Raise ConfigError for the first violated rule of NEEDS: with `of_mesh` those on mesh axes, else all others."""
     for key, _, other, wanted, why in _violated(values):
         if other.startswith("mesh.") == of_mesh:
-            now = values[other]
-            use = type(now)() if wanted is NONE else wanted[0]
+            now, use = values[other], _wanted(values[other], wanted)
             *first, last = [use] if wanted in (ANY, NONE) else wanted
             uses = " or ".join([*([", ".join(map(_said, first))] if first else []), _said(last)])
             need = other if wanted is ANY else f"{other}={uses}, not {_said(now)}"
             raise ConfigError(f"{key}={values[key]} needs {need}{why and f' ({why})'}")
+
+
+def without_unread(values: dict[str, object]) -> dict[str, object]:
+    """Return the values of a run, those that its model does not read as NEEDS wants them: earlier versions took any."""
+    unread = [(other, wanted) for _, _, other, wanted, why in _violated(values) if why == UNREAD]
+    return values | {key: _wanted(values[key], wanted) for key, wanted in unread}
+
+
+def _wanted(now, wanted: tuple):
+    """Return the first value that a rule accepts, of the type of the present one."""
+    return type(now)() if wanted is NONE else wanted[0]
 
 
 def accepts(config: ConfigDict, key: str, value) -> bool:

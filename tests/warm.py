@@ -206,6 +206,8 @@ def become(environment: dict[str, str], pipes: list[int], others: list[int]) -> 
     os.dup2(pipes[1], 2)
     for descriptor in [*pipes, *others]:
         os.close(descriptor)
+    # That of the template may have been a file, in which a stream can be moved back.
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(environment)

@@ -13,6 +13,7 @@ from reporting.run_report.thinning import Curve, thin
 
 LOGARITHMIC = 50.0  # an axis of positive values with a greater ratio of its ends has a logarithmic scale
 PLOT, TITLE, LABELS, POINTS = 1.65, 0.32, 0.45, 72  # inches of the parts of a plot; points of an inch
+COLUMN = 30  # letters that fit into a column of a legend of two, and twice as many without a second
 FEW = 3  # points of a curve that gets markers, since a line of them is hardly seen
 ROW = 0.24  # inches of a row of the time line
 UNITS = ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))  # of the time line
@@ -83,7 +84,10 @@ def panel(
                 words = " ".join(word for word in (run.name if len(runs) > 1 else "", label) if word)
                 colour = COLOURS[(number if len(runs) > 1 else which) % len(COLOURS)]
                 found.append(Series(words or run.name, colour, thin(steps, values), dashes, (steps[-1], values[-1])))
-    return Panel(title, found, logarithmic, columns) if found else None
+    if not found:
+        return None
+    longest = max(len(series.label) for series in found)
+    return Panel(title, found, logarithmic, max(1, min(columns, columns * COLUMN // longest)))
 
 
 def draw_panel(shown: Panel, figure, tips: dict[str, str]) -> None:
@@ -109,8 +113,8 @@ def draw_panel(shown: Panel, figure, tips: dict[str, str]) -> None:
     axes.grid(axis="y")
     if len(shown.series) > 1:
         axes.legend(
-            axes.lines, [series.label for series in shown.series], loc="lower left", bbox_to_anchor=(0.0, 1.0),
-            ncols=shown.columns, borderaxespad=0.1, fontsize=8.5,
+            axes.lines, [shortened(series.label, 2 * COLUMN) for series in shown.series], loc="lower left",
+            bbox_to_anchor=(0.0, 1.0), ncols=shown.columns, borderaxespad=0.1, fontsize=8.5,
         )  # fmt: skip
 
 
@@ -205,5 +209,5 @@ def timeline_height(run: RunRecord) -> float:
 
 
 def shortened(name: str, most: int = 18) -> str:
-    """Return a name that fits next to a plot."""
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+    """Return a name that fits next to a plot, its middle left out: names of runs differ at either end."""
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[len(name) - (most - 1) // 2 :]}"

@@ -102,7 +102,7 @@ def answer(found: Searched) -> str:
     """Return which configuration is best, and by how much, in one sentence and a warning."""
     done, metric = found.done, found.objectives[0]
     if not done:
-        return f"No answer yet: none of {counted(len(found.trials), 'trial')} is done."
+        return f"No answer: none of {counted(len(found.trials), 'trial')} is done."
     best = done[0]
     said = f"Trial {best.number} has the lowest {metric}, {best.values[0]:.6g}: {point(best)}."
     if len(done) > 1:

@@ -259,3 +259,5 @@ def test_a_run_of_an_older_version_resumes_with_the_defaults_of_newer_keys():
     stored, now = {"model.embed_dim": 4}, {"model.embed_dim": 4, "grpo.updates": 1}
     assert workdirs.differences(stored, now, keys_of(RESUME)) == []
     assert workdirs.differences(stored, now | {"grpo.updates": 2}, keys_of(RESUME)) == ["grpo.updates=1, now 2"]
+    stored, now = {"model.name": "trm", "model.dropout": 0.1}, {"model.name": "trm", "model.dropout": 0.0}
+    assert workdirs.differences(stored, now, keys_of(RESUME)) == [], "which this model does not read"

@@ -374,7 +374,7 @@ def test_where_the_disk_of_one_process_is_full_all_tell_which_and_the_next_save_
 
 
 def test_remains_that_cannot_be_deleted_are_reported_by_the_run(tmp_path, monkeypatch, capsys):
-    """The report comes before the run has a log, which writes it later as an event."""
+    """The report comes before the run has a log, which writes it later as an event. Other checkpoints go as ever."""
 
     def fails(store):
         raise PermissionError("not yours")
@@ -382,4 +382,8 @@ def test_remains_that_cannot_be_deleted_are_reported_by_the_run(tmp_path, monkey
     monkeypatch.setattr(shared_folder.SharedFolder, "clear", fails)
     with Checkpoints(tmp_path, Retention(2)) as checkpoints:
         assert checkpoints.early_events == [{"event": "not_cleared"}]
+        for step in 1, 2, 3:
+            checkpoints.save(step, {"weight": jax.numpy.full(4, step)}, {"step": step})
+            checkpoints.wait()
+        assert checkpoints.steps() == [2, 3]
     assert "cannot be deleted: not yours" in capsys.readouterr().err

@@ -91,3 +91,15 @@ def test_what_is_kept_is_what_was_saved(tmp_path, step):
         save(checkpoints, 2)
         restored = checkpoints.restore(step, {"weight": jax.ShapeDtypeStruct((4,), np.int32)})
     np.testing.assert_array_equal(restored["weight"], np.full(4, step))
+
+
+def test_of_a_checkpoint_that_was_moved_to_another_disk_the_link_is_deleted(tmp_path):
+    """Otherwise nothing could be deleted any more, and each later checkpoint would stay."""
+    with Checkpoints(tmp_path / "run", Retention(newest=1)) as checkpoints:
+        save(checkpoints, 1)
+        (tmp_path / "run" / "checkpoints" / "1").rename(tmp_path / "1")
+        (tmp_path / "run" / "checkpoints" / "1").symlink_to(tmp_path / "1")
+        save(checkpoints, 2)
+        save(checkpoints, 3)
+    assert names(tmp_path / "run") == {"3"}
+    assert len(list((tmp_path / "1").iterdir())) > 1

@@ -40,6 +40,13 @@ def test_the_last_line_has_no_character_that_a_terminal_obeys():
     assert process.communicate()[1].splitlines()[-1].startswith("error: ValueError: a\ufffd[2J (")
 
 
+def test_output_in_an_encoding_without_a_character_has_its_number():
+    """A run whose sample could not be printed would never end well."""
+    words = [sys.executable, "-c", f'{BEGINS}ending.install(); print("\ufffd!")']
+    done = subprocess.run(words, cwd=ROOT, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True)
+    assert (done.returncode, done.stdout) == (0, b"\\ufffd!\n")
+
+
 @pytest.mark.parametrize(
     ("output", "line"),
     [

@@ -121,12 +121,12 @@ def test_a_page_has_a_section_for_what_there_is_and_none_for_what_there_is_not(t
 
 
 def test_several_runs_are_drawn_over_each_other_with_the_keys_that_differ(tmp_path):
-    shown = page.page([run(tmp_path, "slow"), run(tmp_path, "fast", rate=0.5, steps=20)])
+    shown = page.page([run(tmp_path, "慢"), run(tmp_path, "fast", rate=0.5, steps=20)])
     table = shown.partition('<h2 id="configuration">')[2].partition("</table>")[0]
     assert re.findall(r"<td>([a-z_.]+)</td><td>([\d.]+)</td><td>([\d.]+)</td>", table) == [
         ("optimizer.learning_rate", "0.01", "0.5"), ("train.steps", "40", "20")
     ]  # fmt: skip
-    assert shown.count("slow training") == 2 and shown.count("fast held-out") == 2, "in a legend and a tooltip"
+    assert shown.count("慢 training") == 2 and shown.count("fast held-out") == 2, "in a legend and a tooltip"
 
 
 def test_a_profile_a_rehearsal_and_answers_are_shown_if_they_are_there(tmp_path):

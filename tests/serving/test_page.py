@@ -83,6 +83,17 @@ def test_an_answer_can_be_stopped_copied_and_its_error_is_shown(browser, chattin
     assert browser.errors.pop() == "Failed to load resource: the server responded with a status of 400 (Bad Request)"
 
 
+def test_a_continuation_fits_behind_its_prompt_if_no_number_is_typed(browser, chatting):
+    """The model has 96 tokens, fewer than a continuation has elsewhere."""
+    browser.open(chatting.url)
+    browser.wait("!document.querySelector('#panel').hidden")
+    browser.value("document.querySelector('#tab-text').click()")
+    submit(browser, "7 is 7 times 1;", temperature="0", max_tokens="")
+    browser.wait(f"{ENDED} && document.querySelector('#count').textContent")
+    assert last_answer(browser).startswith("7 is 7 times 1;")
+    assert browser.value("document.querySelector('#error').hidden")
+
+
 def test_the_key_is_asked_for(browser, completing):
     browser.open(completing.url)
     browser.wait("!document.querySelector('#key').hidden")

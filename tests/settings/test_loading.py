@@ -259,6 +259,19 @@ def test_an_older_run_with_the_spike_guard_and_a_stream_can_be_read_and_goes_on_
         validation.check_keys(loaded.config)
 
 
+def test_an_older_run_with_a_value_that_its_model_never_read_is_used_without_it(tmp_path):
+    """Earlier versions took it, and it can neither be left out nor typed otherwise."""
+    config = loading.load("configs/trm/sudoku.py", "", {}).config
+    stored = flat(config) | {"model.dropout": 0.1, "model.tie_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    for loaded in (
+        stored_config.load_to_read(tmp_path, {}),
+        stored_config.load_to_continue(tmp_path, 3, None, "", {"model.dropout": "0"}, {}),
+    ):
+        validation.validate(loaded.config, 1, loaded)
+        assert (loaded.config.model.dropout, loaded.config.model.tie_embeddings) == (0.0, False)
+
+
 def test_a_run_is_read_with_the_machine_keys_of_here(tmp_path):
     """Only where its checkpoints lie belongs to the run; what is typed counts, even if no command reads it."""
     elsewhere = {"data.cache_dir": "/nowhere", "data.readers": 3, "logging.report": False, "checkpoint.per_host": True}

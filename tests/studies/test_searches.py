@@ -77,7 +77,7 @@ def test_the_answer_is_the_best_trial_and_by_how_much_with_its_warning(tmp_path)
     begun.number, begun.state = 99, optuna.trial.TrialState.RUNNING
     alone = dataclasses.replace(found, trials=[begun], running={99})
     assert searches.counts(alone)[-2:] == ("12.00", "$38.64"), "those of a trial that runs count"
-    assert searches.answer(alone) == "No answer yet: none of 1 trial is done."
+    assert searches.answer(alone) == "No answer: none of 1 trial is done."
 
 
 def test_of_a_search_the_pruned_trials_are_not_those_that_are_done(tmp_path):
