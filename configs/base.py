@@ -267,7 +267,7 @@ train.offload = Key(
     "none", "optimizer: its moments are kept in the hosts' memory between updates", choices=("none", "optimizer")
 )
 train.sum_dtype = Key(
-    "auto", "type in which gradients are reduce-scattered; auto: compute type; float32 needs mesh.context=1",
+    "auto", "type in which devices sum a layer's gradients; auto: compute type; float32 needs mesh.context=1",
     choices=("auto", "float32"), scope=RESUME,
 )  # fmt: skip
 train.seed = Key(

@@ -6,6 +6,7 @@ stream (layers/sequence_parallel.py). If the compiler placed the collectives, th
 with explicit ones, reductions overlap with computation.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -38,8 +39,8 @@ def shard_map_gradient(
       axes, specs: trees like the parameters, of the names of each one's dimensions and of its PartitionSpec.
       reduce_once: all-gather all parameters before the microbatches and reduce-scatter all gradients after them.
         Gradients then cross the mesh once for any number of microbatches, but a device holds a full gradient.
-      reduce_dtype: of reductions over the axes that shard a weight; None: the type that the weight is used in.
-        Reductions over other axes, and those of `reduce_once`, are in float32.
+      reduce_dtype: of sums over devices; None: the type that a layer's weight is used in. Those of `reduce_once` are
+        in float32.
       frozen_specs: PartitionSpecs of the frozen weights, which are gathered layer by layer, so they cannot be
         combined with `reduce_once`.
       measures: those of `gradient`. Each device measures its own tokens and its own units.
@@ -65,7 +66,8 @@ def shard_map_gradient(
         weight, scalars = jax.lax.psum((weight, scalars), AXES)
         for key, pair in measured.items():
             measured[key] = tuple(_psum_replicated(x, of_measured[key][0]) for x in pair)  # both over the same devices
-        return jax.tree.map(_psum_replicated, gradients, specs), weight, carry, scalars, measured
+        all_reduced = functools.partial(_psum_replicated, dtype=reduce_dtype)
+        return jax.tree.map(all_reduced, gradients, specs), weight, carry, scalars, measured
 
     def of_mesh(params, carry, batch, key, frozen):
         batch_specs = jax.tree.map(lambda array: parts if array.ndim > 1 else rows, batch)
@@ -116,8 +118,11 @@ def _pair_specs(names: tuple[str | None, ...]) -> tuple[PartitionSpec, Partition
     return PartitionSpec(*spec), PartitionSpec(*spec[:-1], None)
 
 
-def _psum_replicated(gradient: jax.Array, spec: PartitionSpec) -> jax.Array:
-    """All-reduce a gradient in float32 over the axes that replicate its weight; over the others it is reduced."""
+def _psum_replicated(gradient: jax.Array, spec: PartitionSpec, dtype=None) -> jax.Array:
+    """All-reduce a gradient over the axes that replicate its weight; over the others it is already reduced.
+
+    `dtype` is the type of the sum; None: that of the gradient.
+    """
     split = {axis for axes in spec for axis in as_axis_tuple(axes)}
     copies = tuple(axis for axis in AXES if axis not in split and jax.lax.axis_size(axis) > 1)
-    return jax.lax.psum(gradient.astype(jnp.float32), copies) if copies else gradient
+    return jax.lax.psum(gradient.astype(dtype or gradient.dtype), copies) if copies else gradient

@@ -51,8 +51,8 @@ def make_gradient(
 ) -> Callable:
     """Return gradient(params, carry, batch, key, frozen) -> (gradients, weight, carry, scalars), sums over the batch.
 
-    The sums are float32. Microbatches change them only by rounding, unless the loss of a token depends on other tokens:
-    `train.balance_loss` and `model.expert_capacity` see one microbatch at a time.
+    Sums over microbatches have the types of the parameters. Microbatches change results only by rounding, unless the
+    loss of a token depends on other tokens: `train.balance_loss` and `model.expert_capacity` see one at a time.
 
     Args:
       graphs: of the models.

@@ -74,9 +74,12 @@ def test_microbatches_add_up_in_float32(monkeypatch):
     assert max(jax.tree.leaves(errors)) < 0.02, errors  # 0.006 by the rounding of each reduced gradient
 
 
-def test_copies_are_summed_in_float32():
-    sums = re.findall(r"(\w+)\[[^\n]*\] = psum", program(in_bfloat16(1, dcn_data=2, data=2, fsdp=2)))
-    assert sums and set(sums) == {"f32"}
+def test_copies_can_be_summed_in_float32():
+    config = in_bfloat16(1, dcn_data=2, data=2, fsdp=2).config
+    for dtype, expected in ("auto", {"bf16", "f32"}), ("float32", {"f32"}):
+        config.train.sum_dtype = dtype
+        found = re.findall(r"(\w+)\[[^\n]*\] = psum", program(assembly.assemble(config)))
+        assert set(found) == expected
 
 
 def test_other_models_have_the_same_gradients():
@@ -93,7 +96,8 @@ def test_float32_sums_bring_bfloat16_gradients_nearer_to_those_of_copies():
         leaves = jax.tree.leaves(gradients_and_scalars(of_model=(("dtype", "bfloat16"),), **how)[0])
         return np.concatenate([leaf.ravel() for leaf in leaves])
 
-    rounded, exact, copies = gradient(fsdp=8), gradient(fsdp=8, sum_dtype="float32"), gradient(data=8)
+    rounded, exact = gradient(fsdp=8), gradient(fsdp=8, sum_dtype="float32")
+    copies = gradient(data=8, sum_dtype="float32")
     assert relative_error(exact, copies) < 0.7 * relative_error(rounded, copies)
 
 
