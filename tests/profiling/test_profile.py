@@ -239,7 +239,7 @@ def run_of_sums(folder, **changes):
     return config
 
 
-def test_a_trace_ends_before_the_batch_grows(tmp_path):
+def test_a_trace_ends_before_the_batch_grows(single_device, tmp_path):
     """Steps of two batch sizes have other times and FLOPs: their mean is that of neither."""
     ramp = dict(batch__ramp="steps", batch__first=8, batch__increase_step=4, batch__increase_factor=2.0)
     config = run_of_sums(tmp_path, train__global_batch=16, **ramp)
@@ -248,7 +248,7 @@ def test_a_trace_ends_before_the_batch_grows(tmp_path):
     assert (profile["steps"], profile["rows"]) == ([3, 4], 8)
 
 
-def test_a_trace_begins_anew_after_a_roll_back(tmp_path):
+def test_a_trace_begins_anew_after_a_roll_back(single_device, tmp_path):
     """Steps that are computed again, and the restore between them, are not in the mean of the steps."""
 
     class GoesBack(Callback):
