@@ -357,7 +357,9 @@ def spoiling(monkeypatch, after: int):
 
 
 @pytest.mark.parametrize(("after", "aside"), [(8, ["8.damaged"]), (7, [])], ids=["at_a_save", "before_a_save"])
-def test_a_state_that_no_step_can_go_on_from_is_not_saved_or_not_used(texts, tmp_path, monkeypatch, after, aside):
+def test_a_state_that_no_step_can_go_on_from_is_not_saved_or_not_used(
+    single_device, texts, tmp_path, monkeypatch, after, aside
+):
     """As after an overflow: each number is finite, and no gradient is. It was saved, and gone back to for ever."""
     spoiling(monkeypatch, after)
     config = on_texts(texts, train__steps=12, train__save_every=4, train__bad_steps=2)
