@@ -36,7 +36,7 @@ def learner(**changes):
     for key, value in changes.items():
         section, name = key.split("__")
         config[section][name] = value
-    config.mesh.update(fsdp=1, context=8)
+    config.mesh.update(fsdp=1, context=len(jax.devices()))
     return config
 
 
@@ -57,8 +57,11 @@ def little_is_held_out():
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("teacher")
-    train.train(learner(train__save_every=20, train__eval_every=16), folder)
+    """A run of one device; its students have eight."""
+    folder, devices = tmp_path_factory.mktemp("teacher"), jax.devices()[:1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda: devices)
+        train.train(learner(train__save_every=20, train__eval_every=16), folder)
     return folder
 
 

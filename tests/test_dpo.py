@@ -117,15 +117,18 @@ def on(files, name: str, **changes):
         train__save_every=0, train__eval_every=0, evaluation__sample_tokens=0, train__log_every=1,
     )  # fmt: skip
     config = in_process(**usual | changes)
-    config.mesh.update(fsdp=1, context=8)
-    validate(config, 8)
+    config.mesh.update(fsdp=1, context=len(jax.devices()))
+    validate(config, len(jax.devices()))
     return config
 
 
 @pytest.fixture(scope="module")
 def tuned(files):
-    """A run fine-tuned on conversations."""
-    train.train(on(files, "talks", data__source="chat", train__steps=12), files / "tuned")
+    """A run fine-tuned on conversations, on one device."""
+    with pytest.MonkeyPatch.context() as patch:
+        devices = jax.devices()[:1]
+        patch.setattr(jax, "devices", lambda: devices)
+        train.train(on(files, "talks", data__source="chat", train__steps=12), files / "tuned")
     return files / "tuned"
 
 
