@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import shutil
 import sqlite3
 import statistics
 import time
@@ -60,12 +61,25 @@ def filled(folder, *, also: str = "", prune: str = "none"):
     return searches.find(search.storage, "s", "?")
 
 
-def test_the_answer_is_the_best_trial_and_by_how_much_with_its_warning(tmp_path):
+@pytest.fixture(scope="module")
+def pruned(tmp_path_factory):
+    """A pruned search, which is only read."""
+    return filled(tmp_path_factory.mktemp("pruned"), prune="asha")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The folder of a search that is not pruned, which is only read."""
+    filled(folder := tmp_path_factory.mktemp("plain"))
+    return folder
+
+
+def test_the_answer_is_the_best_trial_and_by_how_much_with_its_warning(pruned):
     import optuna
 
     from studies.search import searches
 
-    found = filled(tmp_path, prune="asha")
+    found = pruned
     best, second, *_ = sorted(found.done, key=lambda one: one.value)
     said = searches.answer(found)
     assert said.startswith(f"Trial {best.number} has the lowest loss, {best.value:.6g}: optimizer.learning_rate=")
@@ -80,23 +94,22 @@ def test_the_answer_is_the_best_trial_and_by_how_much_with_its_warning(tmp_path)
     assert searches.answer(alone) == "No answer: none of 1 trial is done."
 
 
-def test_of_a_search_the_pruned_trials_are_not_those_that_are_done(tmp_path):
+def test_of_a_search_the_pruned_trials_are_not_those_that_are_done(pruned, tmp_path):
     """In study.json, which `pod.py status` shows."""
     from studies import progress
 
-    progress.write(str(tmp_path), filled(tmp_path, prune="asha").trials, None, COUNT + 2)
+    progress.write(str(tmp_path), pruned.trials, None, COUNT + 2)
     shown = json.loads((tmp_path / "study.json").read_text())
     assert {name: shown[name] for name in COUNTS} == {
         "done": 10, "pruned": 1, "failed": 1, "cancelled": 0, "left": 2
     }  # fmt: skip
 
 
-def test_the_page_of_a_search_is_the_same_each_time_and_needs_no_network(tmp_path):
+def test_the_page_of_a_search_is_the_same_each_time_and_needs_no_network(pruned, tmp_path):
     from studies.search import page as search_page
 
-    found = filled(tmp_path, prune="asha")
-    shown = search_page.document(found)
-    assert shown == search_page.document(found)
+    shown = search_page.document(pruned)
+    assert shown == search_page.document(pruned)
     assert "status 3: the loss &lt;is&gt; nan" in shown and "pruned: others were better" in shown
     assert "1 point left out" in shown and "equals trial 0" in shown
     assert "<script" not in shown and "http" not in shown.replace("http://www.w3.org", "") and "Pareto" not in shown
@@ -124,9 +137,8 @@ def test_status_and_report_take_the_name_of_a_search(tmp_path):
     assert status == 2 and "--seeds is not read for the search s" in err
 
 
-def test_a_search_is_not_cancelled_by_its_name_but_by_an_interruption(tmp_path):
-    filled(tmp_path)
-    status, out, err = ended(sweep(tmp_path, "cancel", "s"))
+def test_a_search_is_not_cancelled_by_its_name_but_by_an_interruption(plain):
+    status, out, err = ended(sweep(plain, "cancel", "s"))
     assert (status, out) == (2, "") and err.startswith("error: s is a search, and cancel is for groups and suites; ")
 
 
@@ -154,15 +166,13 @@ def test_a_failed_member_of_a_population_is_not_queued_again(tmp_path):
     assert (status, out) == (2, "") and "a failed member goes on with the weights of another" in err
 
 
-def test_a_name_that_is_neither_a_group_nor_a_search_is_one_line(tmp_path):
+def test_a_name_that_is_neither_a_group_nor_a_search_is_one_line(plain, tmp_path):
     from studies.search import searches
 
-    url = f"sqlite:///{tmp_path}/studies.db"
     with pytest.raises(ConfigError, match=r"t is no group; searches cannot be read: .* there is no such file"):
-        searches.find(url, "t", "t is no group")
-    filled(tmp_path)
+        searches.find(f"sqlite:///{tmp_path}/studies.db", "t", "t is no group")
     with pytest.raises(ConfigError, match=r"t is no group; nor is it a search in --storage \(all: s\)"):
-        searches.find(url, "t", "t is no group")
+        searches.find(f"sqlite:///{plain}/studies.db", "t", "t is no group")
 
 
 @pytest.mark.slow
@@ -296,8 +306,8 @@ def test_a_definition_of_an_earlier_version_goes_on_and_keeps_what_a_later_one_a
         ("config", "{", "a trial of s: is not valid JSON (Expecting property name"),
     ],
 )
-def test_a_trial_that_was_edited_is_refused_in_one_line(tmp_path, key, stored, says):
-    filled(tmp_path)
+def test_a_trial_that_was_edited_is_refused_in_one_line(plain, tmp_path, key, stored, says):
+    shutil.copy(plain / "studies.db", tmp_path)
     edit(tmp_path, "trial_user_attributes", key, stored)
     status, _, err = ended(sweep(tmp_path, "status", "s"))
     assert status == 2 and len(err.splitlines()) == 1 and says in err
