@@ -58,9 +58,8 @@ def test_a_step_that_trained_on_what_the_model_drew_has_no_documents(tmp_path):
         inspection.explain_step(config, tmp_path, tmp_path, 1)
 
 
-def test_a_step_of_puzzles_is_told_by_group_puzzle_and_example(tmp_path):
+def test_a_step_of_puzzles_is_told_by_group_puzzle_and_example(single_device, tmp_path):
     config = small_config(tmp_path / "cache")
-    config.mesh.data = 8
     train.train(config, tmp_path / "run")
     header, *rows = inspection.explain_step(config, tmp_path / "run", tmp_path / "run", 2)
     assert header.split() == ["row", "part", "document", "tokens"]
