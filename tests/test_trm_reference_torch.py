@@ -6,11 +6,15 @@ import pytest
 
 from tests.support import ROOT
 
-torch = pytest.importorskip("torch", reason="the extra `interop` is not installed")
+
+@pytest.fixture(scope="module")
+def torch():
+    """The library, which each worker that collects tests would import for seconds."""
+    return pytest.importorskip("torch", reason="the extra `interop` is not installed")
 
 
 @pytest.fixture(scope="module")
-def reference():
+def reference(torch):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "benchmarks")
         import trm_reference_torch
@@ -23,7 +27,7 @@ def test_steps_are_those_recorded(reference, case):
     assert np.all(np.array(found) <= reference.TOLERANCES[case.partition("_")[0]])
 
 
-def test_adam_atan2_is_that_recorded(reference):
+def test_adam_atan2_is_that_recorded(reference, torch):
     with np.load(reference.FIXTURES / "trm_public_aux.npz", allow_pickle=False) as file:
         recorded = {name.removeprefix("adam_atan2/"): file[name] for name in file if name.startswith("adam_atan2/")}
     *betas, weight_decay = recorded["beta1_beta2_wd"].tolist()
@@ -35,7 +39,7 @@ def test_adam_atan2_is_that_recorded(reference):
         np.testing.assert_allclose(param, recorded["param_after"][count - 1], rtol=1e-12, atol=1e-14)
 
 
-def test_rows_of_the_table_move_by_signs_as_recorded(reference):
+def test_rows_of_the_table_move_by_signs_as_recorded(reference, torch):
     with np.load(reference.FIXTURES / "trm_public_att_p16_grads.npz", allow_pickle=False) as file:
         ids, gradients = (torch.tensor(file[name]) for name in ("puzzle_emb_ids", "grad/puzzle_emb_per_example"))
         wanted = file["puzzle_emb_after_signsgd_lr0.01_wd0.1"]

@@ -13,9 +13,10 @@ from tests.migration import hugging_face_cases as cases
 from tests.migration.record_hugging_face import FOLDER, V
 from trained_run import TrainedRun
 
+# First the one that is missing most often: to import torch takes seconds.
+lens = pytest.importorskip("transformer_lens", reason="transformer-lens is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-lens = pytest.importorskip("transformer_lens", reason="transformer-lens is not installed")
 TOLERANCE = 1e-4
 
 

@@ -7,15 +7,14 @@ import pytest
 from tests.migration import hugging_face_cases as cases
 from tests.migration.record_hugging_face import CASES, make
 
-torch = pytest.importorskip("torch", reason="the extra `interop` is not installed")
-transformers = pytest.importorskip("transformers", reason="the extra `interop` is not installed")
-
 TOLERANCE = 1e-4  # as in test_hugging_face.py
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_transformers_computes_the_same_before_and_after(tmp_path, case):
+    for library in ("torch", "transformers"):  # not above, where each worker would import them to collect tests
+        pytest.importorskip(library, reason="the extra `interop` is not installed")
     tokens, wanted = make(case, tmp_path / "theirs", seed=1)
     config = cases.import_run(tmp_path / "theirs", tmp_path / "run")
     assert np.abs(cases.logits_of(config, tmp_path / "run", tokens) - wanted).max() < TOLERANCE
@@ -28,6 +27,9 @@ def test_transformers_computes_the_same_before_and_after(tmp_path, case):
 
 def by_transformers(folder, tokens: np.ndarray) -> np.ndarray:
     """Return float32 logits of a folder."""
+    import torch
+    import transformers
+
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
