@@ -15,9 +15,17 @@ from input_pipeline import corpus as corpora
 from settings import loading
 from tests import warm
 from tests.support import ROOT
-from tests.test_train import arguments, command, finish, lines_of, place, whole  # noqa: F401
+from tests.test_train import arguments, command, finish, lines_of, place  # noqa: F401
 
 BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "python.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def whole(place) -> str:  # noqa: F811
+    """The output of the run of test_train.py, started from the template."""
+    status, out, err = finish(command("train.py", *arguments(place, "whole"), cache=place))
+    assert status == 0, err
+    return out
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +154,7 @@ def test_a_command_says_by_which_checkpoint_it_answers(folder):
 
 
 @pytest.mark.slow
-def test_the_prompt_that_is_suggested_is_of_the_users_own_text(folder, whole):  # noqa: F811
+def test_the_prompt_that_is_suggested_is_of_the_users_own_text(folder, whole):
     config = trained_run.open_run(folder / "runs" / "tiny").config
     config.data.path = str(folder / "texts/*.txt")
     config.data.cache_dir = str(folder / "torus")
