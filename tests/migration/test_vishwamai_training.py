@@ -180,10 +180,10 @@ def test_a_profiler_begins_anew_with_each_run_and_keeps_neither_itself_nor_the_j
     assert profiler.get_metrics_summary() == {"steps": 0}
     kept = weakref.ref(profiler), weakref.ref(job)
     del step, job
-    gc.collect()
+    gc.collect(1)  # of what is young: a whole collection takes seconds after many tests
     assert kept[0]() is profiler and kept[1]() is None
     del profiler
-    gc.collect()
+    gc.collect(1)
     assert kept[0]() is None
 
 
@@ -204,9 +204,12 @@ def test_details_are_those_of_the_compiled_step():
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp("teacher")
-    config = tiny(folder, max_steps=2, eval_every=0)
-    VishwamAITrainer(VishwamAIPipeline(config), config, loader()).train()
+    """A run of one device."""
+    folder, devices = tmp_path_factory.mktemp("teacher"), jax.devices()[:1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda: devices)
+        config = tiny(folder, max_steps=2, eval_every=0)
+        VishwamAITrainer(VishwamAIPipeline(config), config, loader()).train()
     return folder
 
 
