@@ -31,11 +31,13 @@ def language_model(**changes) -> LanguageModel:
 
 
 def expected(model: LanguageModel, row: Row) -> float:
-    """Return the log-likelihood of the continuation by the logits of a forward pass without batches or buckets."""
+    """Return the log-likelihood of the continuation by the logits of a forward pass of one row, padded to LONGEST."""
     inputs = [*row.context, *row.continuation[:-1]][-LONGEST:]
-    batch = {"tokens": np.array([inputs]), "positions": np.arange(len(inputs))[None], "segments": np.ones((1, 1), int)}
-    batch["segments"] = np.ones_like(batch["tokens"])
-    logits = np.asarray(forward(model.graph, model.params, batch), np.float64)[0, -len(row.continuation) :]
+    index = np.arange(LONGEST)[None]
+    padded = np.array([inputs + [0] * (LONGEST - len(inputs))])
+    batch = {"tokens": padded, "positions": index, "segments": (index < len(inputs)).astype(np.int32)}
+    logits = np.asarray(forward(model.graph, model.params, batch), np.float64)[0, : len(inputs)]
+    logits = logits[-len(row.continuation) :]
     logits -= np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     return float(logits[np.arange(len(row.continuation)), row.continuation].sum())
 
