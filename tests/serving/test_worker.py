@@ -27,8 +27,8 @@ SECONDS = 20  # for a job, before it counts as lost
 
 @pytest.fixture(scope="module")
 def worker(one_device):
-    """A worker with three rows."""
-    worker = Worker(functools.partial(batch_of, 3), functools.partial(mesh_context, one_device))
+    """A worker with four rows, whose programs are those of tests/inference/test_batching.py."""
+    worker = Worker(functools.partial(batch_of, 4), functools.partial(mesh_context, one_device))
     yield worker
     worker.stop()
 
@@ -60,10 +60,10 @@ def test_jobs_have_the_tokens_of_each_alone_and_compile_nothing(worker):
     assert first == expected
     for index, (tokens, wanted) in enumerate(zip(second, expected[::-1], strict=True)):
         assert tokens == (wanted[: len(tokens)] if index in (2, 5) else wanted)
-    requests = [Request(asked[3], 4, Sampling(top_p=0.5, seed=seed)) for seed in range(4)]
+    requests = [Request(asked[3], 4, Sampling(top_p=0.5, seed=seed)) for seed in range(5)]
     with compilations() as of_draws:
         drawn = asyncio.run(tokens_of(worker, requests))
-    assert len(drawn) == 4
+    assert len(drawn) == 5
     assert (
         not compiled
         and not of_draws
@@ -83,9 +83,9 @@ def test_a_prompt_that_finds_no_room_is_refused_before_it_is_encoded(worker, mon
     monkeypatch.setattr(type(tokenizer), "encode", lambda self, text: encoded.append(text) or [1])
     service = TextService("m", tokenizer, PlainFormat(), [], worker, max_waiting=0)
     client = TestClient(make_app(service, ""), base_url="http://localhost")
-    monkeypatch.setattr(worker, "in_flight", 3)
+    monkeypatch.setattr(worker, "in_flight", 4)
     assert client.post(f"/v1/{path}", json=asked).status_code == 429
-    assert client.post(f"/v1/{path}", json=asked | {"n": 4}).status_code == 400
+    assert client.post(f"/v1/{path}", json=asked | {"n": 5}).status_code == 400
     assert not encoded
 
 
