@@ -12,7 +12,7 @@ import itertools
 import math
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 ROUNDING = 1e-12  # the variance of a residual, of 1 before the regression, that is none
 
@@ -53,7 +53,7 @@ def fisher_z(correlation_DD: np.ndarray, n: int, first: int, second: int, given:
         return 1.0
     partial = residual[0, 1] / math.sqrt(residual[0, 0] * residual[1, 1])
     z = math.atanh(min(max(partial, -1 + 1e-12), 1 - 1e-12)) * math.sqrt(n - len(given) - 3)
-    return 2 * float(stats.norm.sf(abs(z)))
+    return 2 * float(special.ndtr(-abs(z)))
 
 
 def skeleton(
