@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.stats
 from flax import nnx
 
 from layers.mixture_density import Mixture, MixtureDensity
@@ -25,7 +24,9 @@ def mixture(seed: int = 0) -> Mixture:
 
 def log_density(one: Mixture, y: np.ndarray) -> np.ndarray:
     """Return log p(y) in float64 by the formula of each Gaussian, summed as densities."""
-    of_numbers = scipy.stats.norm.pdf(y[..., None, :], np.float64(one.means), np.float64(one.scales))
+    from scipy import stats  # here, since it takes a second to import, in each worker that collects tests
+
+    of_numbers = stats.norm.pdf(y[..., None, :], np.float64(one.means), np.float64(one.scales))
     return np.log((np.exp(np.float64(one.log_weights)) * of_numbers.prod(axis=-1)).sum(axis=-1))
 
 
