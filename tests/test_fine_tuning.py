@@ -204,9 +204,8 @@ def test_adapters_learn_beside_weights_that_stay_and_alone_are_kept(base, whole,
 
 def test_a_run_that_has_ended_holds_no_weights_and_no_thread(base, tmp_path):
     """A notebook collects garbage seldom, and its next run needs the memory of the frozen weights."""
-    gc.collect()
+    gc.disable()  # before arrays are counted: those that other tests left stay, and to collect them takes seconds
     threads, arrays_before = set(threading.enumerate()), len(jax.live_arrays())
-    gc.disable()
     try:
         trained(adapted(base), tmp_path)
         left = len(jax.live_arrays()) - arrays_before
