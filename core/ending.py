@@ -95,7 +95,7 @@ def _open_streams() -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r"))  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.closed and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # what its encoding lacks, as stderr does
 
 

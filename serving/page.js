@@ -21,10 +21,18 @@ async function api(path, body, signal) {
   throw error;
 }
 
-// Of a continuation, unless another number is typed. A text has at most as many tokens as bytes, and two marks.
-function textTokens(text) {
-  const room = model.max_model_len - 2 - new TextEncoder().encode(text).length;
-  return Math.min(128, room > 0 ? room : model.max_model_len - 1);
+const textTokens = () => Math.min(128, model.max_model_len - 1);  // of a continuation, unless another number is typed
+
+// An answer of the server; if no number was typed, of as many tokens as fit behind the prompt.
+async function answerTo(path, how, signal) {
+  const body = mode === "text" && !how.max_tokens ? { ...how, max_tokens: textTokens() } : how;
+  try {
+    return await api(path, body, signal);
+  } catch (error) {
+    const room = /use max_tokens of at most (\d+)/.exec(error.message);
+    if (how.max_tokens || !room) throw error;
+    return api(path, { ...body, max_tokens: Number(room[1]) }, signal);
+  }
 }
 
 async function connect() {
@@ -60,7 +68,7 @@ function choose(name) {
   $("ask-label").textContent = name === "chat" ? "Message (Enter sends, Shift+Enter begins a line)" : "Text to continue";
   $("send").textContent = name === "chat" ? "Send" : "Continue";
   show("system-label", name === "chat");
-  $("max_tokens").placeholder = name === "chat" ? "as many as fit" : String(textTokens(""));
+  $("max_tokens").placeholder = name === "chat" ? "as many as fit" : String(textTokens());
   show("error", false);
   $("count").textContent = "";
   $("log").replaceChildren(...TURNS[name].map(draw));
@@ -145,14 +153,13 @@ async function ask(event) {
     $("input").value = "";
   } else {
     how.prompt = text;
-    how.max_tokens ??= textTokens(text);
   }
   turn = add({ role: "assistant", content: "", given: chats ? "" : text });
   turn.box.classList.add("busy");
   running = new AbortController();
   busy(true);
   try {
-    await receive(await api(path, how, running.signal), turn);
+    await receive(await answerTo(path, how, running.signal), turn);
   } catch (error) {
     if (error.name === "AbortError") turn.note = "stopped";
     else failed(error, turn, text);

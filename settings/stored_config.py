@@ -149,7 +149,8 @@ def load_to_continue(
     moved = {key for key in RUNS if stored[key]}  # a checkpoint has their digests
     free = keys_of(RESUME) | moved
     fixed = KEYS.keys() if step is not None else _newest_record(folder)[1].get("weights_only", ())
-    differs = [key for key, value in loaded.typed.items() if value != stored[key] and key in fixed and key not in free]
+    typed = together.without_unread(stored | loaded.typed)  # of those, `validate` says that they are not read
+    differs = [key for key in loaded.typed if typed[key] != stored[key] and key in fixed and key not in free]
     if differs:
         what = "has imported weights" if step is None else f"was trained to step {step}"
         keys = "; ".join(f"{key}={shown(stored[key])}, now {shown(loaded.typed[key])}" for key in differs)
@@ -263,7 +264,9 @@ def _check_recipe(folder, name: str, now: dict, overrides: dict[str, str]) -> li
     Raises:
       ConfigError: the recipe is not the one that the run was started with.
     """
-    then = read_origin(folder).get("recipe_config") or read_config(folder)
+    then = read_origin(folder).get("recipe_config")
+    if not then:
+        then, now = read_config(folder), together.without_unread(now)
     differs = {key: (then[key], value) for key, value in now.items() if key in then and then[key] != value}
     differs = {key: pair for key, pair in differs.items() if key not in overrides and key not in keys_of(MACHINE)}
     for key, (old, new) in differs.items():

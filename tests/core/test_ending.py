@@ -45,6 +45,9 @@ def test_output_in_an_encoding_without_a_character_has_its_number():
     words = [sys.executable, "-c", f'{BEGINS}ending.install(); print("\ufffd!")']
     done = subprocess.run(words, cwd=ROOT, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True)
     assert (done.returncode, done.stdout) == (0, b"\\ufffd!\n")
+    environment = os.environ | {"PYTHONIOENCODING": "ascii:replace"}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True)
+    assert done.stdout == b"?!\n", "as asked for"
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,8 @@ def test_an_older_run_with_the_spike_guard_and_a_stream_can_be_read_and_goes_on_
 def test_an_older_run_with_a_value_that_its_model_never_read_is_used_without_it(tmp_path):
     """Earlier versions took it, and it can neither be left out nor typed otherwise."""
     config = loading.load("configs/trm/sudoku.py", "", {}).config
-    stored = flat(config) | {"model.dropout": 0.1, "model.tie_embeddings": True}
+    unread = {"model.dropout": 0.1, "model.tie_embeddings": True, "model.sliding_window": 128, "model.global_every": 4}
+    stored = flat(config) | unread
     (tmp_path / "config.json").write_text(json.dumps(stored))
     for loaded in (
         stored_config.load_to_read(tmp_path, {}),
@@ -270,6 +271,9 @@ def test_an_older_run_with_a_value_that_its_model_never_read_is_used_without_it(
     ):
         validation.validate(loaded.config, 1, loaded)
         assert (loaded.config.model.dropout, loaded.config.model.tie_embeddings) == (0.0, False)
+    again = stored_config.load_to_continue(tmp_path, 3, None, "", {"model.dropout": "0.1"}, {})
+    with pytest.raises(ConfigError, match=r"model.dropout=0.0, not 0.1 \(this model does not read it\)"):
+        validation.validate(again.config, 1, again)
 
 
 def test_a_run_is_read_with_the_machine_keys_of_here(tmp_path):
