@@ -189,7 +189,11 @@ class DecoderLM(Freezable):
 
     def head_weight(self) -> jax.Array:
         """Return the head [D, V], sharded as it is stored."""
-        return self.head_scale * (transposed(self.embed.embedding[...]) if self.tied else self.head.kernel[...])
+        weight = transposed(self.embed.embedding[...]) if self.tied else self.head.kernel[...]
+        if self.head_scale == 1.0:
+            return weight
+        # Rounded as frozen weights are stored, so that these have the same logits.
+        return self.head_scale * weight.astype(self.dtype).astype(jnp.float32)
 
     def head_inputs(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return a normalised stream and the all-gathered head [D, V] that maps it to logits."""

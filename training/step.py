@@ -149,7 +149,7 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         rows = jax.tree.leaves(batch)[0].shape[0]
         gradients, weight, carry, scalars = gradient(state.params, state.carry, batch, key, frozen or {})
-        gradients = jax.tree.map(lambda g: mean((g, weight)), gradients)
+        gradients = jax.tree.map(lambda g, p: mean((g.astype(p.dtype), weight)), gradients, state.params)
         batch_square = norm(gradients) ** 2 if num_parts else None
         for transform in transforms:
             gradients = step_transform.changed_gradients(transform, gradients, state)

@@ -147,6 +147,17 @@ def test_dropout_zeroes_embeddings_too():
     np.testing.assert_allclose(dropped[kept], entering[kept] / 0.7, rtol=1e-6)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_with_mup_frozen_weights_have_the_head_of_trained_ones(tied):
+    """So that a model is no other than its reference, with which DPO begins."""
+    config = model_config(mup_base_dim=7, tie_embeddings=tied)
+    model = nnx.merge(*make_model(config, dtype=jnp.bfloat16))
+    head_DV = model.head_weight().astype(jnp.bfloat16)
+    stored = model.embed.embedding if tied else model.head.kernel
+    stored[...] = stored[...].astype(jnp.bfloat16)
+    np.testing.assert_array_equal(model.head_weight().astype(jnp.bfloat16), head_DV)
+
+
 def test_dropout_is_the_same_on_any_mesh():
     graph, params = make_model(model_config(dropout=0.5, vocab_size=40))
     batch = packed_batch([[5, 7], [12], [3, 4, 5], [12]], 12, 40)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training step: what it minimises, counts and returns, however a batch is cut; and that it learns."""
 
+import dataclasses
 import functools
 import math
 import re
@@ -337,6 +338,18 @@ def test_groups_of_devices_that_sum_apart_draw_apart():
     draws = [[jax.random.normal(jax.random.fold_in(k, m), ()) for m in range(2)] for k in jax.random.split(key, 2)]
     assert_close(scalars["noise"], np.mean(draws))
     assert len(set(np.asarray(draws).flat)) == 4
+
+
+def test_a_reduced_gradient_is_divided_in_the_type_of_its_parameter():
+    """By a weight that is a whole number it would stay in bfloat16, and so would its norm and the moments."""
+    _, state = line_step()
+
+    def gradient(params, carry, *unused):
+        return {"slope": jnp.ones(D, jnp.bfloat16)}, jnp.int32(3), carry, {"loss": PAIR}
+
+    step = make_train_step(gradient, optax.with_extra_args_support(optax.sgd(0.1)), [], seed=0)
+    gradients = step(dataclasses.replace(state, extra={}), line_batch())[2]
+    np.testing.assert_allclose(gradients["slope"], 1 / 3, rtol=1e-6)
 
 
 def test_a_batch_without_weight_changes_nothing_and_is_finite():
