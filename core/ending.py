@@ -44,6 +44,7 @@ _when_interrupted = BEGINS_AGAIN  # last line and exit status if a signal ends t
 def install() -> None:
     """End this process in one line from now on, whatever exception or signal ends it."""
     _open_streams()
+    _take_any_character()
     atexit.register(_write_output)
     sys.excepthook = _with_one_line
     threading.excepthook = lambda args: _with_one_line(args.exc_type, args.exc_value, args.exc_traceback)
@@ -84,10 +85,9 @@ def ends_by_signal(line: str) -> None:
 
 
 def _open_streams() -> None:
-    """Open /dev/null as each standard stream that the starting program closed, and let stdout take any character.
+    """Open /dev/null as each standard stream that the starting program closed, as services and cron may do.
 
-    Services and cron may close them. Python leaves such a stream None, and the next file that is opened would get its
-    number, and C++'s output.
+    Python leaves such a stream None, and the next file that is opened would get its number, and C++'s output.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
@@ -95,8 +95,12 @@ def _open_streams() -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r"))  # noqa: SIM115
+
+
+def _take_any_character() -> None:
+    """Print a number in place of a character that the encoding of stdout lacks, as stderr does."""
     if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.closed and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # what its encoding lacks, as stderr does
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _write_output() -> None:

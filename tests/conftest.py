@@ -39,7 +39,7 @@ from tests import shape_check, warm  # noqa: E402
 shape_check.install()  # before anything imports layers, models or objectives
 
 from parallelism.mesh import mesh_context  # noqa: E402
-from tests.support import LEFT_OUT, one_device_mesh  # noqa: E402
+from tests.support import LEFT_OUT, on_one_device, one_device_mesh  # noqa: E402
 
 jax.config.update("jax_default_matmul_precision", "highest")
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one is no failure
@@ -80,7 +80,7 @@ def quick_start():
 
 
 @pytest.fixture
-def single_device(monkeypatch):
-    """Train as on a machine of one device: programs without collectives compile in a fraction of the time."""
-    devices = jax.devices()[:1]
-    monkeypatch.setattr(jax, "devices", lambda: devices)
+def single_device():
+    """Train as on a machine of one device."""
+    with on_one_device():
+        yield

@@ -62,6 +62,15 @@ def assert_close(actual, expected, dtype="float32") -> None:
     assert all(error <= limit for error in errors.values()), f"relative errors over {limit}: {errors}"
 
 
+@contextlib.contextmanager
+def on_one_device() -> Iterator[None]:
+    """Train as on a machine of one device: programs without collectives compile in a fraction of the time."""
+    devices = jax.devices()[:1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda: devices)
+        yield
+
+
 def one_device_mesh() -> jax.sharding.Mesh:
     """Return a mesh of the first device with all the axes of a run."""
     return make_mesh(dict.fromkeys(base.MESH_AXES, 1), jax.devices()[:1])

@@ -23,7 +23,7 @@ from settings import stored_config
 from settings.keys import flat
 from settings.validation import validate
 from tests.one_step import batch, placed, small_config
-from tests.support import assert_close, random_weights, write_sums
+from tests.support import assert_close, on_one_device, random_weights, write_sums
 from tests.test_train import in_process, lines_of
 
 
@@ -58,9 +58,8 @@ def little_is_held_out():
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     """A run of one device; its students have eight."""
-    folder, devices = tmp_path_factory.mktemp("teacher"), jax.devices()[:1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "devices", lambda: devices)
+    folder = tmp_path_factory.mktemp("teacher")
+    with on_one_device():
         train.train(learner(train__save_every=20, train__eval_every=16), folder)
     return folder
 

@@ -23,7 +23,7 @@ from settings import stored_config
 from settings.validation import validate
 from tests.input_pipeline.chat.conftest import write_lines
 from tests.one_step import LENGTH, VOCAB, placed, small_config
-from tests.support import assert_close, packed_batch, random_weights
+from tests.support import assert_close, on_one_device, packed_batch, random_weights
 from tests.test_train import in_process, lines_of
 
 
@@ -125,9 +125,7 @@ def on(files, name: str, **changes):
 @pytest.fixture(scope="module")
 def tuned(files):
     """A run fine-tuned on conversations, on one device."""
-    with pytest.MonkeyPatch.context() as patch:
-        devices = jax.devices()[:1]
-        patch.setattr(jax, "devices", lambda: devices)
+    with on_one_device():
         train.train(on(files, "talks", data__source="chat", train__steps=12), files / "tuned")
     return files / "tuned"
 

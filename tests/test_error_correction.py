@@ -12,7 +12,7 @@ from checkpointing.checkpoints import Checkpoints
 from checkpointing.source_run import SourceRun
 from configs.errors import ConfigError
 from settings import loading, validation
-from tests.support import write_sums
+from tests.support import on_one_device, write_sums
 from trained_run import TrainedRun, open_run
 
 SMALL = {
@@ -36,12 +36,11 @@ def small(recipe: str, texts, **changes):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """A folder with a base, the whole run of a module, and one that resumed after its second step."""
-    folder, devices = tmp_path_factory.mktemp("runs"), jax.devices()[:1]
+    folder = tmp_path_factory.mktemp("runs")
     write_sums(folder / "texts", 12)
     changes = {key.replace(".", "__"): value for key, value in OF_MODULE.items()}
     config = small("error_correction", folder / "texts", **changes, train__init_from=str(folder / "base"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "devices", lambda: devices)
+    with on_one_device():
         train.train(small("tiny", folder / "texts"), folder / "base")
         whole = train.train(config.copy_and_resolve_references(), folder / "whole")
         shutil.copytree(folder / "whole", folder / "resumed")

@@ -89,15 +89,13 @@ def test_cycles_grow_while_a_run_trains_and_it_resumes_in_the_middle(cache, tmp_
 
 @pytest.fixture(scope="module")
 def whole(cache, tmp_path_factory) -> pathlib.Path:
-    """The workdir of a run of one device that was never stopped."""
-    workdir, devices = tmp_path_factory.mktemp("whole"), jax.devices()[:1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "devices", lambda: devices)
-        train.train(tiny(cache), workdir)
+    """The workdir of a run that was never stopped."""
+    workdir = tmp_path_factory.mktemp("whole")
+    train.train(tiny(cache), workdir)
     return workdir
 
 
-def test_a_run_that_lost_its_last_steps_does_them_again_bit_for_bit(single_device, cache, whole, tmp_path):
+def test_a_run_that_lost_its_last_steps_does_them_again_bit_for_bit(cache, whole, tmp_path):
     """With what every slot holds: some take the next puzzle after the checkpoint, others are at work on one."""
     workdir = tmp_path / "run"
     shutil.copytree(whole, workdir)

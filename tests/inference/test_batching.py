@@ -206,7 +206,7 @@ def test_a_row_that_another_request_took_is_no_source_of_what_it_had():
 def test_draws_depend_on_the_seed_and_not_on_the_other_rows():
     asked = prompts([4, 9, 20])
     how = Sampling(temperature=1.2, top_k=12, seed=5)
-    singly = [batch_of(2).run([Request(prompt, 8, how)])[0].tokens for prompt in asked]
+    singly = [batch_of(1).run([Request(prompt, 8, how)])[0].tokens for prompt in asked]
     together = batch_of(4).run([Request(prompt, 8, how) for prompt in asked])
     assert [one.tokens for one in together] == singly
 
@@ -271,10 +271,10 @@ def test_cancelled_requests_free_their_rows_and_change_no_other():
 
 def test_a_request_fits_exactly_or_is_refused():
     [prompt] = prompts([LENGTH - 4])
-    [one] = batch_of(2).run([Request(prompt, 4, GREEDY)])
+    [one] = batch_of(1).run([Request(prompt, 4, GREEDY)])
     assert one.tokens == alone(prompt, 4)[0]
     with pytest.raises(ValueError, match="a prompt of 92 tokens and 5 more exceed the 96 tokens of a row"):
-        batch_of(2).add(Request(prompt, 5, GREEDY))
+        batch_of(1).add(Request(prompt, 5, GREEDY))
 
 
 def test_eight_devices_decode_as_one_does():

@@ -24,7 +24,7 @@ from profiling import loop
 from profiling.windows import Window
 from settings import stored_config
 from tests.migration.test_vishwamai import MESH, refused
-from tests.support import assert_close, write_sums
+from tests.support import assert_close, on_one_device, write_sums
 from tests.test_train import lines_of
 
 SIZES = {
@@ -205,9 +205,8 @@ def test_details_are_those_of_the_compiled_step():
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory) -> pathlib.Path:
     """A run of one device."""
-    folder, devices = tmp_path_factory.mktemp("teacher"), jax.devices()[:1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "devices", lambda: devices)
+    folder = tmp_path_factory.mktemp("teacher")
+    with on_one_device():
         config = tiny(folder, max_steps=2, eval_every=0)
         VishwamAITrainer(VishwamAIPipeline(config), config, loader()).train()
     return folder

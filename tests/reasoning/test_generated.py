@@ -5,7 +5,6 @@ import json
 import shutil
 import sys
 
-import jax
 import pytest
 
 import train
@@ -36,19 +35,15 @@ def small(name: str, **changes):
     return loaded.config
 
 
-@pytest.fixture
-def one_device(monkeypatch):
-    devices = jax.devices()[:1]
-    monkeypatch.setattr(jax, "devices", lambda: devices)
-
-
 def lines_of(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["basic_arithmetic", "letter_counting"])
-def test_a_run_learns_from_the_scores_of_a_generator_and_resumes_bit_for_bit(name, one_device, tmp_path, monkeypatch):
+def test_a_run_learns_from_the_scores_of_a_generator_and_resumes_bit_for_bit(
+    name, single_device, tmp_path, monkeypatch
+):
     """The true scores of such a small model are 0, so a score of its letters replaces them."""
     pytest.importorskip("reasoning_gym", reason=REASON)
     scored = []
@@ -76,7 +71,7 @@ def test_a_run_learns_from_the_scores_of_a_generator_and_resumes_bit_for_bit(nam
 
 
 @pytest.mark.slow
-def test_answers_are_learned_as_conversations_are(one_device, tmp_path):
+def test_answers_are_learned_as_conversations_are(single_device, tmp_path):
     pytest.importorskip("reasoning_gym", reason=REASON)
     changes = {"train__objective": "language_modeling", "data__source": "reasoning_gym", "train__steps": "3"}
     train.train(small("basic_arithmetic", **changes), tmp_path / "run")

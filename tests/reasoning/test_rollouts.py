@@ -24,6 +24,7 @@ from reasoning import answers, rollouts
 from settings import loading, validation
 from tests import groups
 from tests.input_pipeline.chat.conftest import CHATML, made_tokenizer
+from tests.support import on_one_device
 
 SMALL = {
     "model.dtype": "float32", "model.num_layers": "1", "model.embed_dim": "32", "model.mlp_dim": "64",
@@ -59,9 +60,8 @@ def records(folder):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """A folder with a run, `whole`, and one that resumed after its second step."""
-    folder, devices = tmp_path_factory.mktemp("runs"), jax.devices()[:1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "devices", lambda: devices)
+    folder = tmp_path_factory.mktemp("runs")
+    with on_one_device():
         config = small(grpo__reward="random", grpo__temperature="0.8")
         whole = train.train(config.copy_and_resolve_references(), folder / "whole")
         shutil.copytree(folder / "whole", folder / "resumed")
@@ -95,12 +95,8 @@ def test_a_file_has_each_answer_and_a_restart_repeats_its_lines(runs):
 @pytest.mark.slow
 def test_several_updates_train_on_the_same_answers_also_after_a_resume_between_them(tmp_path):
     """The second update is corrected by the ratio of probabilities. An interrupted run has its answers in a file."""
-    config, devices = (
-        small(grpo__updates="2", train__save_every="3", grpo__reward="random", optimizer__warmup_steps="0"),
-        jax.devices()[:1],
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "devices", lambda: devices)
+    config = small(grpo__updates="2", train__save_every="3", grpo__reward="random", optimizer__warmup_steps="0")
+    with on_one_device():
         whole = train.train(config, tmp_path / "whole")
         shutil.copytree(tmp_path / "whole", tmp_path / "lost")
         shutil.rmtree(tmp_path / "lost" / "checkpoints" / "4")
@@ -124,9 +120,7 @@ def test_several_updates_train_on_the_same_answers_also_after_a_resume_between_t
 @pytest.mark.slow
 def test_a_run_is_guarded_and_survives_a_preemption(tmp_path):
     """A gradient that is not a number changes nothing, and the answers after a resume are those of the whole run."""
-    devices = jax.devices()[:1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "devices", lambda: devices)
+    with on_one_device():
 
         def trained(name, faults):
             return train.train(small(grpo__reward="random"), tmp_path / name, faults=parse_faults(faults))
@@ -233,9 +227,7 @@ def chatting(tmp_path_factory):
     lines = [json.dumps({"messages": messages}) for messages in told * 5]
     (folder / "chat.jsonl").write_text("\n".join(lines))
     (folder / "recipe.py").write_text(RECIPE)
-    devices = jax.devices()[:1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "devices", lambda: devices)
+    with on_one_device():
         yield folder, lambda recipe, name, **typed: train.train(of_chat(recipe, folder, **typed), folder / name)
 
 

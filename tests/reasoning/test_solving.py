@@ -22,6 +22,7 @@ from reasoning.thoughts import Limits, Thought
 from reasoning.values import VALUES, Function
 from settings import loading
 from settings.validation import validate
+from tests.support import on_one_device
 from tests.test_train import command, finish
 from train import train
 from trained_run import TrainedRun
@@ -38,9 +39,8 @@ SMALL = {
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Return the folder and the result of a run that can write lines, though they are seldom right."""
-    folder, config, devices = tmp_path_factory.mktemp("countdown") / "run", small_config(), jax.devices()[:1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "devices", lambda: devices)
+    folder, config = tmp_path_factory.mktemp("countdown") / "run", small_config()
+    with on_one_device():
         return folder, train(config, folder), TrainedRun(folder, config)
 
 
@@ -230,9 +230,7 @@ def test_a_trained_head_values_what_a_search_draws(run, tmp_path):
     loaded = loading.load("configs/countdown_value_head.py", "", typed)
     loaded.config.mesh.fsdp = 1
     validate(loaded.config, 1, loaded)
-    devices = jax.devices()[:1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "devices", lambda: devices)
+    with on_one_device():
         result = train(loaded.config, tmp_path)
     assert 0 <= result.evaluations["tot"]["solved"] <= 1
     trained = TrainedRun(tmp_path, loaded.config)

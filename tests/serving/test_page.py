@@ -32,6 +32,13 @@ def submit(browser, text: str, **fields) -> None:
     browser.value("document.querySelector('#send').click()")
 
 
+def open_texts(browser, url: str) -> None:
+    """Open the page of a model that chats at the tab that continues texts."""
+    browser.open(url)
+    browser.wait("!document.querySelector('#panel').hidden")
+    browser.value("document.querySelector('#tab-text').click()")
+
+
 def last_answer(browser) -> str:
     return browser.value("[...document.querySelectorAll('.turn.assistant .text')].at(-1).textContent")
 
@@ -59,9 +66,7 @@ def test_a_chat_goes_on_and_its_answers_are_the_servers(browser, chatting):
 
 
 def test_an_answer_can_be_stopped_copied_and_its_error_is_shown(browser, chatting):
-    browser.open(chatting.url)
-    browser.wait("!document.querySelector('#panel').hidden")
-    browser.value("document.querySelector('#tab-text').click()")
+    open_texts(browser, chatting.url)
     submit(browser, "7 is", temperature="0", max_tokens="12")
     browser.wait(f"{ENDED} && document.querySelector('#count').textContent")
     body = {"prompt": "7 is", "temperature": 0, "max_tokens": 12}
@@ -85,9 +90,7 @@ def test_an_answer_can_be_stopped_copied_and_its_error_is_shown(browser, chattin
 
 def test_a_continuation_fits_behind_its_prompt_if_no_number_is_typed(browser, chatting):
     """The model has 96 tokens, fewer than a continuation has elsewhere."""
-    browser.open(chatting.url)
-    browser.wait("!document.querySelector('#panel').hidden")
-    browser.value("document.querySelector('#tab-text').click()")
+    open_texts(browser, chatting.url)
     submit(browser, "7 is 7 times 1;", temperature="0", max_tokens="")
     browser.wait(f"{ENDED} && document.querySelector('#count').textContent")
     assert last_answer(browser).startswith("7 is 7 times 1;")
