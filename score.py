@@ -110,12 +110,13 @@ def scored_by(flag: str, items: list, score: Callable, figures_of: Callable) -> 
 
 
 def of_harness(names: list[str], include_path: str, limit: int) -> Callable[..., Scores]:
-    """Return what scores a model on tasks of lm-evaluation-harness; ConfigError if it is not installed."""
+    """Return what scores a model on tasks of lm-evaluation-harness; ConfigError if it or a task cannot be used."""
     if importlib.util.find_spec("lm_eval") is None:
         raise ConfigError(f"--tasks needs lm-evaluation-harness, which is not installed here; run {INSTALL}")
     from scoring import harness
 
     manager = harness.task_manager(names, include_path and str(expanded(include_path)))
+    harness.check(names, manager)
     return lambda model: harness.score(model, names, manager, limit)
 
 

@@ -5,17 +5,20 @@ The package `lm_eval` is the extra lm-eval; only this file imports it. It finds 
 on the Hugging Face hub, or in local files.
 """
 
+import contextlib
 import json
 import math
 import os
 from collections.abc import Sequence
 
+import jinja2
 from datasets.exceptions import DatasetGenerationError
 from lm_eval import evaluator
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
+from yaml import YAMLError
 
 from configs.errors import ConfigError, did_you_mean, similar
 from scoring.figures import Figure
@@ -23,6 +26,9 @@ from scoring.likelihood import LanguageModel, log_likelihoods
 from scoring.texts import continue_greedily, row_of_pair, rows_of_text
 
 BOOTSTRAPS = 1000  # draws for the standard error of a metric that is not a mean
+UNREADABLE = (ConnectionError, FileNotFoundError, DatasetGenerationError)  # the data of a task
+# What the harness raises for a mistake in a definition of a task. The answers of `Constant` raise nothing.
+MISTAKES = (AttributeError, ImportError, LookupError, TypeError, ValueError, YAMLError, jinja2.TemplateError)
 
 
 @register_model("torus")
@@ -59,6 +65,22 @@ class Torus(LM):
         )  # fmt: skip
 
 
+class Constant(LM):
+    """A model that gives every request the same answer."""
+
+    def loglikelihood(self, requests) -> list[tuple[float, bool]]:
+        """Return a log-likelihood for each request."""
+        return [(-1.0, False)] * len(requests)
+
+    def loglikelihood_rolling(self, requests) -> list[float]:
+        """Return a log-likelihood for each request."""
+        return [-1.0] * len(requests)
+
+    def generate_until(self, requests) -> list[str]:
+        """Return an empty text for each request."""
+        return [""] * len(requests)
+
+
 def task_manager(names: Sequence[str], include_path: str) -> TaskManager:
     """Return the index of all tasks, or of the user's folder if it has all that are named.
 
@@ -72,10 +94,27 @@ def task_manager(names: Sequence[str], include_path: str) -> TaskManager:
     every = TaskManager(include_path=include_path or None)
     if unknown := [name for name in names if name not in every.all_tasks]:
         near = did_you_mean(similar(unknown[0], every.all_tasks))
-        raise ConfigError(
-            f"--tasks={unknown[0]} is not a task of lm-evaluation-harness{near or '; --include_path=FOLDER adds yours'}"
+        own = (
+            f", nor of a readable YAML file in {include_path}" if include_path else "; --include_path=FOLDER adds yours"
         )
+        raise ConfigError(f"--tasks={unknown[0]} is not a task of lm-evaluation-harness{near or own}")
     return every
+
+
+def check(names: Sequence[str], manager: TaskManager) -> None:
+    """Run each task on one item with constant answers.
+
+    Raises:
+      ConfigError: the data of a task cannot be read, or its definition has a mistake.
+    """
+    for name in names:
+        with _readable_data([name]):
+            try:
+                _evaluate(Constant(), [name], manager, limit=1, bootstrap_iters=0)
+            except MISTAKES as error:
+                file = manager.task_index[name].yaml_path
+                why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                raise ConfigError(f"--tasks={name}: its definition {file} has a mistake: {why}") from error
 
 
 def score(
@@ -90,18 +129,30 @@ def score(
       ConfigError: the data of a task cannot be read, a task is named twice, as with its group, or one asks for random
         draws.
     """
-    os.environ["DISABLE_MULTIPROC"] = "1"  # its bootstrap forks this process, which has threads of jax
-    how = {"task_manager": manager, "limit": limit or None, "bootstrap_iters": BOOTSTRAPS}
     try:
-        found = evaluator.simple_evaluate(Torus(model), tasks=list(names), **how)
-    except (ConnectionError, FileNotFoundError, DatasetGenerationError) as error:
-        why = error.__cause__ or error  # that of a malformed file
-        raise ConfigError(f"--tasks={','.join(names)}: the data of a task cannot be read: {why}") from None
+        with _readable_data(names):
+            found = _evaluate(Torus(model), names, manager, limit=limit or None, bootstrap_iters=BOOTSTRAPS)
     except ValueError as error:
         if not str(error).startswith("Duplicate task"):
             raise
         raise ConfigError(f"--tasks={','.join(names)}: {error}; name one of them") from None
     return _results(found["samples"]), {task: _figures(metrics) for task, metrics in found["results"].items()}
+
+
+def _evaluate(model: LM, names: Sequence[str], manager: TaskManager, **how) -> dict:
+    """Return what the harness finds for a model."""
+    os.environ["DISABLE_MULTIPROC"] = "1"  # its bootstrap forks this process, which has threads of jax
+    return evaluator.simple_evaluate(model, tasks=list(names), task_manager=manager, **how)
+
+
+@contextlib.contextmanager
+def _readable_data(names: Sequence[str]):
+    """Raise ConfigError if the data of a task cannot be read."""
+    try:
+        yield
+    except UNREADABLE as error:
+        why = error.__cause__ or error  # that of a malformed file
+        raise ConfigError(f"--tasks={','.join(names)}: the data of a task cannot be read: {why}") from None
 
 
 def _results(samples: dict[str, list[dict]]) -> list[dict]:

@@ -119,6 +119,29 @@ def extra(item: Item) -> dict:
 
 @pytest.mark.skipif(not INSTALLED, reason=REASON)
 @pytest.mark.filterwarnings("ignore")
+def test_a_mistake_in_a_definition_is_one_line_with_its_file_before_a_model_is_read(folder, monkeypatch, tmp_path):
+    from scoring import harness
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    file, good = tmp_path / "mine.yaml", (folder / "choices.yaml").read_text().replace("made_choices", "mine")
+    for old, new, said in (
+        ("{{question}}", "{{qestion}}", "UndefinedError: 'qestion' is undefined"),
+        ("{{question}}", "{{question", "TemplateSyntaxError: unexpected end of template"),
+        ("test_split: test", "test_split: tset", "KeyError: 'tset'"),
+        ("doc_to_text", "doc_to_txt", "TypeError: .* 'doc_to_txt'$"),
+        ("multiple_choice", "multiple_choices", "ValueError: .* 'multiple_choices'"),
+        ('"{{question}}"', "!function mine.question", "ImportError: .* 'mine'"),
+    ):
+        assert old in good
+        file.write_text(good.replace(old, new))
+        with pytest.raises(ConfigError, match=f"^--tasks=mine: its definition {file} has a mistake: {said}"):
+            harness.check(["mine"], harness.task_manager(["mine"], str(tmp_path)))
+    file.write_text(good)
+    harness.check(["mine"], harness.task_manager(["mine"], str(tmp_path)))
+
+
+@pytest.mark.skipif(not INSTALLED, reason=REASON)
+@pytest.mark.filterwarnings("ignore")
 def test_a_task_that_samples_is_one_line_also_without_a_temperature():
     from scoring import harness
 
