@@ -20,7 +20,7 @@ unknown := $(filter-out $(extras),$(EXTRAS))
 variables := ACCELERATOR ARGS CONFIG EXTRAS OSV PORT PYTHON STORAGE TOPOLOGY WORKDIR
 typed := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(if $(filter-out $(variables),$(typed)),$(error \
-    $(firstword $(filter-out $(variables),$(typed))) is no variable; they are $(variables). Keys go into ARGS="--config...."))
+    $(firstword $(filter-out $(variables),$(typed))) is not a variable; they are $(variables). Keys go into ARGS="--config...."))
 
 # glibc asks Linux for huge pages. XLA allocates its temporaries anew in each step, and a step on a CPU spent a fifth of
 # its time on their page faults (docs/decisions/training.md).
@@ -101,12 +101,12 @@ reasoning: setup ## train on arithmetic countdown; compare searches, then reinfo
 	$(python) benchmarks/grpo.py $(ARGS)
 
 tensorboard: setup ## show the metrics and profiles of runs in a browser [WORKDIR=runs/mine] [PORT=6006]
-	@test -d '$(or $(WORKDIR),runs)' || { echo "error: $(or $(WORKDIR),runs) is no folder; name that of a run, or of runs" >&2; exit 2; }
+	@test -d '$(or $(WORKDIR),runs)' || { echo "error: $(or $(WORKDIR),runs) is not a folder; name that of a run, or of runs" >&2; exit 2; }
 	.venv/bin/tensorboard --logdir='$(or $(WORKDIR),runs)' --host=127.0.0.1 --port=$(or $(PORT),6006)
 
 dashboard: setup ## show the studies in a browser, after make setup EXTRAS=studies [STORAGE=sqlite:///studies.db] [PORT=8080]
 	$(if $(or $(STORAGE),$(wildcard studies.db)),,$(error there is no studies.db here: sweep.py makes it; or name one, STORAGE=sqlite:///FILE))
-	$(if $(STORAGE),$(if $(findstring ://,$(STORAGE)),,$(error STORAGE=$(STORAGE) is no address of a database; write STORAGE=sqlite:///FILE)))
+	$(if $(STORAGE),$(if $(findstring ://,$(STORAGE)),,$(error STORAGE=$(STORAGE) is not an address of a database; write STORAGE=sqlite:///FILE)))
 	$(if $(filter sqlite:///%,$(STORAGE)),$(if $(shell test -f '$(STORAGE:sqlite:///%=%)' && echo there),,$(error STORAGE=$(STORAGE): there is no such file; sweep.py makes it)))
 	.venv/bin/optuna-dashboard '$(or $(STORAGE),sqlite:///studies.db)' --port=$(or $(PORT),8080)
 

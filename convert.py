@@ -193,7 +193,7 @@ def check_local_language_model(command: command_line.Command) -> None:
         raise ConfigError(f"{command.address} has model.name={command.config.model.name}, but this needs a decoder_lm")
     if (objective := command.config.train.objective) in OF_PLAIN_PROOF:
         raise ConfigError(
-            f"{command.address} has the module of train.objective={objective}, which is no part of a language model "
+            f"{command.address} has the module of train.objective={objective}, which is not part of a language model "
             "elsewhere; convert the run of its train.init_from"
         )
     if command.bucket:

@@ -166,7 +166,7 @@ def check_kind(flags, config, address) -> None:
         raise ConfigError(f"--{given[0]}: {address} is a recursive model, which solves puzzles; give it --puzzle=FILE")
     if given:
         raise ConfigError(
-            f"--{given[0]}: {address} is no recursive model, which solves puzzles; a language model takes --prompt"
+            f"--{given[0]}: {address} is not a recursive model, which solves puzzles; a language model takes --prompt"
         )
     if flags.html and not solves and not flags.search:
         raise ConfigError("--html shows how a puzzle or problems were solved; it needs --search, or a recursive model")

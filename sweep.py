@@ -167,7 +167,7 @@ def stored_name() -> str:
 
 
 def find_search(name: str, overrides: dict[str, str]):
-    """Return the search of a name that is no group and no suite; None if it is one of these."""
+    """Return the search of a name that is neither a group nor a suite; None if it is one of these."""
     parsed = command_line.FLAGS
     try:
         suites.find(name, parsed.base)

@@ -109,10 +109,10 @@ class TrainedRun:
         Raises:
           ValueError: the tokens are not whole numbers below the vocabulary's size in two dimensions, or rows of more
             than `model.max_length`.
-          ConfigError: the run is no language model.
+          ConfigError: the run is not a language model.
         """
         if self.config.train.objective in NOT_OF_TEXT:
-            raise ConfigError(f"{self.address} is no language model, so it has no logits of tokens")
+            raise ConfigError(f"{self.address} is not a language model, so it has no logits of tokens")
         tokens_BT, most = np.asarray(tokens_BT), self.config.model.vocab_size
         if not tokens_BT.size:
             tokens_BT = tokens_BT.astype(np.int32)  # numpy takes an empty list for float64
@@ -213,7 +213,7 @@ def checked(texts: Iterable[str]) -> list[str]:
         raise ValueError(f"{str(texts)[:40]!r} is one text; give a list of texts")
     texts = list(texts)
     if wrong := [text for text in texts if not isinstance(text, str)]:
-        raise ValueError(f"{type(wrong[0]).__name__} is no text; give str")
+        raise ValueError(f"{type(wrong[0]).__name__} is not a text; give str")
     if wrong := [text for text in texts if SURROGATE.search(text)]:
         raise ValueError(f"{wrong[0]!r:.60} has an unpaired surrogate, which no tokenizer can read")
     return texts
@@ -224,7 +224,7 @@ def _numbers(**how) -> dict:
     how = {name: value.item() if isinstance(value, np.generic) else value for name, value in how.items()}  # no overflow
     for name, value in how.items():
         if name not in LIMITS:
-            raise ValueError(f"{name} is none of the arguments, which are {', '.join(LIMITS)}")
+            raise ValueError(f"{name} is not one of the arguments, which are {', '.join(LIMITS)}")
         kind, least, most = LIMITS[name]
         is_right = isinstance(value, kind) and not isinstance(value, bool) and least <= value <= most
         if not is_right and (name, value) != ("max_tokens", None):

@@ -299,7 +299,7 @@ def forward(params: dict, tokens_T: np.ndarray, position: int, place: tuple[int,
 def main() -> None:
     """Measure everything; end with status 1 if a gate is not passed."""
     if unknown := [word for word in sys.argv[1:] if word not in OPTIONS]:
-        support.usage_error(f"{unknown[0]} is no option of this benchmark; there are {', '.join(OPTIONS)}")
+        support.usage_error(f"{unknown[0]} is not an option of this benchmark; there are {', '.join(OPTIONS)}")
     figures = estimation() | graphs()
     with mesh_context(one_device_mesh()):
         figures |= planted() | induction() | equality()

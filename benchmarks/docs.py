@@ -320,7 +320,7 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers are ended
     if unknown := [page for page in options.pages if page not in pages.names()]:
-        support.usage_error(f"{unknown[0]} is no page; the pages are {', '.join(pages.names())}")
+        support.usage_error(f"{unknown[0]} is not a page; the pages are {', '.join(pages.names())}")
     chosen = options.pages or (["README.md"] if options.quick else pages.names())
     with contextlib.nullcontext(options.keep) if options.keep else tempfile.TemporaryDirectory() as folder:
         verdicts = verdicts_of(chosen, pathlib.Path(folder).absolute())

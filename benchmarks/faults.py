@@ -310,7 +310,7 @@ def _broken_promises(case: Case, runs: list[list[Watched]], workdir: pathlib.Pat
     counts = collections.Counter(line.get("event") for line in support.lines_of(workdir))
     broken += [f"{counts[event]} events {event}" for event, number in case.events.items() if counts[event] != number]
     losses = [values[0] for values in history(workdir).values()]
-    broken += ["a loss is no number"] if case.events.get("roll_back") and None in losses else []
+    broken += ["a loss is not a number"] if case.events.get("roll_back") and None in losses else []
     return broken + (found[:3] if case.exact else [])
 
 

@@ -50,7 +50,7 @@ def commands(page: str) -> list[Shown]:
     """Return the commands of a page in their order.
 
     Raises:
-      ValueError: a line of a script is no command that is known here.
+      ValueError: a line of a script is not a command that is known here.
     """
     if page == DOCSTRINGS:
         return [Shown(page, text) for text in _of_docstrings()]

@@ -38,7 +38,7 @@ def check_options(arguments: Sequence[str]) -> None:
     """End with one line and status 2 for an unknown option, before hours of work."""
     words = tuple(option for option in OPTIONS if option.endswith("="))
     if unknown := [word for word in arguments if word not in OPTIONS and not word.startswith(words)]:
-        usage_error(f"{unknown[0]} is no option of a benchmark; there are {', '.join(OPTIONS)}")
+        usage_error(f"{unknown[0]} is not an option of a benchmark; there are {', '.join(OPTIONS)}")
 
 
 def mechanism_is_on() -> bool:

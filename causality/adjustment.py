@@ -45,12 +45,12 @@ def _without_effects(graph, treatment: str):
 
 def _is_treated(values: dict[str, np.ndarray], treatment: str) -> np.ndarray:
     if not np.isin(values[treatment], (0, 1)).all():
-        raise ValueError(f"{treatment} is a treatment, so that each value must be 0 or 1")
+        raise ValueError(f"{treatment} is a treatment, so each value must be 0 or 1")
     return values[treatment] == 1
 
 
 def naive_effect(values: dict[str, np.ndarray], treatment: str, outcome: str) -> float:
-    """Return E[y | x = 1] - E[y | x = 0], which is no effect if something causes both.
+    """Return E[y | x = 1] - E[y | x = 0], which is not a causal effect if something causes both.
 
     Raises ValueError for a treatment other than 0 or 1, or that is the same for all.
     """

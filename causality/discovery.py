@@ -14,7 +14,7 @@ import math
 import numpy as np
 from scipy import special
 
-ROUNDING = 1e-12  # the variance of a residual, of 1 before the regression, that is none
+ROUNDING = 1e-12  # a variance of a residual below this counts as 0; it is 1 before the regression
 
 
 def pc(data: np.ndarray, alpha: float = 0.01) -> np.ndarray:

@@ -69,7 +69,7 @@ def contrast(
       tokens: (answer, other); None: those that the model finds likeliest.
 
     Raises:
-      ValueError: the prompts have different lengths, or are no tokens of the model.
+      ValueError: the prompts have different lengths, or have tokens that the vocabulary lacks.
     """
     if len(clean_T) != len(corrupt_T):
         raise ValueError(f"the prompts have {len(clean_T)} and {len(corrupt_T)} tokens; give prompts of equal length")
@@ -142,7 +142,7 @@ def logit_lens(graph: nnx.GraphDef, params: dict, tokens_T: np.ndarray, answer: 
     """Return the likeliest token after each block and position, its probability, and that of the answer.
 
     The final norm and the head are applied to the residual stream (nostalgebraist, "interpreting GPT: the logit lens",
-    2020). Raises ValueError for what are no tokens of the model.
+    2020). Raises ValueError for tokens that the vocabulary lacks.
     """
     check_tokens(nnx.merge(graph, params), tokens_T, answer)
     found = _lens(graph, params, np.asarray(tokens_T, np.int32)[None], answer)

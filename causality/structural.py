@@ -60,7 +60,7 @@ class StructuralModel:
         earlier = set()
         for name, mechanism in self.mechanisms.items():
             if unknown := [parent for parent in mechanism.parents if parent not in earlier]:
-                raise ValueError(f"StructuralModel: {name} needs {unknown[0]}, which is no variable before it")
+                raise ValueError(f"StructuralModel: {name} needs {unknown[0]}, which is not a variable before it")
             earlier.add(name)
 
     def graph(self):
@@ -110,4 +110,4 @@ class StructuralModel:
 
     def _check(self, do: Mapping[str, float]) -> None:
         if unknown := [name for name in do if name not in self.mechanisms]:
-            raise ValueError(f"do: {unknown[0]} is no variable; the variables are {', '.join(self.mechanisms)}")
+            raise ValueError(f"do: {unknown[0]} is not a variable; the variables are {', '.join(self.mechanisms)}")

@@ -43,7 +43,7 @@ def trace(
       answer: the token whose probability after the prompt is measured.
 
     Raises:
-      ValueError: `is_noised_T` is not a bool for each token, or the tokens are none of the model.
+      ValueError: `is_noised_T` is not a bool for each token, or the vocabulary lacks a token.
     """
     check_tokens(nnx.merge(graph, params), tokens_T, answer)
     is_noised_T = np.asarray(is_noised_T)

@@ -54,7 +54,7 @@ def read(folder) -> dict:
     if content.pop("sha256") != digest_of(content):
         raise ValueError("has other content than when it was written")
     if content["format"] != FORMAT or not all(map(INSIDE.fullmatch, content["files"])):
-        raise ValueError(f"is none of format {FORMAT} with files inside the folder")
+        raise ValueError(f"is not of format {FORMAT}, or names files outside the folder")
     return content
 
 

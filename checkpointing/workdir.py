@@ -59,7 +59,7 @@ def local_folder(workdir: str | os.PathLike) -> pathlib.Path:
     """Return the folder of a run that a caller of `train` names; CheckpointError for the URL of a bucket."""
     if re.match(r"[A-Za-z][\w+.-]*://|(gs|s3|az|https?):/", str(workdir)):  # a Path has lost a slash
         raise CheckpointError(
-            f"workdir={workdir} is no local folder; for a run in a bucket give `bucket`, the result of "
+            f"workdir={workdir} is not a local folder; for a run in a bucket give `bucket`, the result of "
             "checkpointing.bucket.open_bucket, and its folder as `workdir`"
         )
     return expanded(workdir)

@@ -2,6 +2,8 @@
 """The error of a configuration, and the words of its message; errors that all processes of a run raise."""
 
 import difflib
+import importlib
+import pkgutil
 import re
 import unicodedata
 
@@ -73,6 +75,12 @@ def check_returned(name: str, found: object, is_right: bool, wanted: str) -> Non
     """Raise TypeError, which names it, if an addition returned what is not `wanted`."""
     if not is_right:
         raise TypeError(f"{name} returned {found!r:.60}; it must return {wanted}")
+
+
+def modules_of(package: str) -> list:
+    """Return the modules in a folder, in the order of their names."""
+    found = pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}.")
+    return [importlib.import_module(module.name) for module in found]
 
 
 def made_by(modules, kind: type, *arguments) -> list:

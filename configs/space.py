@@ -47,7 +47,7 @@ class Choice:
     """One of several values of a key, or one of several named sets of keys that only make sense together.
 
     Attributes:
-      values: a tuple of values, or {name: {key: value}}. In the second case the name of the choice is no key.
+      values: a tuple of values, or {name: {key: value}}. In the second case the name of the choice is not a key.
     """
 
     values: tuple[Value, ...] | dict[str, dict[str, Value]]

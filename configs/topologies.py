@@ -131,7 +131,7 @@ SLICES = {  # name: (chip, chips, hosts, the compiler's name); the default mesh 
 
 
 def _share_of_gpu() -> float:
-    """Return the share of a GPU's memory that jax takes for arrays; ConfigError if its variable is no number."""
+    """Return the share of a GPU's memory that jax takes for arrays; ConfigError if its variable is not a number."""
     for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):  # the second is the older name
         try:
             if given := os.environ.get(name):

@@ -57,15 +57,15 @@ Action = Save | Stop | Reshard | RollBack
 
 
 def checked_callbacks(callbacks: list) -> list["Callback"]:
-    """Return the callbacks of a caller; TypeError for what is none."""
+    """Return the callbacks of a caller; TypeError for anything else."""
     for callback in callbacks:
         if not isinstance(callback, Callback):
-            raise TypeError(f"{callback!r} is no callback; give objects of a subclass of core/callbacks.py: Callback")
+            raise TypeError(f"{callback!r} is not a callback; give objects of a subclass of core.callbacks.Callback")
     return callbacks
 
 
 def check_action(callback: "Callback", action: object, present: Shape, step: int) -> None:
-    """Raise TypeError if what a callback returned is no action, ValueError for one that is not possible now.
+    """Raise TypeError if what a callback returned is not an action, ValueError for one that is not possible now.
 
     `present` is the shape of the next step, as `Stages` has it, and `step` the step that was just done.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weights of a run as a TPU that decodes reads them fastest: their types, arrays and layouts in memory."""
+"""The weights of a run in the form that a TPU reads fastest when it decodes: types, arrays and memory layouts."""
 
 from collections.abc import Callable
 

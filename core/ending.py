@@ -29,7 +29,7 @@ LOG = logging.getLogger("torus")
 WITHOUT_ERROR = (0, INTERRUPTED)  # exit statuses
 LAST_WORD_SECONDS = 5.0
 BLAME_SECONDS = 5.0  # after a failed collective, the time for the hub to notice which process died
-# What XLA says of a device, the second on a TPU; RESOURCE_EXHAUSTED may also be a full disk.
+# What XLA says when a device is out of memory, the second form on a TPU. RESOURCE_EXHAUSTED may also be a full disk.
 FULL_DEVICE = re.compile(r"out of memory|Attempting to (allocate|reserve) .* That was not possible", re.IGNORECASE)
 LESS_MEMORY = (
     "smaller batches take less memory; in training so do --config.model.remat=full and a larger "
@@ -70,7 +70,7 @@ def _of_thread(args) -> None:
 
 
 def continues(whether: bool) -> None:
-    """Say, if a signal ends the process, that the same command continues; without `whether` it begins again."""
+    """Choose what the last line says if a signal ends the process: that the same command continues, or begins again."""
     global _when_interrupted
     if whether:
         _when_interrupted = CONTINUES

@@ -7,7 +7,6 @@ because `corpus` is None, as in a run on batches of the caller. Such a run has o
 """
 
 import dataclasses
-import importlib
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
@@ -19,7 +18,7 @@ from checkpointing.record import Record
 from checkpointing.source_run import newest_checkpoint, restore_eval_params
 from checkpointing.store import Store
 from cluster import processes
-from configs.errors import ConfigError, made_by
+from configs.errors import ConfigError, made_by, modules_of
 from core.assembly import Run, assemble
 from core.evaluation import Progress, evaluate_heldout, heldout_lines, vote_and_keep, vote_lines
 from core.scored_model import check_same_on_hosts, scored_model
@@ -34,6 +33,7 @@ from reporting.step_log import StepLog
 from scoring import figures as scores
 from scoring import questions, tasks
 
+FOLDER = "core.evaluations"
 OWN_KINDS = ("train", "event")  # kinds of lines of every run
 
 
@@ -151,16 +151,18 @@ class Votes(Evaluator):
 def check_names(evaluators: Sequence[Evaluator]) -> None:
     """Raise ValueError if an evaluator of a caller has no name, or one whose lines would mix with others.
 
-    Raises TypeError for what is no evaluator.
+    Raises TypeError for what is not an evaluator.
     """
-    taken = {*OWN_KINDS, HeldOut.name, Votes.name, Tasks.name, *(module.KIND for module in _modules())}
+    taken = {*OWN_KINDS, HeldOut.name, Votes.name, Tasks.name, *(module.KIND for module in modules_of(FOLDER))}
     for evaluator in evaluators:
         if not isinstance(evaluator, Evaluator):
-            raise TypeError(f"{evaluator!r} is no evaluator; give an object of a subclass of core.evaluators.Evaluator")
+            raise TypeError(
+                f"{evaluator!r} is not an evaluator; give objects of a subclass of core.evaluators.Evaluator"
+            )
         name = evaluator.name
         if not isinstance(name, str) or not name or name in taken:
             raise ValueError(
-                f"{type(evaluator).__name__}.name={name!r}: give each evaluator a name of its own, which is none of "
+                f"{type(evaluator).__name__}.name={name!r}: give each evaluator a name of its own, other than "
                 f"{', '.join(sorted(taken))}"
             )
         taken.add(name)
@@ -262,7 +264,7 @@ def check_without_corpus(config) -> None:
         raise ConfigError(
             f"evaluation.tasks={config.evaluation.tasks}: a run on batches of the caller has no tokenizer; leave it out"
         )
-    for module in _modules():
+    for module in modules_of(FOLDER):
         module.make(config, None)
 
 
@@ -289,13 +291,8 @@ def of_corpus(config, corpus: Corpus, items: list[questions.Item]) -> list[Evalu
         HeldOut(config.train.eval_every, config.evaluation.batches),
         Votes(config.evaluation.votes_every),
         *of_tasks,
-        *made_by(_modules(), Evaluator, config, corpus),
+        *made_by(modules_of(FOLDER), Evaluator, config, corpus),
     ]
-
-
-def _modules() -> list:
-    folder = pathlib.Path(__file__).parent / "evaluations"
-    return [importlib.import_module(f"core.evaluations.{path.stem}") for path in sorted(folder.glob("*.py"))]
 
 
 def evaluate_newest(config, workdir: pathlib.Path, address, corpus: Corpus, store: Store | None = None) -> None:

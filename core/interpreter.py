@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a command that was started with another Python again with the workspace's, which has the packages.
+"""Restarts a command that another Python started with the Python of the workspace, which has the packages.
 
 It imports nothing but the standard library, and runs in Python 3.10 too, which the images of TPU VMs have.
 """

@@ -143,7 +143,7 @@ class Job:
         if not sampling.samples(self.run.objective):
             return batch
         with self.clock.within("wait"):
-            self.log.flush()  # the previous step is no part of the rollout
+            self.log.flush()  # the previous step is not part of the rollout
         with self.clock.within("rollout"):
             sampled = self.batch_sampler.sample(self.run, state.params, self.compiled_steps.frozen, batch, step)
         for record in sampled.records:
@@ -277,7 +277,7 @@ class Job:
             stopped = stop()
             return stopped
 
-        self.log.flush()  # the pending step is no part of the evaluation
+        self.log.flush()  # the pending step is not part of the evaluation
         context = EvaluationContext(
             self.run, self.eval_params(state), self.compiled_steps.frozen, self.corpus, self.workdir, step, is_last,
             is_stopped, self.lost.record, self.log.display.evaluated,

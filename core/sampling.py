@@ -134,7 +134,7 @@ class BatchSampler:
         return sampled._replace(batch={name: np.asarray(array) for name, array in sampled.batch.items()})
 
     def _copied(self, params: dict) -> dict:
-        """Return a copy of parameters for decoding. A second one, of which it is made, is freed on return."""
+        """Return a copy of parameters for decoding. The intermediate copy that it is made from is freed on return."""
         moved = resharding.reshard(self._copy(params), self._weights)
         with mesh_context(self._decoding.mesh):
             return self._place(moved)

@@ -26,7 +26,10 @@ from objectives.objective import FrozenModel, Objective
 from reporting import preflight, sink
 from settings import layouts, preference, ramp, ranges
 
-MOST_PASSES, USEFUL_PASSES = 40, 4  # over one corpus: more gain nothing; up to 4, each is worth as much as new data
+MOST_PASSES, USEFUL_PASSES = (
+    40,
+    4,
+)  # over one corpus: beyond 40 nothing is gained; each of the first 4 is worth as much as new data
 MANY_HELDOUT, ENOUGH_HELDOUT = 100_000_000, 10_000_000  # tokens that a new run holds out
 
 

@@ -28,9 +28,7 @@ class Steps:
             what = " and ".join(of_others) or "train.init_from"
             raise ConfigError(f"Steps begins with random weights and has no {what}, which train.train reads; call that")
         config = self.run.config
-        changing = {"batch.ramp": config.batch.ramp != "none", "layout.changes": config.layout.changes}
-        changing |= {"supervision.first_high_cycles": cycles.grows(config)}
-        if key := next((name for name, changes in changing.items() if changes), ""):
+        for key in cycles.changing_keys(config):
             raise ConfigError(f"Steps takes every step in one way, and {key} is read by train.train; leave it out")
 
     def init(self):

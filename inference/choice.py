@@ -149,7 +149,7 @@ def draw(logits_BV, how: Choice, seen_BV, bias_BV, wants_top, allowed_BV=True) -
     """Return what was drawn, replicated, and the tokens that each row has then.
 
     Args:
-      bias_BV: added to the logits; -inf for an id that is no token, which is never drawn or listed.
+      bias_BV: added to the logits; -inf for an id that is not a token, which is never drawn or listed.
       allowed_BV: what may be drawn now; the likeliest tokens are listed whether they may or not.
     """
     token_B = choose(adjust(logits_BV, how, seen_BV, jnp.where(allowed_BV, bias_BV, -jnp.inf)), how)

@@ -97,7 +97,7 @@ def chat_prompt(tokenizer: AnyTokenizer, form: PlainFormat | Template, messages:
 def answer_ends(tokenizer: AnyTokenizer, form: PlainFormat | Template) -> list[int]:
     """Return the tokens that end an assistant's turn.
 
-    A token of white space before the template's mark is none of them, since answers have it too: Llama 2 writes
+    A token of white space before the template's mark is not one of them, since answers have it too: Llama 2 writes
     " </s>".
     """
     after = tokenizer.encode(form.after_answer())

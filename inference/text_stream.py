@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Sequence
 
-REPLACEMENT = "\ufffd"  # what a tokenizer returns for bytes that are no character, or not yet
+REPLACEMENT = "\ufffd"  # what a tokenizer returns for bytes that do not form a character, or not yet a whole one
 MOST_HELD = 1024  # REPLACEMENTs at the end; a model that writes more does not write characters
 CONTEXT = 16  # tokens before a new one that are decoded with it at least, as far as there are any
 

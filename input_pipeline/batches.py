@@ -96,7 +96,7 @@ def evaluation_batches(
     def read(step: int) -> Batch:
         places = step * global_batch + rows
         inside = places < taken
-        # The square of 3.04e9 windows is no int64.
+        # The square of 3.04e9 windows does not fit in an int64.
         indices = places if taken == num_windows else places * num_windows // taken
         batch = {}
         for key, values in of_windows(indices[inside]).items():

@@ -79,7 +79,7 @@ class NumberTokenizer(ByteTokenizer):
         return [np.array(self.encode(text), np.uint8) for text in texts]
 
     def decode(self, tokens: list[int]) -> str:
-        """Return the text; ids that are no tokens are skipped."""
+        """Return the text; ids that are not tokens are skipped."""
         of_number = self.first_number
         return "".join(
             chr(token) if token < of_number else str(token - of_number) for token in tokens if token < self.vocab_size

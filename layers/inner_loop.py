@@ -144,6 +144,6 @@ _float32_gradients.defvjp(
 
 
 def with_float32_gradients(model: nnx.Module) -> nnx.Module:
-    """Return the model for rows that are no tasks: layers reduce gradients in the compute type, tasks in float32."""
+    """Return the model for rows outside of tasks: layers reduce gradients in the compute type, tasks in float32."""
     graph, params = nnx.split(model)
     return nnx.merge(graph, _float32_gradients(params))

@@ -31,7 +31,7 @@ def float32_run(config) -> assembly.Run:
     """Return the run of a configuration that computes in float32 with reference attention on one device, dropless."""
     config = dropless(config)
     config.model.update(dtype="float32", attention="reference", quantization="none")
-    config.meta.learn_rates = False  # step sizes of training are no part of the model
+    config.meta.learn_rates = False  # step sizes of training are not part of the model
     config.mesh.update(dict.fromkeys(MESH_AXES, 1))
     return assembly.assemble(config, devices=jax.devices()[:1])
 

@@ -103,7 +103,9 @@ def _translated(words: list[str]) -> tuple[list[str], dict[str, object]]:
     flags = [word for word in words if word.startswith("-") or "=" not in word]  # also values after a space
     typed = dict(word.lstrip("+").split("=", 1) for word in words if word not in flags)
     if typed.get(FOLDER, "a folder").lower() in ("", "null", "none"):
-        raise ConfigError(f"{FOLDER}={typed[FOLDER]} is no folder; omit it, or name one, as {BUCKET}/baseline/baseline")
+        raise ConfigError(
+            f"{FOLDER}={typed[FOLDER]} is not a folder; omit it, or name one like {BUCKET}/baseline/baseline"
+        )
     ours = {}
     for key in sorted(typed, key=lambda key: (key not in (WIDTH, HEADS), key == "ema")):  # ema=false wins over ema_rate
         ours |= _ours(key, typed[key])

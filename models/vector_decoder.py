@@ -9,9 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from layers.axes import weight
-from layers.fsdp import all_gather_params
-from layers.products import einsum
+from layers.projection import Projection
 from layers.units import Units
 from models import decoder_lm
 from models.decoder_lm import DecoderLM
@@ -35,7 +33,8 @@ class VectorDecoder(DecoderLM):
 
     def __init__(self, config, *, dtype, scan: bool, kernel: str = "", rngs: nnx.Rngs):
         super().__init__(config, dtype=dtype, scan=scan, kernel=kernel, rngs=rngs)
-        self.embed = ReadIn(config.input_dim + 1, config.embed_dim, rngs=rngs)
+        dims = {"in_dim": config.input_dim + 1, "out_dim": config.embed_dim}
+        self.embed = Projection(**dims, axes=(None, "embed"), rngs=rngs)
 
     def __call__(self, inputs: jax.Array, targets_BT: jax.Array) -> jax.Array:
         """Return predictions of the targets, float32 [B, T]; each depends on earlier examples and its own input.
@@ -51,19 +50,8 @@ class VectorDecoder(DecoderLM):
         one_document = jnp.ones_like(positions)
         contexts, _ = self._contexts(one_document, positions, None)
         contexts = [(*context, one_document > 0) for context in contexts]
-        stream, *_ = self.stack(self.embed(sequence, self.dtype), contexts, caches=None, key=None)
+        stream, *_ = self.stack(self.embed(sequence.astype(self.dtype)), contexts, caches=None, key=None)
         return self.logits(self.norm(stream)[:, ::2])[..., 0]
-
-
-class ReadIn(nnx.Module):
-    """A linear map of vectors [B, T, inputs] to the stream [B, T, D], in place of a token embedding."""
-
-    def __init__(self, inputs: int, embed_dim: int, *, rngs: nnx.Rngs):
-        self.kernel = weight(rngs, (inputs, embed_dim), (None, "embed"), inputs**-0.5)
-
-    def __call__(self, x: jax.Array, dtype) -> jax.Array:
-        kernel = all_gather_params(self.kernel[...], (None, "embed"), dtype)
-        return einsum("BTC,CD->BTD", x.astype(dtype), kernel)
 
 
 make = VectorDecoder  # call it with a mesh in context

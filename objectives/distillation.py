@@ -47,7 +47,7 @@ class Distillation(LanguageModeling):
     def transform(self, model: nnx.Module, rngs: nnx.Rngs, *, teacher: nnx.Module) -> nnx.Module:
         """Add a projection to the teacher's width to the student, if the loss compares their streams."""
         if self.hidden_weight:
-            model.projection = Projection(embed_dim=model.embed_dim, out_dim=teacher.embed_dim, rngs=rngs)
+            model.projection = Projection(in_dim=model.embed_dim, out_dim=teacher.embed_dim, rngs=rngs)
         return model
 
     def loss(self, model, carry, batch, key, *, teacher):

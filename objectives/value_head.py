@@ -47,7 +47,7 @@ class ValueHead(GRPO):
     def transform(self, model: nnx.Module, rngs: nnx.Rngs) -> nnx.Module:
         """Add the head, and mark all other weights as frozen."""
         freeze(model)
-        setattr(model, HEAD, Projection(embed_dim=model.embed_dim, out_dim=1, rngs=rngs))
+        setattr(model, HEAD, Projection(in_dim=model.embed_dim, out_dim=1, rngs=rngs))
         return model
 
     def flops_per_token(self, of_model, *, frozen: bool) -> float:
@@ -55,7 +55,7 @@ class ValueHead(GRPO):
         return of_model() / 3 - 2 * self.embed_dim * self.vocab_size
 
     def sample_batch(self, engine, batch, key):
-        """Return answers as GRPO does; raises DataError for a reward that is no probability."""
+        """Return answers as GRPO does; raises DataError for a reward that is not a probability."""
         sampled = super().sample_batch(engine, batch, key)
         rollouts.check_probabilities(record["reward"] for record in sampled.records)
         return sampled

@@ -59,7 +59,7 @@ def check_batches(
 ) -> Iterator[dict]:
     """Yield `count` batches of `rows`, after a check that they have the shapes of the compiled step.
 
-    Raises ValueError for a wrong array, with its shape and the expected one, for numbers that are no ids of a
+    Raises ValueError for a wrong array, with its shape and the expected one, for numbers that are not ids of a
     vocabulary of `vocab_size` (0: none is checked), or if there are too few batches.
     """
     wanted = of_rows(abstract_batch, rows)
@@ -75,7 +75,7 @@ def check_batches(
 
 
 def check_ids(batch: dict, vocab_size: int, what: str) -> None:
-    """Raise ValueError if a batch of texts has a token or a target that is no id of the vocabulary.
+    """Raise ValueError if a batch of texts has a token or a target that is not an id of the vocabulary.
 
     A target below 0 has no loss. Tokens where `segments` is 0 are padding.
     """
@@ -83,7 +83,7 @@ def check_ids(batch: dict, vocab_size: int, what: str) -> None:
     for name, numbers in (("tokens", tokens), ("targets", np.maximum(batch["targets"], 0))):
         wrong = numbers[(numbers < 0) | (numbers >= vocab_size)]
         if wrong.size:
-            raise ValueError(f"{what}: {name} has {wrong[0]}, which is no id with model.vocab_size={vocab_size}")
+            raise ValueError(f"{what}: {name} has {wrong[0]}, which is not an id with model.vocab_size={vocab_size}")
 
 
 def of_rows(abstract_batch: dict, rows: int) -> dict[str, jax.ShapeDtypeStruct]:

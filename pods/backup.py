@@ -105,7 +105,7 @@ def _copy_from_storage(settings: Settings, folder: str, target: pathlib.Path) ->
     """Copy a folder that this machine reaches itself: in a bucket, or of a local pod."""
     in_bucket = "://" in folder
     if not (in_bucket or settings.dry_run or pathlib.Path(folder).is_dir()):
-        raise usage_error(f"{folder} is no folder; `launch` a run first, or name its folder with --workdir")
+        raise usage_error(f"{folder} is not a folder; `launch` a run first, or name its folder with --workdir")
     words = ["gcloud", "storage", "rsync", "-r", folder] if in_bucket else ["cp", "-r", f"{folder}/."]
     expect_success([call(settings, [*words, local_folder(settings, str(target))], show=True)], f"back {folder} up")
 

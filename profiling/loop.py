@@ -116,7 +116,7 @@ class LoopProfile(Profile):
         return [advice.line() for advice in advise(Measured(measured, self.config, None))]
 
     def wrap(self, train_step, job):
-        """Return the step of a run, timed and traced; what was timed before is no part of it."""
+        """Return the step of a run, timed and traced; what was timed before is not part of it."""
         self._begin_anew()
         self.window, self._since = self._asked, time.time()
         self._clock, self._workdir = job.clock, job.workdir  # not the job, which has arrays

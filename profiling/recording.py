@@ -108,7 +108,7 @@ class Profile(Callback):
         return None
 
     def _begin(self, job, batch) -> None:
-        job.log.flush()  # the step before is no part of the trace
+        job.log.flush()  # the step before is not part of the trace
         self._shape = shape_of(batch, job.compiled_steps.cycles)
         self._first, self._stage = job.clock.step, job.stages.shape(job.clock.step - 1)
         self._before, self._between, self._joules = job.clock.read(), _between_steps(job), _joules()

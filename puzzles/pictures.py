@@ -2,7 +2,7 @@
 """Shows a recursive model's answer at each supervision step, as an HTML page or as text for a terminal.
 
 Boards are tokens as data sets have them. Sudoku: 1 an empty cell, 2 and up the digits from 1. Maze: 1 to 5 for
-"# SGo". ARC: 1 the border, 2 to 11 the colours. 0 is padding, and a label of 0 or less is no label.
+"# SGo". ARC: 1 the border, 2 to 11 the colours. 0 is padding, and a label of 0 or less is not a label.
 """
 
 import html

@@ -15,7 +15,7 @@ from input_pipeline.tokenization import AnyTokenizer
 from reasoning.tasks import TASKS, Task
 
 Reward = Callable[[str, str], float]
-REWARD_NAMES = ("task", "reference", "random")  # those that are no function of a recipe
+REWARD_NAMES = ("task", "reference", "random")  # those that are not functions of a recipe
 REWARDS: dict[str, Reward] = {}  # by name, as `grpo.reward` has it
 
 

@@ -122,7 +122,7 @@ class Sampler:
 
 
 def _finite(number: object, name: str) -> float:
-    """Return what a function of a recipe returned as a reward; DataError if that is no finite number."""
+    """Return what a function of a recipe returned as a reward; DataError if that is not a finite number."""
     try:
         value = math.nan if isinstance(number, str | bytes) else float(number)
     except (TypeError, ValueError, OverflowError):

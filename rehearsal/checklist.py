@@ -132,11 +132,7 @@ def _operand_type(module: hlo.Module, product: hlo.Instruction) -> str:
 def fixed_shapes(seen: Seen) -> Verdict:
     """One program runs all steps."""
     config = seen.config
-    changing = {
-        "batch.ramp": config.batch.ramp != "none", "layout.changes": bool(config.layout.changes),
-        "supervision.first_high_cycles": cycles.grows(config),
-    }  # fmt: skip
-    if names := [name for name, changes in changing.items() if changes]:
+    if names := cycles.changing_keys(config):
         return False, f"{' and '.join(names)} change the shape during the run; each shape is compiled while others run"
     rows, length = config.train.global_batch, config.train.sequence_length
     return True, f"one program for all steps, of {rows} x {length} tokens"

@@ -30,7 +30,6 @@ from rehearsal import sealed
 from settings import loading
 from settings.keys import flat
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 COMPILED_CODE = (
     "core/assembly.py", "core/decoding.py", "core/models.py", "configs/adaptation_keys.py", "configs/base.py",
     "configs/errors.py", "configs/key.py", "configs/reasoning_keys.py", "configs/recursion_keys.py",
@@ -136,9 +135,8 @@ class Compiler:
 
     def folder(self, config, topology: topologies.Topology, call: Call | None = None) -> pathlib.Path:
         """Return the cache folder of a compilation; its name is a digest of everything the compilation depends on."""
-        code = identity.files_digest(
-            file for name in COMPILED_CODE for file in [ROOT / name, *(ROOT / name).rglob("*.py")] if file.is_file()
-        )
+        paths = [loading.ROOT / name for name in COMPILED_CODE]
+        code = identity.files_digest(file for path in paths for file in [path, *path.rglob("*.py")] if file.is_file())
         request = _request(config, topology, call) | self.variables
         content = json.dumps([request, self.program, code, versions()], sort_keys=True)
         return self.cache / hashlib.sha256(content.encode()).hexdigest()[:24]
@@ -230,7 +228,7 @@ class _Process:
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
         request = json.dumps(_request(*wanted))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"{program}\n{COMPILING}", str(folder), request, str(os.getpid())], cwd=ROOT,
+            [sys.executable, "-c", f"{program}\n{COMPILING}", str(folder), request, str(os.getpid())], cwd=loading.ROOT,
             stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=_environment(self.topology) | variables,
             start_new_session=True,
         )  # fmt: skip

@@ -2,8 +2,8 @@
 """What takes the place of a GPU's attention kernel where a CPU compiles its program: it needs the same memory.
 
 As the kernel does, it keeps its inputs and its result for the backward pass, and never holds the scores of a whole
-sequence. The schedule prices what has its scope as the kernel. Letters: see layers/attention/attention.py; C is a
-block of T.
+sequence. The schedule gives instructions in its scope the price of the kernel. C is a block of T; other letters are in
+layers/attention/attention.py.
 """
 
 import jax

@@ -47,7 +47,7 @@ def added(compiled: Compiled, figures: dict, found: dict) -> dict:
 
 
 def row(report: dict) -> dict:
-    """Return what of a row of `rehearsal.report.row` is otherwise, given the whole report of both phases."""
+    """Return the columns of a row of `rehearsal.report.row` that a rollout changes, from the report of both phases."""
     step = report["update_and_rollout_seconds"]
     gib = max(report["hbm_gib"]["total"], report["rollout"]["hbm_gib"]["total"])
     changed = verdict(report["fits"], gib, step, step and report["tokens_per_step"] / step, report)

@@ -120,7 +120,7 @@ class Display:
         self._show(self.step, text)
 
     def evaluated(self, done: int, total: int) -> None:
-        """Show how many batches of an evaluation are done, at growing intervals; the first one, which compiles, not."""
+        """Show how many batches of an evaluation are done, at growing intervals, but not the first, which compiles."""
         now = time.perf_counter()
         if done <= 1:
             self.first_batch_ended = self.evaluation_shown = now

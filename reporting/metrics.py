@@ -90,7 +90,7 @@ def steps_of(lines: Sequence[Line], kind: str) -> list[Line]:
 
 
 def without_abandoned(lines: Sequence[Mapping]) -> list[Mapping]:
-    """Return the lines, as they were written, without figures of later steps than one that the run then went on from.
+    """Return the lines, as they were written, without the figures of steps that a later start or roll back undid.
 
     All events stay.
     """

@@ -7,12 +7,12 @@ Such a file has `check(config)`, which raises ConfigError if the configuration a
 
 import contextlib
 import functools
-import importlib
 import pathlib
 from collections.abc import Callable, Mapping
 
-from configs.errors import made_by
+from configs.errors import made_by, modules_of
 
+FOLDER = "reporting.sinks"
 INTERRUPTED = 75  # exit status
 # Called with the last line and the exit status of a process that ends while its `with` blocks are still open, as at a
 # hang or when another process was lost. They are called in any thread, and return within 2 seconds.
@@ -49,7 +49,7 @@ def numbers(kind: str, figures: Mapping[str, object]) -> dict[str, float]:
 
 def check(config) -> None:
     """Raise ConfigError if the configuration asks for a sink that cannot be made."""
-    for module in _modules():
+    for module in modules_of(FOLDER):
         module.check(config)
 
 
@@ -57,7 +57,7 @@ def sinks_of(config, workdir: pathlib.Path, process: int) -> list[Sink]:
     """Return the sinks of a process that the configuration asks for; if one cannot be made, the others are closed."""
     sinks: list[Sink] = []
     with contextlib.ExitStack() as unless_all_are_made:
-        for module in _modules():
+        for module in modules_of(FOLDER):
             for sink in made_by([module], Sink, config, workdir, process):
                 unless_all_are_made.push(functools.partial(_close, sink))
                 sinks.append(sink)
@@ -67,8 +67,3 @@ def sinks_of(config, workdir: pathlib.Path, process: int) -> list[Sink]:
 
 def _close(sink: Sink, kind: type | None, error: BaseException | None, trace: object) -> None:
     sink.close(error)
-
-
-def _modules() -> list:
-    folder = pathlib.Path(__file__).parent / "sinks"
-    return [importlib.import_module(f"reporting.sinks.{path.stem}") for path in sorted(folder.glob("*.py"))]

@@ -139,7 +139,7 @@ def _content(path: pathlib.Path) -> bytes:
 
 
 def _tasks(path: pathlib.Path) -> list[dict]:
-    """Return the entries of core.yaml; JsonError if it is no YAML or no such list, ConfigError if labels are equal."""
+    """Return the entries of core.yaml; JsonError if it is not a YAML list of them, ConfigError if labels are equal."""
     text = json.dumps(parse_yaml(_content(path), str(path)), default=str)
     tasks = parse_json(text, TasksOfCore, str(path))["icl_tasks"]
     label, count = collections.Counter(task["label"] for task in tasks).most_common(1)[0]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from files.terminal import is_live
 from reporting.display import aligned, duration
 
-PROGRESS_SECONDS = 5.0  # between lines of progress where stderr is no terminal
+PROGRESS_SECONDS = 5.0  # between lines of progress where stderr is not a terminal
 
 
 class Figure(NamedTuple):
@@ -86,7 +86,7 @@ class Progress:
         self.what, self.done, self.began, self.shown = "", 0, 0.0, 0.0
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Show that `done` of `total` parts are done; a line every few seconds where stderr is no terminal."""
+        """Show that `done` of `total` parts are done; a line every few seconds where stderr is not a terminal."""
         now = time.monotonic()
         if what != self.what or done < self.done:  # a second suite may do the same again
             self.what, self.began, self.shown = what, now, now

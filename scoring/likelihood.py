@@ -123,7 +123,7 @@ def log_likelihoods(model: LanguageModel, rows: Sequence[Row]) -> list[Likelihoo
 
 
 def _fitted(model: LanguageModel, row: Row) -> Row:
-    """Return the row with as much of its context as fits; the last token is no input."""
+    """Return the row with as much of its context as fits; the last token is not an input."""
     room = model.max_length + 1 - len(row.continuation)
     if room < 1:
         raise ConfigError(

@@ -14,7 +14,7 @@ from input_pipeline.tokenization import AnyTokenizer
 from serving.worker import Job, Update
 
 PART = "token_id:"  # with its number, the text of a token that is a part of a character
-LEAST_LOG_PROB = -9999.0  # in place of -inf, which JSON has not
+LEAST_LOG_PROB = -9999.0  # in place of -inf, which JSON does not have
 REASONS = {"end": "stop", "length": "length"}
 
 

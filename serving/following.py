@@ -22,7 +22,7 @@ from inference.choice import Sampling
 
 TOPIC = "serving"
 MOST_TOKENS = 1 << 20  # in a message, whose length is limited
-TOKENS_OF_REST = 1 << 14  # whose length a request without its prompt has at most
+TOKENS_OF_REST = 1 << 14  # at most the length of a request without its prompt
 
 
 STEP: dict = {}  # the change after which the batch steps

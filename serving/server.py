@@ -23,7 +23,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket; clients that come early wait until the server is ready.
 
     Raises:
-      ConfigError: the port is in use, or the host is no address of this machine.
+      ConfigError: the port is in use, or the host is not an address of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

@@ -44,6 +44,15 @@ def grows(config: ConfigDict) -> bool:
     return bool(config.supervision.first_high_cycles)
 
 
+def changing_keys(config: ConfigDict) -> list[str]:
+    """Return the keys for which the compiled step changes during the run."""
+    changes = {
+        "batch.ramp": config.batch.ramp != "none", "layout.changes": config.layout.changes,
+        "supervision.first_high_cycles": grows(config),
+    }  # fmt: skip
+    return [key for key, changes_step in changes.items() if changes_step]
+
+
 def check(config: ConfigDict) -> None:
     """Raise ConfigError for first cycles that are not both given, exceed the last ones, or need too many programs."""
     first, last, lows = _first(config), _last(config), config.model.low_latents

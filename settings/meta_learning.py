@@ -83,6 +83,6 @@ def check_rows(config: ConfigDict, rows: int) -> None:
     if not leaves_rows(config, rows):
         key = f"plasticity.method={plasticity.method}" if plasticity.method in OF_UNITS else "plasticity.measure"
         raise ConfigError(
-            f"{key} measures hidden units on rows that are no tasks, and meta.share={share} leaves none of the {rows} "
+            f"{key} measures hidden units on rows that are not tasks, and meta.share={share} leaves none of the {rows} "
             "of a device's microbatch; use a smaller share, or more rows"
         )

@@ -20,7 +20,7 @@ MAKE = re.compile(r"^(def )?make\b", re.MULTILINE)  # in a module that a configu
 
 
 def check(values: dict[str, object]) -> None:
-    """Raise ConfigError for the first dotted key whose value has another type, is no choice of it, or is out of range.
+    """Raise ConfigError for the first dotted key with a value of another type, not among its choices, or out of range.
 
     ml_collections accepts None for every key, and a bool for a number; a stored run with these could not be read.
     """

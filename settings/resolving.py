@@ -152,7 +152,7 @@ def mesh_sizes(axes: Sequence[str], numbers: Sequence[str], said: str) -> dict[s
     if unknown:
         name = shown(unknown[0])
         near = did_you_mean(similar(name, MESH_AXES))
-        raise ConfigError(f"{said}: {name!r} is no mesh axis{near} (all: {', '.join(MESH_AXES)})")
+        raise ConfigError(f"{said}: {name!r} is not a mesh axis{near} (all: {', '.join(MESH_AXES)})")
     if len(set(axes)) < len(axes):
         raise ConfigError(f"{said}: {max(axes, key=axes.count)} is named more than once; name each axis once")
     if len(axes) != len(numbers):

@@ -90,7 +90,7 @@ def find(asked: str, base: str = "") -> tuple[Study, list[str]]:
             study = Study(study_name, suite, suite.bases[chosen], groups)
             return study, study.counted if name in bases else [name]
     near = did_you_mean(similar(name, known))
-    raise ConfigError(f"{shown(asked)} is no group or suite of configs/experiments/{near} (all: {', '.join(known)})")
+    raise ConfigError(f"{shown(asked)} is not a group or suite of configs/experiments/{near} (all: {', '.join(known)})")
 
 
 def is_known(name: str) -> bool:
@@ -143,7 +143,7 @@ def owners(members: Iterable[Member]) -> dict[str, Member]:
 
 
 def _name_of(asked: str) -> str:
-    """Return the name that a name or a path below configs/experiments/ means; another path is no name."""
+    """Return the name that a name or a path below configs/experiments/ means; another path is not a name."""
     path = expanded(asked)
     places = [loading.ROOT / path, path.absolute()]
     if len(path.parts) > 1 and not any(place.exists() and EXPERIMENTS in place.parents for place in places):
@@ -171,7 +171,7 @@ def _declared(file: pathlib.Path, kind: type) -> Suite | Group:
 def _base(suite: Suite, suite_name: str, base: str) -> str:
     if base not in suite.bases:
         near = did_you_mean(similar(base, suite.bases))
-        raise ConfigError(f"--base={shown(base)} is no base of {suite_name}{near} (all: {', '.join(suite.bases)})")
+        raise ConfigError(f"--base={shown(base)} is not a base of {suite_name}{near} (all: {', '.join(suite.bases)})")
     return base
 
 

@@ -42,7 +42,7 @@ from parallelism.mesh import mesh_context  # noqa: E402
 from tests.support import LEFT_OUT, on_one_device, one_device_mesh  # noqa: E402
 
 jax.config.update("jax_default_matmul_precision", "highest")
-hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one is no failure
+hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one is not a failure
 hypothesis.settings.load_profile("any machine")
 
 

@@ -72,7 +72,7 @@ def test_a_run_takes_up_the_weights_and_their_average(single_device, place, tmp_
     assert sorted(lines_of(tmp_path / "run", "train")) == [1, 2]
     events = metrics.read_lines(tmp_path / "run" / "metrics.jsonl")
     [account] = [line for line in events if line.get("event") == "goodput"]
-    assert account["seconds"]["idle"] == 0  # the time since the import is none of the run's
+    assert account["seconds"]["idle"] == 0  # the time since the import is not part of the run's
     with Checkpoints(tmp_path / "run") as checkpoints, mesh_context(run.mesh):
         params = checkpoints.restore_params(2, run.abstract_state.params, "params")
     jax.tree.map(lambda found, weight: np.testing.assert_allclose(found, weight, rtol=0, atol=1e-20), params, wanted)

@@ -65,7 +65,7 @@ def of_one_device(tmp_path_factory):
 
 @pytest.mark.slow
 def test_microbatches_on_a_mesh_have_the_gradients_of_the_whole_batch(tmp_path, of_one_device):
-    """Though an answer's tokens lie on several devices, and its loss is no sum over them."""
+    """Though an answer's tokens lie on several devices, and its loss is not a sum over them."""
     config = preferred(tmp_path, fsdp=2, model=2)
     config.train.gradient_accumulation = 2
     gradients, scalars = gradients_and_scalars(config)

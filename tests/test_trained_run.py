@@ -76,7 +76,7 @@ def test_what_has_no_meaning_is_refused(folder):
         (lambda: run.generate(["def "], top_k=2.5), "top_k=2.5 must be a whole number from 0 to "),
         (lambda: run.generate(["def "], seed=2**70), "seed=1180591620717411303424 must be a whole number from -"),
         (lambda: run.generate(["def "], top_p=None), "top_p=None must be a number from 0 to 1"),
-        (lambda: run.generate(["def "], max_token=2), "max_token is none of the arguments, which are max_tokens, "),
+        (lambda: run.generate(["def "], max_token=2), "max_token is not one of the arguments, which are max_tokens, "),
         (lambda: run.generate(["def "], temperature=-1.0), r"temperature=-1.0 must be a number from 0 to 1e\+30"),
         (lambda: run.generate(["def "], temperature=float("nan")), "temperature=nan must be a number from 0 to 1e"),
         (lambda: next(run.stream("def ", max_tokens=-5)), "max_tokens=-5 must be a whole number from 1 to "),

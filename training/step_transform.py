@@ -6,8 +6,6 @@ configuration does not ask for it. The step applies them in alphabetical order o
 """
 
 import dataclasses
-import importlib
-import pathlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -18,13 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from configs.errors import made_by
+from configs.errors import made_by, modules_of
 from layers.taps import Measure
 from training.optimizers import Weights
 from training.state import TrainState
 
 NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float)
-FOLDER = pathlib.Path(__file__).parent / "transforms"
 
 
 class StepContext(NamedTuple):
@@ -198,8 +195,7 @@ def check_storable(part: str, state: object) -> None:
 
 
 def of_config(config, weights: Weights, schedule: optax.Schedule) -> tuple[StepTransform, ...]:
-    modules = (importlib.import_module(f"training.transforms.{path.stem}") for path in sorted(FOLDER.glob("*.py")))
-    return tuple(made_by(modules, StepTransform, config, weights, schedule))
+    return tuple(made_by(modules_of("training.transforms"), StepTransform, config, weights, schedule))
 
 
 def ordered(transforms: Iterable[StepTransform]) -> tuple[StepTransform, ...]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run saves when a mistake of its user ends it: in own batches, rewards, callbacks or evaluators."""
+"""What a run saves when the user's own batches, rewards, callbacks or evaluators end it by a mistake."""
 
 import contextlib
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which checkpoints a roll back sets aside: those with steps that a callback regrets, and one that only diverges."""
+"""Which checkpoints a roll back sets aside: those with steps that a callback regrets, and one that always diverges."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ def set_aside(checkpoints: Checkpoints, regret: Diverged) -> None:
     newer = [step for step in steps if step >= regret.first_step]
     if newer and newer == steps:
         raise NonFinite(
-            f"{regret}; no checkpoint is from before step {regret.first_step}, so that all have these steps: "
+            f"{regret}; no checkpoint is from before step {regret.first_step}, so all of them contain these steps: "
             "begin again in a new --workdir, and set --config.checkpoint.keep to keep more of them"
         )
     for step in newer:
@@ -26,7 +26,7 @@ def set_aside(checkpoints: Checkpoints, regret: Diverged) -> None:
 
 @dataclasses.dataclass
 class Suspicion:
-    """Evidence against a checkpoint: how often in a row no update after it was accepted, each time on other batches."""
+    """Evidence against a checkpoint: how many times in a row no update after it was accepted, each on other batches."""
 
     step: int | None = None
     count: int = 0
@@ -46,10 +46,10 @@ class Suspicion:
             return False
         if is_only:
             raise NonFinite(
-                f"{trouble}; no step after checkpoint {step} had a finite gradient, on other batches neither, and "
+                f"{trouble}; no step after checkpoint {step} had a finite gradient, not on other batches either, and "
                 "there is no other checkpoint; check the weights that the run began with, or train in a new --workdir"
             )
-        checkpoints.set_aside(step, "is not used: no update after it was accepted, on other batches neither")
+        checkpoints.set_aside(step, "is not used: no update after it was accepted, not on other batches either")
         return True
 
 

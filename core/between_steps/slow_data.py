@@ -17,7 +17,7 @@ class SlowData(Callback):
         self.begins, self.is_slow = True, False
 
     def on_step(self, job, state, step):
-        """Judge the steps of a window when it is over. None begins while TensorFlow is imported."""
+        """Judge the steps of a window when it is over. No window begins while TensorFlow is being imported."""
         begins, self.begins = self.begins, pipeline.is_importing_tensorflow()
         if not begins and job.clock.since - self.began < WINDOW_SECONDS:  # cheaper than to read the clock each step
             return

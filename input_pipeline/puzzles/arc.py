@@ -230,7 +230,7 @@ def _task(path: Path, name: str, task: TaskInFile, solutions: list[Rows | None],
 
 
 def grid_of(where: str, rows: Rows) -> np.ndarray:
-    """Return uint8 [rows, columns]; DataError, which begins with `where`, if it is no rectangle of colours."""
+    """Return uint8 [rows, columns]; DataError, which begins with `where`, if it is not a rectangle of colours."""
     widths = {len(row) for row in rows}
     is_canvas = len(widths) == 1 and 1 <= min(widths) <= SIDE and 1 <= len(rows) <= SIDE
     if not is_canvas or not all(0 <= colour < COLOURS for row in rows for colour in row):

@@ -56,7 +56,7 @@ class PuzzleWindows(Windows):
     def test_puzzles(self) -> dict:
         """The held-out ARC tasks by name: {"train": pairs, "test": pairs} of {"input": rows, "output": rows}.
 
-        An output may be missing or empty. Raises DataError if a grid of a test pair is no rectangle of colours.
+        An output may be missing or empty. Raises DataError if a grid of a test pair is not a rectangle of colours.
         """
         path = self.folder / "test_puzzles.json"
         found = read_json(path, dict[str, TaskInFile]) if path.exists() else {}

@@ -142,7 +142,7 @@ def _usable(documents: Iterable[Document], bad_documents: str, skipped: list) ->
     """Yield the spans of usable documents; append (error, document) to `skipped` for the others."""
     for document in documents:
         if isinstance(document, str | bytes | Path):
-            raise TypeError(f"a data source yielded {str(document)[:40]!r}, which is no Document")
+            raise TypeError(f"a data source yielded {str(document)[:40]!r}, which is not a Document")
         try:
             span = _whole(document)
         except BadDocument as error:

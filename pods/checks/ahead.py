@@ -27,7 +27,7 @@ def compilation(found: Found) -> tuple[list[str], str]:
     if found.settings.coordinator_worker not in found.answers:
         return [UNREACHED], ""
     if not figures:
-        return [], f"{found.settings.accel} is no slice of TPUs in configs/topologies.py: there is no compiler for it"
+        return [], f"{found.settings.accel} is not a slice of configs/topologies.py: there is no compiler for it"
     if "error" in figures:
         return [figures["error"]], ""
     memory = f"{figures['memory_gib_per_device']:.3g} GiB a chip"

@@ -43,7 +43,7 @@ PLACES = {  # {multi-region or predefined dual-region of a bucket: prefixes of i
 def validate(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Check everything, print the table, write READINESS.md in the pod's folder; PodError if an item is not ready.
 
-    While a run holds the devices, what needs them is not checked, which is no failure.
+    While a run holds the devices, what needs them is not checked, which is not a failure.
     """
     settings = recipes.of_pod(settings, transport)
     switches = recipes.resolved_switches(settings)

@@ -87,7 +87,7 @@ def scaling(loaded, topology: presets.Topology, display) -> dict:
         config.train.global_batch = rows_per_chip * data * fsdp
         config.train.gradient_accumulation = 0
         pairs.append((config, _part_of(topology, data * fsdp)))
-    validation.validate(pairs[0][0], 1, loaded)  # of one chip; what is wrong of a larger mesh is said in its row
+    validation.validate(pairs[0][0], 1, loaded)  # of one chip; the row of a larger mesh has its error
     results = dict(display.compile_all(pairs, f"compiling {len(pairs)} meshes of {topology.name}'s chips"))
     rows = [
         {"Data": data, "Fsdp": fsdp, "Chips": data * fsdp} | report.row(results[n])

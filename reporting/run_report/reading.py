@@ -138,7 +138,7 @@ def kinds_of(lines: Sequence[metrics.Line]) -> dict[str, Columns]:
 
 
 def _columns(lines: list[metrics.Line]) -> Columns:
-    """Return every figure of these lines; what is no number becomes NaN."""
+    """Return every figure of these lines; what is not a number becomes NaN."""
     names = dict.fromkeys(name for line in lines for name in line)
     columns = {name: np.array([_number(line.get(name)) for line in lines]) for name in names}
     return {name: values for name, values in columns.items() if np.isfinite(values).any()}

@@ -45,15 +45,15 @@ ENDS = (  # parts of an error's line: the event of its alert
 
 
 def check(config) -> None:
-    """Raise ConfigError if the address is no web address. The message does not show it, since it may hold a secret."""
+    """Raise ConfigError for what is not a web address. The message does not show it, since it may hold a secret."""
     address = address_of(config)
     key = "logging.alerts" if config.logging.alerts else VARIABLE
     if address and not re.match(r"https?://[^/]", address):
-        raise ConfigError(f"{key} is no web address; it should begin with https:// or http://")
+        raise ConfigError(f"{key} is not a web address; it should begin with https:// or http://")
     try:
         urllib.parse.urlsplit(address.encode("ascii").decode()).netloc.encode("idna")
     except ValueError:
-        raise ConfigError(f"{key} is no valid web address; copy it again, in ASCII") from None
+        raise ConfigError(f"{key} is not a valid web address; copy it again, in ASCII") from None
 
 
 def address_of(config) -> str:

@@ -10,7 +10,7 @@ from configs.base import MESH_AXES
 from settings.keys import from_flat
 from studies.cost import planning
 
-PARAMETERS = "parameters"  # a size that is no key
+PARAMETERS = "parameters"  # a size that is not a key
 
 
 def of_axis(values: dict[str, object], axis: str) -> float:

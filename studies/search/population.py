@@ -23,7 +23,7 @@ from studies.worker import main
 
 FRACTION = 4  # a quarter is replaced by a quarter
 FACTORS = 0.8, 1.2  # of a number that is changed
-RESAMPLED = 0.25  # probability that a parameter that is no number is drawn again, from all its values
+RESAMPLED = 0.25  # probability that a parameter that is not a number is drawn again, from all its values
 
 
 class Population(Searcher):

@@ -199,8 +199,8 @@ def evaluated_often(search: Search) -> Search:
         return search
     if key in search.overrides:
         raise ConfigError(
-            f"--config.{key}={values[key]} is no number from 1 to {most}: --prune={search.prune} looks after a ninth "
-            f"of {steps:,} steps"
+            f"--config.{key}={values[key]} is not a number from 1 to {most}: --prune={search.prune} looks after a "
+            f"ninth of {steps:,} steps"
         )
     return dataclasses.replace(search, overrides=search.overrides | {key: str(most)})
 

@@ -16,7 +16,7 @@ def read(path: str) -> Space:
     """Return the SPACE of a Python file, which is looked for here, in the workspace and in its configs/.
 
     Raises:
-      ConfigError: there is no such file, it fails, an entry is no range or choice of a key, or two set one key.
+      ConfigError: there is no such file, it fails, an entry is not a range or choice of a key, or two set one key.
     """
     file = next(
         (place for place in (pathlib.Path(path), ROOT / path, ROOT / "configs" / path) if place.is_file()), None
@@ -39,14 +39,14 @@ def read(path: str) -> Space:
 
 def _check(where: str, name: str, entry: object) -> None:
     if not isinstance(entry, Range | Choice):
-        raise ConfigError(f"{where}: {name} is {entry!r}, which is no Range and no Choice")
+        raise ConfigError(f"{where}: {name} is {entry!r}, which is neither a Range nor a Choice")
     if has_sets(entry) and not all(isinstance(changes, dict) for changes in entry.values.values()):
-        raise ConfigError(f"{where}: {name} names values that are no sets {{key: value}}; give a list of values")
+        raise ConfigError(f"{where}: {name} names values that are not sets {{key: value}}; give a list of values")
     for key in {name, *keys_of_sets(entry)}:
         if not isinstance(key, str):
-            raise ConfigError(f"{where}: {key!r} is no key, which is a text; write it as 'model.num_layers'")
+            raise ConfigError(f"{where}: {key!r} is not a key, which is a text; write it as 'model.num_layers'")
     for key in keys_of(name, entry) - KEYS.keys():
-        raise ConfigError(f"{where}: {key} is no configuration key{did_you_mean(similar_keys(key, KEYS))}")
+        raise ConfigError(f"{where}: {key} is not a configuration key{did_you_mean(similar_keys(key, KEYS))}")
 
 
 def keys_of_sets(entry: Range | Choice) -> set[str]:

@@ -42,7 +42,7 @@ def asked(parsed, overrides: dict[str, str], root: str) -> Search:
     parts = [pathlib.Path(path).stem for path in (parsed.config, parsed.space)]
     name = parsed.name or "-".join([*parts, parsed.method])
     if "/" in name or name in (".", ".."):
-        raise ConfigError(f"--name={shown(name)} is no name of a folder in --root; leave out / and ..")
+        raise ConfigError(f"--name={shown(name)} is not the name of a folder in --root; leave out / and ..")
     if suites.is_known(name):
         raise ConfigError(f"--name={name} is a group or a suite of configs/experiments/; give the search another name")
     is_population = parsed.method == "pbt"

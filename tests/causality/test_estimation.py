@@ -71,9 +71,9 @@ def test_what_does_not_depend_on_a_set_variable_needs_no_inverse():
 
 
 def test_mistakes_of_a_model_name_the_variable():
-    with pytest.raises(ValueError, match="x needs z, which is no variable before it"):
+    with pytest.raises(ValueError, match="x needs z, which is not a variable before it"):
         StructuralModel({"x": linear({"z": 1}), "z": linear({})})
-    with pytest.raises(ValueError, match="do: q is no variable; the variables are z, x, m, y"):
+    with pytest.raises(ValueError, match="do: q is not a variable; the variables are z, x, m, y"):
         CHAIN.sample(2, np.random.default_rng(0), do={"q": 1})
     with pytest.raises(ValueError, match="y has no `invert`"):
         simpson().counterfactual(simpson().sample(3, np.random.default_rng(0)), {"x": 1})
@@ -83,7 +83,7 @@ def test_adjustment_has_the_right_sign_where_the_plain_difference_has_not():
     values = simpson().sample(20_000, np.random.default_rng(0))
     assert adjustment.naive_effect(values, "x", "y") < -0.05
     for effect in (adjustment.naive_effect, functools.partial(adjustment.adjusted_effect, adjust=["z"])):
-        with pytest.raises(ValueError, match="x is a treatment, so that each value must be 0 or 1"):
+        with pytest.raises(ValueError, match="x is a treatment, so each value must be 0 or 1"):
             effect(values | {"x": np.where(values["x"] == 1, np.nan, 0.0)}, "x", "y")
     assert abs(adjustment.adjusted_effect(values, "x", "y", ["z"]) - 0.12) < 0.02
     assert adjustment.adjusted_effect(values, "x", "y", []) == pytest.approx(adjustment.naive_effect(values, "x", "y"))

@@ -46,7 +46,7 @@ def test_a_caller_names_a_local_folder():
     assert local_folder("~/runs/x") == pathlib.Path.home() / "runs" / "x"
     assert local_folder("exp:/x") == pathlib.Path("exp:/x")
     for url in ("gs://bucket/x", pathlib.Path("gs://bucket/x")):
-        with pytest.raises(CheckpointError, match="is no local folder; for a run in a bucket give `bucket`"):
+        with pytest.raises(CheckpointError, match="is not a local folder; for a run in a bucket give `bucket`"):
             local_folder(url)
 
 

@@ -60,7 +60,7 @@ def test_solved_puzzles_are_counted_for_each_depth_and_breadth(runs):
     assert counts[f"alone/{STEPS}x1"] == ROWS - 2 >= counts["alone/1x1"]
     ways = {name.split("/")[0] for name in counts} - {"puzzles"}
     assert ways == {"alone", "oracle", *choosing.CHOICES}
-    assert counts[f"oracle/{STEPS}x{TRAJECTORIES}"] == 0, "a random answer is no Sudoku, whatever the label"
+    assert counts[f"oracle/{STEPS}x{TRAJECTORIES}"] == 0, "a random answer is not a Sudoku, whatever the label"
 
 
 def test_eight_devices_find_what_one_finds(runs):

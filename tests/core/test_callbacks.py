@@ -74,5 +74,5 @@ def test_every_callback_learns_the_end_though_the_first_fails_at_it(monkeypatch,
 def test_what_is_no_callback_is_named():
     assert checked_callbacks(given := [Answers(None)]) is given
     for wrong in (print, Callback):
-        with pytest.raises(TypeError, match="is no callback; give objects of a subclass"):
+        with pytest.raises(TypeError, match="is not a callback; give objects of a subclass"):
             checked_callbacks([Answers(None), wrong])

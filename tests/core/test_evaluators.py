@@ -31,7 +31,7 @@ def test_a_name_that_would_mix_with_other_lines_is_refused_before_training():
             check_names([Gives(name) for name in names])
     with pytest.raises(ValueError, match=r"^Evaluator.name=''"):
         check_names([Evaluator()])
-    with pytest.raises(TypeError, match="Gives'> is no evaluator; give an object"):
+    with pytest.raises(TypeError, match="Gives'> is not an evaluator; give objects"):
         check_names([Gives])
 
 

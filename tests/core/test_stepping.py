@@ -43,7 +43,7 @@ def test_a_batch_is_checked_as_train_does():
         ({"input_ids": right["tokens"]}, r"the batch given to Steps: input_ids is int32\[2, 4\] and should be missing"),
         (right | {"tokens": [[1] * 4] * 2}, r"tokens is a list and should be int32\[2, 4\]"),
         ({name: array[:1] for name, array in right.items()}, r"positions is int32\[1, 4\] and should be int32\[2, 4\]"),
-        (right | {"tokens": right["tokens"] * 9}, "tokens has 9, which is no id with model.vocab_size=9"),
+        (right | {"tokens": right["tokens"] * 9}, "tokens has 9, which is not an id with model.vocab_size=9"),
         (tuple(right), "the batch given to Steps is a tuple and should be a dictionary of arrays"),
     ):
         with pytest.raises(ValueError, match=message):

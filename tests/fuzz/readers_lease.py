@@ -17,6 +17,6 @@ class Refusal(Exception):
 def read_lock(content: bytes, folder) -> None:
     run = lease.read_name(content)
     if run is None:
-        raise Refusal("it is no name of a run")
+        raise Refusal("it is not the name of a run")
     assert isinstance(run["host"], str) and isinstance(run["pid"], int) and len(lease.named(run)) < 2000
     assert lease._is_gone(run | {"host": lease.socket.gethostname()}) in (True, False)

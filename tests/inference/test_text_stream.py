@@ -126,7 +126,7 @@ def test_what_may_begin_a_stop_string_is_held_back_and_comes_at_the_end():
 
 
 def test_a_continuation_begins_where_the_prompt_ends(bpe):
-    """The last token of a prompt is drawn again, and what it has of the prompt is no part of the continuation."""
+    """The last token of a prompt is drawn again, and what it has of the prompt is not part of the continuation."""
     prompt = text_prompt(bpe, "what is th")
     tokens = bpe.encode("what is the answer?")[len(prompt.before) :]
     stream = prompt.text(bpe)

@@ -201,7 +201,7 @@ def test_lines_of_white_space_are_none_however_many_there_are(read, tmp_path):
 
 
 def test_a_file_that_grows_while_it_is_read_is_read_to_where_it_ends(read, tmp_path):
-    """What is appended after that is no part of the run, and no error."""
+    """What is appended after that is neither part of the run nor an error."""
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "one"}\n{"text": "two"}\n')
     spans = read(path)

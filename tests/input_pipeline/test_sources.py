@@ -122,7 +122,7 @@ def test_what_a_new_source_may_not_return_is_named(found, monkeypatch):
 
 
 def test_what_is_no_document_is_named():
-    with pytest.raises(TypeError, match=r"^a data source yielded 'a text', which is no Document"):
+    with pytest.raises(TypeError, match=r"^a data source yielded 'a text', which is not a Document"):
         scan(["a text"])
 
 

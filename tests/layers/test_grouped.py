@@ -68,7 +68,7 @@ def test_every_platforms_swiglu_and_its_gradients_are_the_loops(monkeypatch, pla
 
 @pytest.mark.parametrize(("D", "F"), [(140, 300), (300, 140)])
 def test_tiles_of_a_tpu_may_end_outside_the_array(monkeypatch, D, F):
-    """The columns that a product sums over, and those of its result, are no whole tiles; one tile has three groups."""
+    """The columns that a product sums over, and those of its result, are not whole tiles; one tile has three groups."""
     monkeypatch.setattr(swiglu_kernels, "WIDTH_BYTES", 512)
     monkeypatch.setattr(swiglu_kernels._tile, "__defaults__", (512,))  # 128 columns too
     monkeypatch.setitem(grouped.BLOCK, "cpu", 1)

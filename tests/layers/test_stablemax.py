@@ -13,7 +13,7 @@ from tests.trm_cases import recorded
 
 
 def test_values_and_gradients_are_those_recorded():
-    """In float64 by the public code, whose logits have 0, 1 and -1 among them, and large ones; -100 is no label."""
+    """In float64 by the public code, whose logits have 0, 1 and -1 among them, and large ones; -100 is not a label."""
     aux = {key.removeprefix("stablemax/"): array for key, array in recorded("aux").items() if "stablemax/" in key}
     logits = aux["logits"].astype(np.float32)
     assert {0.0, 1.0, -1.0} <= set(logits.flat)

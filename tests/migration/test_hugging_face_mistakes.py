@@ -94,7 +94,7 @@ def test_a_tokenizer_that_cannot_be_used_is_refused_before_anything_is_written(t
 
 
 def test_both_readers_know_what_a_config_json_may_lack():
-    """transformers has these values; null is none of them."""
+    """transformers has these values; null is not one of them."""
     for kind, lacking in hugging_face_reader.LACKING.items():
         defaults = families.FAMILIES[kind].defaults
         assert {key: defaults.get(key) for key in lacking} == lacking

@@ -168,7 +168,7 @@ def test_each_group_has_its_file_and_each_file_its_group():
     ("pretrain_jax", "data_paths=[data/sudoku]", "=[data/sudoku] is not supported: type data.path=FOLDER"),
     ("pretrain_jax", "ema=maybe", "ema=maybe is not one of true, false"),
     ("pretrain_jax", "arch.hidden_size=wide", "arch.hidden_size=wide is not a whole number"),
-    ("pretrain_jax", "checkpoint_path=null", "checkpoint_path=null is no folder; omit it, or name one, as gs://"),
+    ("pretrain_jax", "checkpoint_path=null", "checkpoint_path=null is not a folder; omit it, or name one like gs"),
     ("pretrain_jax", "--config-name=", "--config-name has no value"),
     ("run_experiment", "", "takes GROUP, as baseline, or --config="),
     ("run_experiment", "baseline --config kellen/configs/baseline.yaml", "give one"),

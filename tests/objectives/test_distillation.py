@@ -35,7 +35,7 @@ def test_the_loss_is_the_sum_of_its_terms_each_by_its_key():
     batch = packed_batch([[9, 4], [12]], T, 37)
     weights = batch["segments"] > 0
     student, teacher = (nnx.merge(*make_model(of)) for of in (config.model, teacher_config))
-    student.projection = Projection(embed_dim=20, out_dim=12, rngs=nnx.Rngs(0))
+    student.projection = Projection(in_dim=20, out_dim=12, rngs=nnx.Rngs(0))
     objective = distillation.make(config).chunked(2)
     alone = language_modeling.make(config)
 

@@ -11,7 +11,7 @@ from objectives.dpo import DPO
 from tests.support import assert_close, forward, make_model, model_config, packed_batch, random_weights
 
 BETA = 0.3
-PROMPTS = ((3, 3), (2, 4), (1, 1))  # tokens of the prompts that are no targets, of each row
+PROMPTS = ((3, 3), (2, 4), (1, 1))  # tokens of the prompts that are not targets, of each row
 ANSWERS = ((5, 3), (4, 2), (1, 6))  # and of the answers
 
 

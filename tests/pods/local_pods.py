@@ -107,7 +107,7 @@ class LocalPod:
 
 
 def alive(group: int) -> bool:
-    """Whether a process group has a process that is no zombie."""
+    """Whether a process group has a process that is not a zombie."""
     listing = subprocess.run(["ps", "-A", "-o", "pgid=,stat="], capture_output=True, text=True).stdout
     return any(line.split()[0] == str(group) and line.split()[1][0] != "Z" for line in listing.splitlines())
 

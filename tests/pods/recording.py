@@ -99,6 +99,6 @@ def check_flags(argv: list[str]) -> None:
     for word in argv:
         flag, equals, value = word.partition("=")
         if flag.startswith("-"):
-            assert flag in (values if equals else switches), f"{word} is no flag of {verb}"
+            assert flag in (values if equals else switches), f"{word} is not a flag of {verb}"
         if flag == "--worker":
             assert WORKERS.fullmatch(value), word

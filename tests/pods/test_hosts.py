@@ -367,7 +367,7 @@ def test_setup_brings_a_commit_from_nothing_from_a_broken_start_and_again(host, 
     assert missing.returncode == 1
     assert missing.stderr.splitlines()[-1].startswith(f"worker 3: commit {'1' * 12} is not in {repository}")
     host.launch("true")
-    assert git(host.code, "status", "--porcelain") == ""  # run.* and logs/ are no changes
+    assert git(host.code, "status", "--porcelain") == ""  # run.* and logs/ are not changes
     assert host.status()["commit"] == second and host.status()["changed"] == 0
 
 

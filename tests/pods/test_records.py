@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of a launch, answers that are no answers, and that a dry run prints what would be called."""
+"""What is kept of a launch, answers that are not answers, and that a dry run prints what would be called."""
 
 import json
 import re

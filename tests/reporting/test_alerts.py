@@ -189,14 +189,14 @@ def test_the_address_comes_from_the_key_or_the_environment_and_nothing_stores_it
 
 @pytest.mark.parametrize("address", ["example.org/s3cret", "ftp://example.org/s3cret", "(hidden)", "https://"])
 def test_what_is_no_web_address_is_told_without_it(address):
-    with pytest.raises(ConfigError, match=re.escape("logging.alerts is no web address; it should begin")) as error:
+    with pytest.raises(ConfigError, match=re.escape("logging.alerts is not a web address; it should begin")) as error:
         sink.check(config_with(alerts=address))
     assert "s3cret" not in str(error.value)
 
 
 @pytest.mark.parametrize("address", ["https://hooks..example.org/s3cret", "https://example.org/s3crét", "http://[a/b"])
 def test_an_address_that_no_request_could_have_is_refused_and_ends_no_thread(address, caplog):
-    with pytest.raises(ConfigError, match=r"logging.alerts is no valid web address; copy it again"):
+    with pytest.raises(ConfigError, match=r"logging.alerts is not a valid web address; copy it again"):
         sink.check(config_with(alerts=address))
     made = alerts.Alerts(address, "mine")
     made.send("spike", "as where the variable changes after the check")

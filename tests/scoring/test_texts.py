@@ -83,7 +83,7 @@ def test_answers_end_at_their_own_limit_or_stop_string_and_come_back_in_order():
     model = dataclasses.replace(alphabet_model(), on_batch=lambda *batch: reported.append(batch))
     prompts, limits = ["a", "x" * 40 + "b", "m", "a", "\xff"], [4, 8, 1, 12, 3]
     found = continue_greedily(model, prompts, max_tokens=limits, stops=[["d", ""], [], [], ["ef", "def"], []])
-    assert found == ["bc", "cdefghij", "n", "bc", "\ufffd" * 3]  # bytes that are no characters
+    assert found == ["bc", "cdefghij", "n", "bc", "\ufffd" * 3]  # bytes that are not characters
     assert reported[0] == ("answers", 0, 5) and reported == sorted(reported) and reported[-1][1] < 5
     assert continue_greedily(model, [], max_tokens=[], stops=[]) == []
 

@@ -37,7 +37,7 @@ def test_each_step_is_on_the_mesh_of_the_last_change_before_it():
         ("0: data=8", "'0: data=8' is not STEP"),
         ("100: data=-1", "'100: data=-1': '-1' is not a whole number greater than 0"),
         ("100:", "'100:' is not STEP"),
-        ("100: dta=8", "'100: dta=8': 'dta' is no mesh axis; did you mean data"),
+        ("100: dta=8", "'100: dta=8': 'dta' is not a mesh axis; did you mean data"),
         ("100: data=2,data=4", "data is named more than once"),
         ("200: data=8; 100: fsdp=8", "step 100 comes after step 200"),
     ],

@@ -55,6 +55,6 @@ def test_killed_workers_leave_nothing_running_and_the_same_command_ends_each_tri
     assert [trial.state.name for trial in found] == ["COMPLETE"] * 4, "a killed trial keeps its number"
     assert 4 < sum(map(starts, found)) <= 4 + len(programs) and len(begun) <= len(programs)
     for trial in found:
-        assert trial.user_attrs["failures"] == [], "a kill of the worker is no failure of the trial"
+        assert trial.user_attrs["failures"] == [], "a kill of the worker is not a failure of the trial"
         assert trial.value == float(trial.user_attrs["changes"].get("optimizer.ema_decay", 1.0))
         assert [line["step"] for line in trial.user_attrs["evaluations"]] == list(range(1, 21))

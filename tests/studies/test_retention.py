@@ -130,7 +130,7 @@ def test_what_a_trial_in_a_bucket_prints_is_kept_there(tmp_path):
 
 
 def test_a_bucket_that_fails_ends_no_study(monkeypatch):
-    """gcsfs raises an error that is no OSError if the store answers with a failure."""
+    """gcsfs raises an error that is not an OSError if the store answers with a failure."""
     from studies import progress, worker
 
     class Failing:

@@ -163,7 +163,7 @@ def test_the_last_step_of_a_range_is_not_exceeded_by_rounding():
 
 
 def test_whole_numbers_of_a_logarithmic_range_are_drawn_as_often_as_optuna_draws_them():
-    """The last one is no exception: it was drawn half as often as its share of the range."""
+    """The last one is not an exception: it was drawn half as often as its share of the range."""
     counts, rng = IntDistribution(1, 4, log=True), np.random.default_rng(0)
     values = [samplers.drawn({"x": counts}, rng)["x"] for _ in range(4000)]
     shares = np.bincount(values, minlength=5)[1:] / len(values)

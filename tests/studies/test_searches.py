@@ -169,10 +169,10 @@ def test_a_failed_member_of_a_population_is_not_queued_again(tmp_path):
 def test_a_name_that_is_neither_a_group_nor_a_search_is_one_line(plain, tmp_path):
     from studies.search import searches
 
-    with pytest.raises(ConfigError, match=r"t is no group; searches cannot be read: .* there is no such file"):
-        searches.find(f"sqlite:///{tmp_path}/studies.db", "t", "t is no group")
-    with pytest.raises(ConfigError, match=r"t is no group; nor is it a search in --storage \(all: s\)"):
-        searches.find(f"sqlite:///{plain}/studies.db", "t", "t is no group")
+    with pytest.raises(ConfigError, match=r"t is not a group; searches cannot be read: .* there is no such file"):
+        searches.find(f"sqlite:///{tmp_path}/studies.db", "t", "t is not a group")
+    with pytest.raises(ConfigError, match=r"t is not a group; nor is it a search in --storage \(all: s\)"):
+        searches.find(f"sqlite:///{plain}/studies.db", "t", "t is not a group")
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def test_a_search_whose_workers_are_killed_goes_on_to_its_number_of_trials_each_
     found = trials_of(tmp_path)
     assert [trial.state.name for trial in found] == ["COMPLETE"] * TRIALS
     assert len({trial.user_attrs["digest"] for trial in found}) == TRIALS, "no configuration is trained twice"
-    assert {trial.params["model.num_heads"] for trial in found} <= {4, 8}, "3 heads are no valid configuration"
+    assert {trial.params["model.num_heads"] for trial in found} <= {4, 8}, "3 heads are not a valid configuration"
     for trial in found:
         assert trial.value == pytest.approx(abs(trial.params["optimizer.learning_rate"] - 0.01) + 1 / STEPS)
 
@@ -279,7 +279,7 @@ def test_a_search_that_cannot_go_on_says_why_points_were_left_out(tmp_path, caps
             ["--method=cmaes", "--config.optimizer.warmup_steps=5", "--config.optimizer.weight_decay=0.1"],
             "--method=cmaes models two or more ranges of numbers",
         ),
-        (["--name=../up"], "--name=../up is no name of a folder in --root"),
+        (["--name=../up"], "--name=../up is not the name of a folder in --root"),
         (["again"], "stray argument 'again'; search takes no name; --name names its study"),
         (["--seeds=3"], "--seeds is not read by search; omit it"),
         (["--config.train.stepz=3"], "train.stepz is not a configuration key"),
@@ -296,7 +296,7 @@ def test_a_search_that_prunes_evaluates_its_trials_where_the_pruner_looks(tmp_pa
     from studies.search.searching import evaluated_often
 
     search = asked(tmp_path, prune="asha", overrides={"train.steps": "90", "train.eval_every": "30"})
-    with pytest.raises(ConfigError, match=r"train.eval_every=30 is no number from 1 to 10: --prune=asha"):
+    with pytest.raises(ConfigError, match=r"train.eval_every=30 is not a number from 1 to 10: --prune=asha"):
         evaluated_often(search)
     default = dataclasses.replace(search, overrides={"train.steps": "90"})
     assert evaluated_often(default).overrides == {"train.steps": "90", "train.eval_every": "10"}

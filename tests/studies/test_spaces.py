@@ -46,7 +46,7 @@ def test_a_named_choice_changes_all_its_keys():
             'SPACE = {"optimizer.lr": Range(1e-4, 1e-2)}',
             "optimizer.lr is no .*optimizer.learning_rate",
         ),
-        ('SPACE = {"model.num_layers": 3}', "model.num_layers is 3, which is no Range and no Choice"),
+        ('SPACE = {"model.num_layers": 3}', "model.num_layers is 3, which is neither a Range nor a Choice"),
         ('SPACE = {"model.num_layers": Range(3, 1)}', "a range from 3 to 1 is empty"),
         ('SPACE = {"optimizer.learning_rate": Range(0, 1.0, log=True)}', "begins above 0"),
         (
@@ -55,10 +55,10 @@ def test_a_named_choice_changes_all_its_keys():
         ),
         ('SPACE = {"model.num_layers": Choice((1, 1))}', "at least two different values"),
         ("SPACE = {}", "SPACE must be a dictionary"),
-        ('SPACE = {"width": Choice({"small": 64, "big": 128})}', "width names values that are no sets"),
-        ("SPACE = {3: Range(1, 2)}", "3 is no key, which is a text"),
-        ('SPACE = {"width": Choice({"a": {}, "b": {4: 1}})}', "4 is no key, which is a text"),
-        ('SPACE = {5: Choice({"a": {}, "b": {"model.num_layers": 1}})}', "5 is no key, which is a text"),
+        ('SPACE = {"width": Choice({"small": 64, "big": 128})}', "width names values that are not sets"),
+        ("SPACE = {3: Range(1, 2)}", "3 is not a key, which is a text"),
+        ('SPACE = {"width": Choice({"a": {}, "b": {4: 1}})}', "4 is not a key, which is a text"),
+        ('SPACE = {5: Choice({"a": {}, "b": {"model.num_layers": 1}})}', "5 is not a key, which is a text"),
         (
             'SPACE = {"model.num_layers": Range(1, 3), "size": Choice({"a": {"model.num_layers": 2}, "b": {}})}',
             "model.num_layers is set by model.num_layers and by size; leave one out",

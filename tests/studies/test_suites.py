@@ -250,15 +250,15 @@ def test_cycles_that_cannot_grow_are_refused():
 
 
 @pytest.mark.parametrize("asked, message", [
-    ("exp08-emma", "exp08-emma is no group or suite .*; did you mean exp08-ema?"),
-    ("", "is no group or suite"),
-    ("/nowhere/trm", "/nowhere/trm is no group or suite"),
-    ("configs/trm", "configs/trm is no group or suite"),
+    ("exp08-emma", "exp08-emma is not a group or suite .*; did you mean exp08-ema?"),
+    ("", "is not a group or suite"),
+    ("/nowhere/trm", "/nowhere/trm is not a group or suite"),
+    ("configs/trm", "configs/trm is not a group or suite"),
 ])  # fmt: skip
 def test_an_unknown_name_is_answered_with_the_nearest(asked, message):
     with pytest.raises(ConfigError, match=message):
         suites.find(asked)
-    with pytest.raises(ConfigError, match=r"--base=papr is no base of trm; did you mean paper\?"):
+    with pytest.raises(ConfigError, match=r"--base=papr is not a base of trm; did you mean paper\?"):
         suites.find("trm", "papr")
 
 

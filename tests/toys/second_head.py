@@ -22,7 +22,7 @@ class SecondHead(LanguageModeling):
 
     def transform(self, model, rngs):
         """Add the head."""
-        model.second_head = Projection(embed_dim=model.embed_dim, out_dim=1, rngs=rngs)
+        model.second_head = Projection(in_dim=model.embed_dim, out_dim=1, rngs=rngs)
         return model
 
     def loss(self, model, carry, batch, key):

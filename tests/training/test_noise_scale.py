@@ -50,7 +50,7 @@ class Pull(StepTransform):
 
 @pytest.mark.parametrize(("scale", "others"), [(3.0, []), (60.0, []), (60.0, [Pull()])])
 def test_on_a_quadratic_with_known_noise_the_estimate_is_within_a_tenth(scale, others):
-    """tr(Sigma) / |G|^2 = `scale`, below a part's 8 rows and near the 64 of the batch; l2_init is no part of G."""
+    """tr(Sigma) / |G|^2 = `scale`, below a part's 8 rows and near the 64 of the batch; l2_init is not part of G."""
     rng = np.random.default_rng(0)
     deviations = rng.uniform(0.5, 2.0, D)
     centre = rng.standard_normal(D)

@@ -26,7 +26,7 @@ GROUP = Group(
         "not compare with these."
     ),
     troubleshooting=(
-        "100 and 250 puzzles are repeated many times; their training loss goes to nearly 0 and that is no error. "
+        "100 and 250 puzzles are repeated many times; their training loss goes to nearly 0 and that is not an error. "
         "Each number of puzzles is sampled and augmented once and kept in the cache, which needs disk and time at "
         "the first start. An error about data.path means that the CSV files of the puzzles are missing there."
     ),
