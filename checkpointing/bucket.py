@@ -44,7 +44,7 @@ class Bucket:
     def fetch(self, *, keep_newer: bool = False) -> None:
         """Copy the run's small files from the bucket, as another host left them.
 
-        A file that grows stays as it is if it only has more than the bucket: its last lines were not sent.
+        A growing file is not fetched if the copy here continues that of the bucket: its last lines were not sent.
 
         Args:
           keep_newer: whether files that were written here after those of the bucket stay; the run may go on here.
@@ -126,7 +126,8 @@ class Bucket:
 def _list_one(url: str) -> None:
     """Ask the bucket for an object; ConfigError if there is no such bucket, and gcsfs's error if it refuses.
 
-    gcsfs itself asks for the bucket, which takes a permission that a run does not need, and finds no empty one without.
+    gcsfs asks for the bucket itself. That takes a permission that a run does not need; without it, gcsfs does not find
+    an empty bucket.
     """
     import fsspec
 
@@ -236,7 +237,7 @@ def open_bucket(workdir: str, cache: pathlib.Path) -> Bucket | None:
 def copy_name(url: str) -> str:
     """Return a unique relative path for the local copy of a workdir or of a part of it; it ends as the address does.
 
-    So what names a run after its folder and the one above does the same for a run in a bucket.
+    So code that names a run by its folder and the one above gives the same name for a bucket.
     """
     url = url.rstrip("/")
     last = [part if part.strip(".") else "_" for part in url.rpartition("://")[2].split("/")[-2:]]

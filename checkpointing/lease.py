@@ -207,7 +207,7 @@ def _date(text: str) -> float:
     try:
         return email.utils.parsedate_to_datetime(text).timestamp()
     except ValueError:
-        raise ConfigError(f"the storage answers with the date {text!r}; so the age of the lease is unknown") from None
+        raise ConfigError(f"the storage answers with the date {text!r}, so the age of the lease is unknown") from None
 
 
 def _failures() -> tuple[type[Exception], ...]:

@@ -37,7 +37,7 @@ class Record(Object, total=False):
       versions: of libraries, by name.
       goodput: the account of time.
       frozen: references of the checkpoints of frozen weights, by role.
-      base, reference, teacher: the same in records of earlier versions.
+      base, reference, teacher: the same references, in records of earlier versions.
     """
 
     step: Step

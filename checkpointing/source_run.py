@@ -30,7 +30,7 @@ from settings.keys import flat
 
 @dataclasses.dataclass(frozen=True)
 class SourceRun:
-    """A run to load weights from: a folder, local or in a bucket. Or a recipe, which has shapes only.
+    """A run to load weights from, in a local folder or a bucket; or a recipe, which has shapes only.
 
     `key` is the configuration key that names it.
     """

@@ -92,7 +92,7 @@ def _hold(lock, workdir: pathlib.Path) -> None:
 
 
 def _locked(lock) -> bool:
-    """Lock the open file, and return whether this succeeded; one who asks `is_held` locks it for a moment."""
+    """Lock the open file; return whether this succeeded. A process that calls `is_held` holds the lock for a moment."""
     for pause in LOCK_PAUSES:
         time.sleep(pause)
         with contextlib.suppress(BlockingIOError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of errors in jax's cache of compiled programs: one line instead of a warning for each program."""
+"""Handles errors of jax's cache of compiled programs: one line of each kind instead of a warning for each program."""
 
 import contextlib
 import pathlib
@@ -19,7 +19,8 @@ def watch(folder: str) -> None:
     """Show the cache's warnings as one line of each kind from now on, and remove entries that cannot be read.
 
     jax writes an entry in place and never replaces one. So an entry that a full disk or a killed process cut short
-    would be read in vain by every later run. The warning names the program but not the entry: all of that name go.
+    would be read in vain by every later run. The warning names the program but not the entry, so all entries of that
+    name are removed.
     """
     usual, shown = warnings.showwarning, set()
 

@@ -21,7 +21,7 @@ def of_process(environment: Mapping[str, str], place: int | None) -> tuple[int, 
     processes of torchrun all of them, also if they share it.
 
     Args:
-      place: of the process among those of its host; None if nothing says it.
+      place: number of the process among those of its host; None if unknown.
     """
     are_chosen = any(environment.get(name) for name in CHOOSE)
     if place is None or are_chosen or "," not in environment.get("CUDA_VISIBLE_DEVICES", ","):

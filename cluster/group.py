@@ -12,7 +12,7 @@ from configs.errors import ConfigError
 DEFAULT_PORT = 8476
 LAST_PORT = 65535
 OF_JOBS = 61440  # the first port that jax takes by the number of a job of SLURM or Open MPI
-PORTS_OF_JOB = 3  # the coordinator's, and those beside it
+PORTS_OF_JOB = 3  # those of the coordinator, of the hub and of a study
 MANAGED = ("SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "KUBERNETES_SERVICE_HOST")  # cluster types that jax detects
 ANNOUNCED = {  # a value greater than this means that other processes exist; a remedy if jax does not find them
     "OMPI_COMM_WORLD_SIZE": ("1", ""),
@@ -203,7 +203,7 @@ def _found_by_jax(join_seconds: float) -> Group | None:
 
 
 def _apart(port: int) -> int:
-    """Return a port instead of the one that jax takes for a job, so that the next job's are not beside it.
+    """Return a port in place of jax's choice for a job, so that the ports of successive jobs do not overlap.
 
     A user's JAX_COORDINATOR_PORT stays.
     """

@@ -60,7 +60,7 @@ def attached_accelerator() -> str:
     if found == "cpu" and (kind := metadata.attribute("accelerator-type")):
         raise ConfigError(
             f"this machine is a TPU VM ({kind}), but shows no chips: its software version is that of another TPU, its "
-            "driver failed, or this container was given no devices; mend that, or set JAX_PLATFORMS=cpu to use its CPU"
+            "driver failed, or this container was given no devices; fix that, or set JAX_PLATFORMS=cpu to use its CPU"
         )
     if not asked:
         return found
@@ -110,7 +110,7 @@ def use_one_device(accelerator: str) -> None:
 def shares_of_devices(workers: int, topology: Topology | None = None) -> list[dict[str, str]]:
     """Return for each worker of a study on this machine the variables that give its trials their devices.
 
-    Raises ConfigError if the workers cannot share the accelerator, or if the topology has not the devices of each.
+    Raises ConfigError if the workers cannot share the accelerator, or a share is not the devices of the topology.
     """
     accelerator = attached_accelerator()
     if workers == 1 or accelerator == "cpu":
@@ -129,8 +129,8 @@ def shares_of_devices(workers: int, topology: Topology | None = None) -> list[di
 def choose_caching(accelerator: str, num_processes: int) -> None:
     """Switch the cache of compiled programs off for several processes on GPUs, unless the environment says otherwise.
 
-    They tune a program together (XLA's sharded autotuning). One that loads it from its own cache, which jax writes in
-    process 0 alone, would let the others wait for its part for ever.
+    They tune a program together (XLA's sharded autotuning). One that loads it from its cache takes
+    no part, and the others wait for ever; jax writes the cache in process 0 alone.
     """
     if accelerator == "gpu" and num_processes > 1 and "JAX_ENABLE_COMPILATION_CACHE" not in os.environ:
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
@@ -182,7 +182,9 @@ def simulate(num_devices: int, num_processes: int = 1) -> int:
         try:
             update_imported_jax(jax_num_cpu_devices=-1)  # its default, with which the flag decides
         except RuntimeError:
-            raise ConfigError(f"JAX_NUM_CPU_DEVICES={read}: jax has these devices already; join before that") from None
+            raise ConfigError(
+                f"JAX_NUM_CPU_DEVICES={read}: jax has already made its devices; join before jax is used"
+            ) from None
     return local * num_processes
 
 

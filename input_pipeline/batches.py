@@ -96,7 +96,7 @@ def evaluation_batches(
     def read(step: int) -> Batch:
         places = step * global_batch + rows
         inside = places < taken
-        # The square of 3.04e9 windows does not fit in an int64.
+        # Multiply only if needed: from 3.04e9 windows on, the product overflows int64.
         indices = places if taken == num_windows else places * num_windows // taken
         batch = {}
         for key, values in of_windows(indices[inside]).items():

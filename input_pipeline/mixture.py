@@ -27,6 +27,7 @@ LONGEST_PERIOD = 100_000  # of a schedule; it allows weights of five digits
 FOREVER = 1 << 62  # examples
 EXAMPLE = "0.7 code/**/*.py; 0.3 books.jsonl"
 TASKS = "a.txt:1000,b.txt:1000"
+WEIGHT = re.compile(r"[0-9./]{1,40}([eE][+-]?[0-9]{1,2})?")  # 10**99999999 would be computed for 1e-99999999
 SEVERAL = re.compile(r", *[0-9.]+ ")  # parts with a comma between them
 
 Weights = tuple[Fraction, ...]
@@ -60,7 +61,7 @@ def parse(text: str) -> tuple[list[str], Weights]:
 def _parse_part(part: str) -> tuple[Fraction, str]:
     weight, path = (*part.split(maxsplit=1), "")[:2]
     try:
-        fraction = Fraction(weight)
+        fraction = Fraction(weight if WEIGHT.fullmatch(weight) else -1)
     except (ValueError, ZeroDivisionError):
         fraction = Fraction(-1)
     if fraction < 0 or not path or SEVERAL.search(path):

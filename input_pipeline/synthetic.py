@@ -9,8 +9,6 @@ from input_pipeline.order import MASK, mix, permute
 from input_pipeline.tasks.hashes import stream_key
 from input_pipeline.windows import Windows
 
-NATS_PER_TOKEN = 1.75 * np.log(2)  # entropy of a step taken with probabilities 1/2, 1/4, 1/8, 1/8: 1.2130
-
 
 class MarkovWindows(Windows):
     """A Markov chain over all the tokens in which each has four successors; a window source without files.

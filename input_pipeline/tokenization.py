@@ -4,8 +4,8 @@
 The trained tokenizer is a byte-pair encoding with byte fallback that does not change text: it does not normalise, adds
 no leading space, and keeps white space in separate pieces. Decoding restores any text exactly. A tokenizer.json may
 normalise; decoding then returns the normalised text. SentencePiece writes a space as U+2581, so a U+2581 in the text
-itself is encoded as its three bytes. A given model that begins texts with a space adds one after it, too; one without
-byte pieces does not know it.
+itself is encoded as its three bytes. A given model that puts a space before a text puts one after each U+2581, too; one
+without byte pieces does not know U+2581.
 """
 
 import re
@@ -228,7 +228,7 @@ class HuggingFaceTokenizer(Pieces):
             )
         self.digest = digest(b"\0".join(self.files.values()))
         if model.get("truncation") or model.get("padding"):
-            self.digest += "-whole"  # caches have truncated or padded texts under the plain digest
+            self.digest += "-whole"  # under the plain digest, caches hold truncated or padded texts
         if model["model"].get("dropout"):
             self._tokenizer.model.dropout = None  # a text would have other tokens each time
             self.digest += "-certain"

@@ -27,7 +27,7 @@ class Windows:
         num_identifiers: rows that a table of puzzle embeddings needs.
         tokenizer: of the texts, if the source encodes them itself.
         input_dim: numbers of an input, if examples are vectors; 0: they are tokens.
-        largest_input: if examples are rows of integers with a label.
+        largest_input: the largest integer of an input, if examples are rows of integers with a label; 0: they are not.
         test_puzzles: {name: task}, if the answers to the windows of a task are votes; most sources have none.
     """
 

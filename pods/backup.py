@@ -22,7 +22,7 @@ SOURCE = "backup.json"  # in the folder of a backup, so that no other run is mix
 
 
 class Source(Object):
-    """The run that a folder is the backup of: its folder, the pod and its creation; "" for a folder in a bucket."""
+    """What a backup is a copy of: the run's folder, its pod, and when that pod was created; "" for a bucket."""
 
     folder: str
     pod: str
@@ -53,7 +53,7 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> None:
 
 @contextlib.contextmanager
 def _marked(settings: Settings, target: pathlib.Path, source: dict[str, str]) -> Iterator[None]:
-    """Write whose backup the folder is after the block has copied it, also if it was interrupted in the middle."""
+    """After the block, record what the folder is a backup of, even if the copy was interrupted."""
     before, is_whole = _names(target), False
     try:
         yield

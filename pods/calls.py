@@ -91,7 +91,7 @@ def _may_be_transient(result: Result, remote: bool) -> bool:
 
 
 def no_answer(worker: int | None, limit_s: float) -> Result:
-    """Return the result of a worker that has not answered in time: a disk of its may hang, so that a read waits."""
+    """Return the result of a worker that did not answer in time, for example because one of its disks hangs."""
     return Result(worker, SSH_FAILED, f"no answer within {limit_s:.0f} s")
 
 
@@ -125,7 +125,7 @@ def _run(argv: list[str], show: bool, limit_s: float | None) -> Result:
     for reader in readers if not _ending.is_set() else ():
         reader.join()
     if show:
-        sys.stdout.flush()  # which raises BrokenPipeError here too, if a reader of the program's output met it
+        sys.stdout.flush()  # raises BrokenPipeError here, as in the reader thread, if nobody reads our output
     return Result(None, status, "".join(stdout + stderr if status else stdout))
 
 

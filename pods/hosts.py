@@ -6,7 +6,7 @@
     run.status   the exit status (75: saved)
     run.stopped  exists if `pod.py stop` was called since the launch
     run.boot     the boot id of the launch, because process ids are reused after a reboot
-    run.kept/    these of the last launch while a call waits for a program (`attached`), whose own take their place
+    run.kept/    the files of the last launch, kept here while an `attached` call runs with files of its own
     run.lock     held during a launch, and while `stop` looks for what to stop
     logs/        train_worker_I.out or train_optimized_worker_I.out, appended to
     .env         secrets, mode 600, sourced at a launch
@@ -46,7 +46,7 @@ ALIVE = (
     "awk -v p=\"$(cat run.pid 2>/dev/null)\" '$1 == p && $2 !~ /^Z/ { found = 1 } END { exit !found }'; }; "
     'is_attached() { [ "$(cat run.command 2>/dev/null)" = attached ]; }'
 )
-LOCK = "flock -w 60 9 2>/dev/null"  # without it where there is none, and if .env takes long
+LOCK = "flock -w 60 9 2>/dev/null"  # no lock where flock is missing, or if .env takes more than 60 s
 # The program handles TERM and saves; the shell around it survives TERM and records the exit status.
 WRAPPER = 'trap : TERM INT HUP; "$@"; status=$?; echo $status > run.status; exit $status'
 PYTHONS = "python3.13 python3.12 python3.11 python3"

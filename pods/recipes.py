@@ -18,7 +18,9 @@ from settings.resolving import Loaded
 
 MESH_VARIABLES = ("TPU_MESH_CONFIG", "TPU_AXIS_NAMES")  # of this machine, passed to the hosts
 DATA = {"data.source", "data.path", "data.mixture", "data.stream"}  # keys that say which data a run reads
-C4_PART = "[:1000000]"  # the documents of C4 that are read if SPLIT is not set: all of it are hundreds of gigabytes
+C4_PART = (
+    "[:1000000]"  # the documents of C4 that are read if SPLIT is not set: the whole data set has hundreds of gigabytes
+)
 DTYPES = {"bf16": "bfloat16", "f32": "float32"}
 V5E, V5E_AT_GOOGLE = "v5e-", "v5litepod-"  # the one accelerator type with another name at Google
 
@@ -130,7 +132,7 @@ def length_keys(recipe: str, length: int | None) -> dict[str, int]:
 
 
 def storage_keys(workdir: str, num_workers: int) -> dict[str, object]:
-    """Return the key for a run whose folder is another one on each host."""
+    """Return the key for a run that has a different folder on each host."""
     return {"checkpoint.per_host": True} if is_per_host(workdir, num_workers) else {}
 
 

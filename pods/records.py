@@ -151,7 +151,7 @@ def git(*words: str) -> subprocess.CompletedProcess:
 def _of_another_checkout() -> frozenset[str]:
     """Return the variables that name a checkout, and win over the folder and -C; a hook of git has some."""
     names = subprocess.run(["git", "rev-parse", "--local-env-vars"], text=True, capture_output=True).stdout.split()
-    return frozenset(name for name in names if not name.startswith("GIT_CONFIG"))  # which may hold safe.directory
+    return frozenset(name for name in names if not name.startswith("GIT_CONFIG"))  # it may hold safe.directory
 
 
 def _launch_path(settings: Settings) -> pathlib.Path:

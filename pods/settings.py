@@ -36,7 +36,7 @@ PRESETS = {  # --preset: the values of some fields, in place of their defaults
 }
 CHOICES = {"transport": ("gcloud", "local"), "dtype": ("", "bf16", "f32"), "preset": ("", *PRESETS)}
 RUNTIMES = {"v6e": "v2-alpha-tpuv6e", "v5p": "v2-alpha-tpuv5"}  # software by chip, cloud.google.com/tpu/docs/runtimes
-RUNTIMES |= dict.fromkeys(("v5e", "v5litepod"), "v2-alpha-tpuv5-lite")  # of others the default of `version`
+RUNTIMES |= dict.fromkeys(("v5e", "v5litepod"), "v2-alpha-tpuv5-lite")  # other chips keep the default of `version`
 SHAPE = re.compile(r"[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}")  # of --topology, in gcloud's syntax
 LARGEST = {  # the largest value of a field; for fields not named here it is LARGEST_NUMBER
     "workers": 1_000, "slices": 999, "port": 65_535, "coordinator_worker": 99_999, "retries": 20,
@@ -114,7 +114,7 @@ class Settings:
     split2: str = variable("train", "split of DATASET2", "training")
     mix_p2: float = variable(0.1, "fraction of the tokens that come from DATASET2", "training")
     spm_model: str = variable("", "SentencePiece model on the hosts, or gs://", "training")
-    workdir: str = variable("", "folder of the run, as gs://...; one of each host is lost with the pod", "training")
+    workdir: str = variable("", "the run's folder, such as gs://...; one on each host is lost with the pod", "training")
     ckpt_out: str = variable("", "earlier name of WORKDIR, which wins", "training")
     bucket: str = variable(
         "", "bucket for runs: gs://BUCKET/runs/NAME/RECIPE; without one they are on the hosts", "training"
@@ -217,7 +217,7 @@ GROUPS = {
 
 
 def is_per_host(folder: str, num_workers: int) -> bool:
-    """Return whether a run's folder is another one on each host: below the code's folder or the home folder."""
+    """Return whether a run has a different folder on each host: one below the code's folder or the home folder."""
     return num_workers > 1 and "://" not in folder and not folder.startswith("/")
 
 
@@ -393,6 +393,6 @@ def worker_numbers(worker: str, num_workers: int) -> list[int]:
         return list(range(num_workers))
     ends = [part.partition("-") for part in worker.split(",")]
     ranges = [range(int(first), int(last or first) + 1) for first, _, last in ends]
-    if not any(ranges) or max(numbers.stop for numbers in ranges) > num_workers:
-        raise usage_error(f"--worker={shown(worker)}: the pod has workers 0 to {num_workers - 1}")
+    if not all(ranges) or max(numbers.stop for numbers in ranges) > num_workers:
+        raise usage_error(f"--worker={shown(worker)}: the pod has workers 0 to {num_workers - 1}, in ascending ranges")
     return sorted(set().union(*ranges))

@@ -33,7 +33,9 @@ def check(config: ConfigDict) -> None:
         _check_heads(model)
     every, layers = model.global_every, model.num_layers
     if every and layers < 2:
-        raise ConfigError(f"model.global_every={every} is for layers of two kinds, of which one has none; set it to 0")
+        raise ConfigError(
+            f"model.global_every={every} makes layers of two kinds and needs at least 2 layers; set it to 0"
+        )
     if every == 1 or every > layers:
         raise ConfigError(
             f"model.global_every={every} must lie between 2 and model.num_layers={layers}, "
@@ -45,7 +47,7 @@ def check(config: ConfigDict) -> None:
     if model.num_layers * model.num_experts > MOST_EXPERTS:
         raise ConfigError(
             f"model.num_layers={model.num_layers} with model.num_experts={model.num_experts} have more than "
-            f"{MOST_EXPERTS:,} experts together, the limit for names of single experts; use fewer"
+            f"{MOST_EXPERTS:,} experts together, the most that can be named; use fewer"
         )
     if model.name == "trm":
         _check_recursion(model, config.train.sequence_length)

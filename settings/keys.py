@@ -147,6 +147,6 @@ def _put_out_of_force(typed: dict, current: dict) -> dict:
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(given)} both {both}; give one")
         emptied |= {key: type(current[key])() for key in keys if given and key not in given}
-    if "train.eval_every" in typed and not typed.get("evaluation.every_epochs"):  # which else counts
+    if "train.eval_every" in typed and not typed.get("evaluation.every_epochs"):  # which otherwise takes precedence
         emptied["evaluation.every_epochs"] = 0.0
     return emptied

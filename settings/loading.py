@@ -108,7 +108,7 @@ def run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
 
 
 class _FromText(importlib.machinery.SourceFileLoader):
-    """Neither reads nor writes bytecode, which is taken for that of an edit of the same size in the same second."""
+    """Compiles the source each time: Python would reuse bytecode after an edit of the same size in the same second."""
 
     def get_code(self, fullname: str) -> types.CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)

@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from configs.base import batch_shards
 from configs.errors import ConfigError
-from settings.architecture import multiples_text
+from settings.architecture import divisible
 from settings.together import META, OF_UNITS
 
 TWICE_DIFFERENTIABLE = {  # a key of the model, the value that MAML needs, and why
@@ -35,11 +35,8 @@ def _check_sizes(config: ConfigDict) -> None:
             f"meta.support={meta.support} leaves no query in the train.sequence_length={length} examples of a task; "
             f"use {f'--config.meta.support={fits}, or ' if fits else ''}longer tasks"
         )
-    if data.source == "glyphs" and meta.support % data.task_ways:
-        raise ConfigError(
-            f"meta.support={meta.support} is not a multiple of data.task_ways={data.task_ways}; "
-            f"use {multiples_text(meta.support, data.task_ways)}"
-        )
+    if data.source == "glyphs":
+        divisible("meta.support", meta.support, "data.task_ways", data.task_ways)
     if meta.loss == "cross_entropy" and meta.method != "prototypical" and config.model.output_dim < data.task_ways:
         raise ConfigError(
             f"model.output_dim={config.model.output_dim} is less than data.task_ways={data.task_ways}; "

@@ -9,13 +9,13 @@ SOURCE = "preferences"  # of data.source
 
 
 def to_evaluate(config: ConfigDict) -> None:
-    """Have preference data evaluated as they are trained on; ConfigError for a run without a model to compare with."""
+    """Evaluate preference data with the objective that trains on them; ConfigError without a model to compare with."""
     if config.data.source != SOURCE:
         return
     if not config.train.init_from:
         raise ConfigError(
-            f"data.source={SOURCE} compares a run with the model that it began from, and this one began from none; "
-            "name a run of train.objective=dpo"
+            f"data.source={SOURCE} compares a run with the model that it began from, and this one began from random "
+            "weights; name a run of train.objective=dpo"
         )
     config.train.objective = "dpo"  # a stored configuration is loaded as a language model
 

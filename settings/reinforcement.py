@@ -4,7 +4,7 @@
 from ml_collections import ConfigDict
 
 from configs.errors import ConfigError
-from settings.architecture import multiples_text
+from settings.architecture import divisible
 from settings.together import DRAWS, OF_ROLLOUTS
 
 
@@ -13,11 +13,7 @@ def check(config: ConfigDict) -> None:
     if config.train.objective not in DRAWS:
         return
     grpo, rows = config.grpo, config.train.global_batch
-    if rows % grpo.group_size:
-        raise ConfigError(
-            f"train.global_batch={rows} is not a multiple of grpo.group_size={grpo.group_size}; "
-            f"use {multiples_text(rows, grpo.group_size)}"
-        )
+    divisible("train.global_batch", rows, "grpo.group_size", grpo.group_size)
     if grpo.reward == "task" and config.data.source not in OF_ROLLOUTS:
         raise ConfigError(
             f"grpo.reward=task knows the right answers of data.source={' and '.join(OF_ROLLOUTS)} alone, not of "

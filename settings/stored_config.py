@@ -66,7 +66,7 @@ def trained_to(folder) -> int | None:
 def _newest_record(folder) -> tuple[int | None, _Record]:
     """Return (step, record) of the newest checkpoint; (None, {}) without one."""
     checkpoints = folder / "checkpoints"
-    try:  # to ask a bucket whether there is a folder says no if it does not answer
+    try:  # whether a folder exists is answered with no if its bucket does not answer
         names = [path.name for path in checkpoints.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
         names = []
@@ -149,7 +149,7 @@ def load_to_continue(
     moved = {key for key in RUNS if stored[key]}  # a checkpoint has their digests
     free = keys_of(RESUME) | moved
     fixed = KEYS.keys() if step is not None else _newest_record(folder)[1].get("weights_only", ())
-    typed = together.without_unread(stored | loaded.typed)  # of those, `validate` says that they are not read
+    typed = together.without_unread(stored | loaded.typed)  # `validate` reports the keys that are not read
     differs = [key for key in loaded.typed if typed[key] != stored[key] and key in fixed and key not in free]
     if differs:
         what = "has imported weights" if step is None else f"was trained to step {step}"
@@ -180,7 +180,7 @@ def _places_left_out(origin: Origin, overrides: dict[str, str]) -> list[str]:
     stored = origin.get("recipe_config", {})
     left_out = [key for key in sorted(PLACES - overrides.keys()) if stored.get(key, "") != KEYS[key].default]
     return [
-        f"{key}={shown(stored[key])} of the recipe does not count, since a run's folder names no other folders; "
+        f"{key}={shown(stored[key])} of the recipe is not used, because a run's folder may not choose other folders; "
         f"name the recipe again, or type --config.{key}" for key in left_out
     ]  # fmt: skip
 
@@ -235,8 +235,8 @@ def load_to_read(
 def load_as_recipe(folder) -> tuple[ConfigDict, dict[str, str]]:
     """Return the configuration that a run's folder provides as a recipe, and the origin of each key.
 
-    It has the keys that describe the weights, and the objective of another model than a language model, which has no
-    other one; all others are as in configs/base.py.
+    It has the keys that describe the weights, and for a model that is not a language model the objective, because no
+    other one fits; all others are as in configs/base.py.
     """
     stored = flat(load_to_read(folder, {}).config)
     names = keys_of(WEIGHTS) | (set() if stored["model.name"] == "decoder_lm" else {"train.objective"})

@@ -52,7 +52,7 @@ class Asked:
         ]  # fmt: skip
 
     def others(self, trials: dict) -> list[str]:
-        """Return a line about trials of these groups that this command line does not mean; [] if there are none.
+        """Return a line about trials of these groups that were started with other keys or seeds; [] if there are none.
 
         `trials` has the last trial of each configuration by its digest.
         """

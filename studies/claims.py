@@ -2,9 +2,9 @@
 """Claims: rows of a table in the studies' database, by which each trial has at most one worker.
 
 Optuna's own queue cannot serve: on SQLite two processes may pop one trial, and its heartbeats mark a trial as failed
-that only compiles for long. Here a claim is a row with a primary key, so that the database accepts one of two. A worker
-counts `beat` up, from a random number, so that no two holdings look the same. Another worker takes a claim over if its
-holder was a process of this machine that has ended, or if the count has stood still for STALE_SECONDS on the
+that only takes long to compile. Here a claim is a row with a primary key, so that the database accepts one of two. A
+worker counts `beat` up, from a random number, so that no two holdings look the same. Another worker takes a claim over
+if its holder was a process of this machine that has ended, or if the count has stood still for STALE_SECONDS on the
 observer's own clock. The clocks of two machines are never compared.
 """
 
@@ -96,7 +96,7 @@ class Claims:
             return {row.name: Holder(row.worker, row.beat) for row in connection.execute(sqlalchemy.select(TABLE))}
 
     def is_gone(self, name: str, holder: Holder) -> bool:
-        """Return whether the holder of a claim has ended, or has stood still for STALE_SECONDS of this one's looks."""
+        """Return whether the holder of a claim has ended, or has not counted for STALE_SECONDS of this clock."""
         if has_ended(holder.worker):
             return True
         seen, since = self._seen.get(name, (None, 0.0))

@@ -117,7 +117,7 @@ def read(
     Args:
       ran_seconds: time that the worker counted; it is used if the folder has no account, as in a bucket.
       price: dollars per chip-hour; None: the preset's.
-      ran_before: that time of earlier trials in the folder, see trials.RAN_BEFORE.
+      ran_before: the same time of earlier trials in this folder, see trials.RAN_BEFORE.
 
     Raises one of `failures_of(workdir)` if the folder does not answer or is refused.
     """

@@ -93,7 +93,7 @@ class Queue:
             new = [order for order in orders if order["digest"] not in known]
             check_folders(new, known.values())
             for order in new:
-                self._add(order)
+                self.add(order)
             return len(new)
 
     @contextlib.contextmanager
@@ -210,7 +210,7 @@ class Queue:
     def forget_checkpoint(self, trial: FrozenTrial) -> None:
         """Record that an ended trial of `everything` has no checkpoint any more.
 
-        Other processes that have read the trial do not learn it; to delete its checkpoints once more does nothing.
+        Processes that read the trial earlier do not see this; deleting its checkpoints again does nothing.
         """
         row = (ATTRIBUTES.c.trial_id == self.id_of(trial)) & (ATTRIBUTES.c.key == "checkpoint")
         with self.storage.engine.begin() as connection:
@@ -246,7 +246,7 @@ class Queue:
                 kept = {name: about[name] for name in KEPT_BY_RETRY}
                 ran = about.get(RAN_BEFORE, 0.0) + about.get(RAN_SECONDS, 0.0)
                 point = {"params": trial.params, "distributions": trial.distributions}  # of a search
-                self._add(kept | {"failures": [], "cancelled": False, RAN_BEFORE: ran}, **point)
+                self.add(kept | {"failures": [], "cancelled": False, RAN_BEFORE: ran}, **point)
             return len(failed)
 
     def running(self) -> set[int]:
@@ -265,7 +265,8 @@ class Queue:
         except optuna.exceptions.UpdateFinishedTrialError:
             raise LostClaim(f"another worker has ended {title(trial)}") from None
 
-    def _add(self, attributes: dict[str, object], **point: dict) -> None:
+    def add(self, attributes: dict[str, object], **point: dict) -> None:
+        """Queue a trial with these attributes; `point` is its place in a search, if it has one."""
         waiting = optuna.trial.create_trial(state=TrialState.WAITING, user_attrs=attributes, **point)
         self.storage.create_new_trial(self.study_id, waiting)
 

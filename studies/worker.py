@@ -311,7 +311,8 @@ def other_run_in_folder(trial: FrozenTrial) -> str:
     """Return why a trial cannot continue the run in its folder, which another trial began; "" if it can.
 
     train.py would continue it, or show what came of it, since some keys may change when a run is resumed. If it is not
-    known which trial began the run, keys of DECIDING that this one sets are compared; a length of 0 is set otherwise.
+    known which trial began the run, the keys of DECIDING that this one changes are compared, except a length of 0,
+    which another key replaces.
     """
     about = trial.user_attrs
     folder, config = path_of(about["workdir"]), about["config"]

@@ -24,7 +24,7 @@ TOGETHER, TOGETHER_BYTES = 64, 1 << 20  # lines that are rendered by one request
 PROCESSES = 2  # that render ahead
 MOST_DEATHS = 10  # lines that end the process before the template is rejected
 
-Held = bytes | bytearray | BadDocument | object  # a line or a document, or in place of one an error or TOO_LARGE
+Held = bytes | bytearray | BadDocument | object  # a line or a document; or, in its place, an error or TOO_LARGE
 Line = Made = tuple[int, Held]  # the number of a line, and the line or its result; a BadDocument here has no name
 Batch = list[Line] | Exception  # or the error with which the file ends
 

@@ -93,13 +93,8 @@ def crop(sequence: np.ndarray) -> np.ndarray:
     return (canvas[:height, : widths[height - 1] if height else 0] - FIRST_COLOUR).astype(np.uint8)
 
 
-def augment(grid: np.ndarray, turn: int, colours: np.ndarray) -> np.ndarray:
-    """Return a grid with its colours permuted, then rotated or reflected."""
-    return dihedral(colours[grid], turn)
-
-
 def restore(grid: np.ndarray, turn: int, colours: np.ndarray) -> np.ndarray:
-    """Return the grid that `augment` turned into this one."""
+    """Return the grid whose colours were permuted, and that then was rotated or reflected, into this one."""
     return np.argsort(colours).astype(np.uint8)[undo(grid, turn)]
 
 

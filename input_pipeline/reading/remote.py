@@ -140,7 +140,7 @@ def _forget_changed(folder: Path, files: list[RemoteFile]) -> None:
 
 
 def _delete(path: Path) -> None:
-    """Delete a copy if it exists, and the folders that this empties: a file may have the name of one by now."""
+    """Delete a copy, if there is one, and the folders that become empty: a new file may need the name of one."""
     path.unlink(missing_ok=True)
     with suppress(OSError):
         os.removedirs(path.parent)

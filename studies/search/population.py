@@ -8,7 +8,6 @@ generation begins when the one before has ended, so the result does not depend o
 """
 
 import numpy as np
-import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 
@@ -78,11 +77,7 @@ class Population(Searcher):
                 )
             order = trials.order_of(member, suites.folder(self.search.root, member), self.search.topology)
             family = {"member": number, "generation": generation, "parent": parent.number if parent else None}
-            waiting = optuna.trial.create_trial(
-                state=TrialState.WAITING, params=point, distributions=distributions,
-                user_attrs=order | family,
-            )  # fmt: skip
-            self.queue.storage.create_new_trial(self.queue.study_id, waiting)
+            self.queue.add(order | family, params=point, distributions=distributions)
         return self.queue.claim_next({member.digest})
 
     def _configuration(self, place: int, point: dict, parent: FrozenTrial | None) -> suites.Member:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A search as its trials in the storage tell it: the best configuration, and how every trial has ended."""
+"""What the stored trials of a search say: the best configuration, and how every trial has ended."""
 
 import collections
 import dataclasses

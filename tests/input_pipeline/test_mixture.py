@@ -269,6 +269,7 @@ def test_weights_are_the_fractions_that_were_typed(text, paths, weights):
     [
         ("books.jsonl", "data.mixture: 'books.jsonl' is not a weight and a path; write, for example, '0.7 code"),
         ("0.5", "'0.5' is not a weight and a path"),
+        ("1e-99999999 a", "'1e-99999999 a' is not a weight and a path"),
         ("1 a; -1 b", "'-1 b' is not a weight and a path"),
         ("nan a", "'nan a' is not a weight and a path"),
         ("1/0 a", "'1/0 a' is not a weight and a path"),

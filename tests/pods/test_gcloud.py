@@ -448,6 +448,8 @@ def test_workers_are_selected():
     )
     with pytest.raises(PodError, match="workers 0 to 3"):
         worker_numbers("4", 4)
+    with pytest.raises(PodError, match=r"--worker=3-1: the pod has workers 0 to 3, in ascending ranges$"):
+        worker_numbers("3-1", 4)
 
 
 def test_the_group_is_named_only_where_it_was_asked_for():

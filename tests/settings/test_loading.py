@@ -318,7 +318,7 @@ def test_the_folder_of_a_run_does_not_choose_where_compiled_programs_are_read_fr
     loaded = stored_config.load_to_continue(tmp_path, 4, None, "", {"checkpoint.staging": "mine"}, {})
     assert (loaded.config.data.cache_dir, loaded.config.checkpoint.staging) == ("", "mine")
     assert loaded.notes == [
-        "data.cache_dir=/theirs of the recipe does not count, since a run's folder names no other folders; "
+        "data.cache_dir=/theirs of the recipe is not used, because a run's folder may not choose other folders; "
         "name the recipe again, or type --config.data.cache_dir"
     ]
 

@@ -24,7 +24,7 @@ def test_an_augmentation_can_be_undone_by_its_name(turn):
         name = arc.version_name("abc", turn, colours)
         task, *changes = arc.parse_name(name)
         assert task == "abc" and name.startswith(f"abc|||t{turn}|||0")
-        np.testing.assert_array_equal(arc.restore(arc.augment(one, turn, colours), *changes), one)
+        np.testing.assert_array_equal(arc.restore(arc.dihedral(colours[one], turn), *changes), one)
     assert arc.parse_name("abc")[:2] == ("abc", 0) and arc.parse_name("abc")[2].tolist() == list(range(10))
 
 
@@ -62,7 +62,7 @@ def test_one_pair_of_each_version_begins_in_the_corner_and_all_stay_on_the_canva
     inputs, labels = arc.sequences(shown, found, offsets)
     for nth in range(0, 903, 31):
         version, pair = divmod(nth, 3)
-        moved = [arc.augment(one, found.turns[version], found.colours[version]) for one in shown[pair]]
+        moved = [arc.dihedral(found.colours[version][one], found.turns[version]) for one in shown[pair]]
         for one, sequence in zip(moved, (inputs[nth], labels[nth]), strict=True):
             np.testing.assert_array_equal(arc.encode(one[None], offsets[version, pair][None])[0], sequence)
 
