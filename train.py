@@ -60,8 +60,8 @@ from core.sampling import BatchSampler, samples
 from core.between_steps.slow_data import SlowData
 from core.between_steps.stages import Stages, position_of
 from core.start import (
-    announce, check_imported, check_new, device_lines, initial_state, is_done, kept_steps, may_change, prepare,
-    prepare_corpus, set_steps,
+    announce, announce_restart, check_imported, check_new, device_lines, initial_state, is_done, kept_steps, may_change,
+    prepare, prepare_corpus, set_steps,
 )  # fmt: skip
 from input_pipeline import corpus as corpora, ledger
 from input_pipeline.errors import DataError
@@ -158,6 +158,7 @@ def train(
         )
         if not record and not is_new:
             check_new(config, corpus)
+            announce_restart(workdir)
         if record and "weights_only" in record:
             check_imported(run, checkpoints, record, workdir)
         corpus = corpus.resume(record) if corpus and record else corpus

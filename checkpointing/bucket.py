@@ -27,8 +27,7 @@ COMPARED_BYTES = 1 << 16
 PIECE_BYTES = 64 << 20  # of a file that is read at once; rollouts may be larger than the memory
 PASSING = (401, 408, 429)  # statuses of a store that answers otherwise later; a token expires after an hour
 WHOLE = (  # copied in both directions, as the growing ones are
-    "config.json", "run.json", "tokenizer.model", "tokenizer.json",
-    "tokenizer_config.json", "chat_template.jinja", SUMMARY, "submission.json", "causes.html",
+    stored_config.CONFIG, "run.json", *sorted(stored_config.OF_TOKENIZER), SUMMARY, "submission.json", "causes.html",
     "report.html", "profile.json", "rehearsal.json", "wandb_id.txt", "bad_documents.txt",
 )  # fmt: skip
 BY_STEP = {"votes": "*.gz"}  # folders of a file per step, which a repeated step overwrites
@@ -44,7 +43,9 @@ class Bucket:
     def fetch(self, *, keep_newer: bool = False) -> None:
         """Copy the run's small files from the bucket, as another host left them.
 
-        A growing file is not fetched if the copy here continues that of the bucket: its last lines were not sent.
+        A growing file is not fetched if the copy here continues that of the bucket: its last lines were not sent. The
+        tokenizer and the summary are deleted here if the run in the bucket has none. If there is no run in the bucket,
+        all files of an earlier one are.
 
         Args:
           keep_newer: whether files that were written here after those of the bucket stay; the run may go on here.
@@ -57,17 +58,35 @@ class Bucket:
         store = path_of(self.url)
         with self._failing_in_a_line():
             _list_one(self.url)
+            found = _names(store)
+            for name in self._not_of(found, keep_newer=keep_newer):
+                (self.folder / name).unlink(missing_ok=True)
             by_step = [f"{name}/{path.name}" for name in BY_STEP for path in (store / name).glob(BY_STEP[name])]
-            for name in (*GROWING, *WHOLE, *by_step):
+            for name in (*(name for name in (*GROWING, *WHOLE) if name in found), *by_step):
                 there, here = store / name, self.folder / name
-                if not there.exists():
-                    continue
                 if name in GROWING:
                     is_newer = here.exists() and _continues(here, there)
                 else:
                     is_newer = keep_newer and here.exists() and here.stat().st_mtime > there.stat().mtime
                 if not is_newer:
                     _fetch_file(there, here)
+
+    def fetch_log(self, log: pathlib.Path) -> None:
+        """Copy a process's log from the bucket, so that its lines stay there if another host goes on with the run."""
+        there = path_of(self.url) / log.relative_to(self.folder)
+        with self._failing_in_a_line():
+            if there.name in _names(there.parent) and not (log.exists() and _continues(log, there)):
+                with there.open("rb") as sent, log.open("wb") as file:  # not replaced: it may be open to append
+                    shutil.copyfileobj(sent, file, PIECE_BYTES)
+
+    def _not_of(self, found: set[str], *, keep_newer: bool) -> list[str]:
+        """Return the files here that are not of the run in the bucket, which has the files `found`."""
+        if stored_config.CONFIG in found:
+            return [name for name in (*stored_config.OF_TOKENIZER, SUMMARY) if name not in found]
+        if keep_newer:  # a run that begins here may not have sent its first files
+            return []
+        of_folders = [path for name in (*BY_STEP, "workers") for path in (self.folder / name).glob("*")]
+        return [*GROWING, *WHOLE, *(str(path.relative_to(self.folder)) for path in of_folders)]
 
     def trained_to(self) -> int | None:
         """Return the step of `stored_config.trained_to`. Raises as `fetch`."""
@@ -121,6 +140,14 @@ class Bucket:
                 if not there.exists() or there.stat().length != path.stat().st_size:
                     found.append(path)
         return found
+
+
+def _names(folder) -> set[str]:
+    """Return the names in a folder; fails if the store does not answer, where `exists` would say no."""
+    try:
+        return {path.name for path in folder.iterdir()}
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
 
 
 def _list_one(url: str) -> None:
@@ -210,11 +237,12 @@ def _join(store, name: str, end: str) -> None:
 
 
 def syncing(bucket: Bucket | None, log: pathlib.Path, *, first: bool) -> Callable[[], None]:
-    """Fetch the run's files if `first`; return a function that copies them and this process's log to the bucket."""
+    """Fetch the log, and the run's files if `first`; return a function that copies them to the bucket."""
     if bucket is None:
         return lambda: None
     if first:
         bucket.fetch()
+    bucket.fetch_log(log)
     sending = threading.Lock()  # the thread of a save and the end of the run may both send
 
     def send() -> None:

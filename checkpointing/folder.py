@@ -11,10 +11,10 @@ import re
 import secrets
 
 from checkpointing.bucket import failures_of_buckets, path_of
+from settings.stored_config import UNFINISHED
 
 FAILURES = (OSError, ValueError, RuntimeError)  # errors of writing, from Python and TensorStore
 STEP = re.compile("0|[1-9][0-9]{0,9}")  # the name of a checkpoint's folder
-UNFINISHED = ".unfinished"
 
 
 class CheckpointFolder:
@@ -74,7 +74,10 @@ class CheckpointFolder:
                 erased.unlink() if os.path.islink(erased) else erased.rmtree()
             return
         (self.place / mark.name.removesuffix(UNFINISHED)).rmtree(missing_ok=True)
-        mark.unlink()
+        if mark.is_dir():  # of a save in a local folder, which was copied here
+            mark.rmtree()
+        else:
+            mark.unlink()
 
     def _mark(self, step: int):
         """Return the mark of an unfinished checkpoint: its folder's name, or in a bucket a separate file."""

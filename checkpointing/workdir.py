@@ -196,15 +196,18 @@ def differences(stored: dict, now: dict, may_change: frozenset[str]) -> list[str
 def open_workdir(workdir: pathlib.Path, config: dict, corpus, origin: dict | None = None) -> None:
     """Write the files that a use of the result needs: the resolved configuration and the tokenizer.
 
-    Also write `origin` to run.json, and remove the summary of an earlier, shorter run, so that nobody takes it for the
-    summary of this one.
+    Also write `origin` to run.json. The summary of an earlier, shorter run is removed, and so are files of another
+    tokenizer, which an earlier attempt left: nobody shall take them for those of this run.
     """
     (workdir / "summary.txt").unlink(missing_ok=True)
     files = {stored_config.CONFIG: config} | ({stored_config.ORIGIN: origin} if origin else {})
     for name, content in files.items():
         write_atomically(workdir / name, json.dumps(content, indent=1).encode())
-    for name, content in (corpus.tokenizer.files if corpus and corpus.tokenizer else {}).items():
-        write_atomically(workdir / name, content)
+    if corpus and corpus.tokenizer:
+        for name in stored_config.OF_TOKENIZER - corpus.tokenizer.files.keys():
+            (workdir / name).unlink(missing_ok=True)
+        for name, content in corpus.tokenizer.files.items():
+            write_atomically(workdir / name, content)
 
 
 def show_summary(workdir: pathlib.Path) -> bool:

@@ -96,7 +96,8 @@ class Run:
 
     def dropless(self) -> "Run":
         """Return the run whose experts drop no token, as all that read its checkpoints have it."""
-        return assemble(dropless(self.config)) if self.config.model.expert_capacity else self
+        devices = list(self.mesh.devices.flat)
+        return assemble(dropless(self.config), devices=devices) if self.config.model.expert_capacity else self
 
     def compile(self):
         """Compile `train_step` for the run's state and batch."""
@@ -161,7 +162,7 @@ def assemble(
     check_returned(f"make of objectives/{name}.py", objective, isinstance(objective, Objective), "an Objective")
     built = models.build(config, mesh, objective)
     of_model = functools.partial(models.flops_per_token, config, config.train.sequence_length)
-    flops_per_token = objective.flops_per_token(of_model, frozen="base" in built.frozen)
+    flops_per_token = objective.flops_per_token(of_model, frozen="base" in built.frozen) + built.frozen_flops
     num_microbatches = config.train.gradient_accumulation
     num_microbatches = num_microbatches or platform_defaults.microbatches(config, flops_per_token, mesh)
     slow = num_microbatches > 1 and not config.train.gradient_accumulation
@@ -191,6 +192,8 @@ def assemble(
         gradient, update.optimizer, update.transforms, seed=config.train.seed, norm=optimizers.norm(update.weights),
         num_parts=num_parts, used_rows=objective.used_rows,
     )  # fmt: skip
+    # What is dropped would depend on the mesh and on the microbatches.
+    evaluated = models.build(dropless(config), mesh, objective) if config.model.expert_capacity else built
     if config.train.offload == "optimizer":
         shardings, step = offload.optimizer_on_host(shardings), offload.with_optimizer_on_device(step)
 
@@ -205,7 +208,7 @@ def assemble(
         init=jax.jit(make_state, donate_argnums=0, out_shardings=shardings),
         train_step=jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None)),
         train_step_with_grads=jax.jit(step, out_shardings=(shardings, None, shardings.params)),
-        eval_step=jax.jit(make_eval_step(_graphs_to_evaluate(objective, built), objective.evaluate)),
+        eval_step=jax.jit(make_eval_step(_graphs_to_evaluate(objective, evaluated), objective.evaluate)),
         abstract_state=jax.tree.map(with_sharding, abstract_state, shardings),
         abstract_batch=_abstract_batch(objective, mesh),
         num_microbatches=num_microbatches,
@@ -300,7 +303,8 @@ def _gradient(
     measures_parts = any(transform.measures_parts for transform in update.transforms)
     once = _reduce_once_axes(config, built)
     if not uses_shard_map:
-        groups = {} if slow or num_microbatches == 1 else once
+        is_alone = slow or num_microbatches == 1 or config.model.num_experts  # a group would balance experts by itself
+        groups = {} if is_alone else once
         square = functools.partial(noise.part_square, optimizers.norm(update.weights))
         gradient = make(groups=groups, part_square=square if measures_parts else None)
         return gradient, measures_parts * num_microbatches * math.prod(groups.values())

@@ -43,6 +43,7 @@ class Models:
       trained: abstract parameters that are trained.
       base: abstract parameters of the same model that are frozen; empty for most runs.
       frozen: {"base" or role: abstract parameters with types and shardings}, as a step takes them.
+      frozen_flops: floating-point operations of a token in the models that the loss reads and does not train.
     """
 
     make: Callable[[nnx.Rngs], nnx.Module]
@@ -50,6 +51,7 @@ class Models:
     trained: nnx.State
     base: nnx.State
     frozen: dict[str, dict]
+    frozen_flops: float
 
     @property
     def num_trained(self) -> int:
@@ -104,13 +106,14 @@ def flops_per_token(config, length: int, **how) -> float:
 
 def build(config, mesh, objective: Objective) -> Models:
     """Return the models of a configuration and its objective on a mesh."""
-    others, graphs, params = {}, {}, {}
+    others, graphs, params, frozen_flops = {}, {}, {}, 0.0
     for model in objective.frozen_models():
         stored = configuration_of(model, config)
         how = platform_defaults.execution(stored, mesh)
         make_other = functools.partial(model_module(stored).make, stored.model, **how)
         other = _declared(lambda rngs, make=make_other: make(rngs=rngs), mesh)
         graphs[model.role], abstract = nnx.split(other, nnx.Param)
+        frozen_flops += flops_per_token(stored, config.train.sequence_length) / 3  # the forward pass alone
         others[model.role], params[model.role] = other, in_compute_type(abstract, how["dtype"], mesh)
     how = platform_defaults.execution(config, mesh)
     make_plain = functools.partial(model_module(config).make, config.model, **how)
@@ -134,7 +137,7 @@ def build(config, mesh, objective: Objective) -> Models:
         )
     if jax.tree.leaves(base):
         params["base"] = in_compute_type(base, how["dtype"], mesh)
-    return Models(make, Graphs(graph, graphs), trained, base, params)
+    return Models(make, Graphs(graph, graphs), trained, base, params, frozen_flops)
 
 
 def _declared(make: Callable, mesh) -> nnx.Module:

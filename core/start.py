@@ -26,10 +26,8 @@ from objectives.objective import FrozenModel, Objective
 from reporting import preflight, sink
 from settings import layouts, preference, ramp, ranges
 
-MOST_PASSES, USEFUL_PASSES = (
-    40,
-    4,
-)  # over one corpus: beyond 40 nothing is gained; each of the first 4 is worth as much as new data
+# Passes over one corpus: beyond 40 nothing is gained; each of the first 4 is worth as much as new data.
+MOST_PASSES, USEFUL_PASSES = 40, 4
 MANY_HELDOUT, ENOUGH_HELDOUT = 100_000_000, 10_000_000  # tokens that a new run holds out
 
 
@@ -224,6 +222,13 @@ def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tup
     for line in filter(None, (repetition(config, corpus), "" if start else large_heldout(config, corpus))):
         announce(line)
     return start, train.steps
+
+
+def announce_restart(workdir: pathlib.Path) -> None:
+    """Say that a run begins again in the folder of one that trained, as in a copy without its checkpoints."""
+    metrics = workdir / "metrics.jsonl"
+    if metrics.exists() and metrics.stat().st_size:
+        announce(f"{workdir} has metrics of earlier steps, but no checkpoint: the run begins again at step 0")
 
 
 def kept_steps(config, record: dict) -> str:

@@ -27,7 +27,7 @@ LONGEST_PERIOD = 100_000  # of a schedule; it allows weights of five digits
 FOREVER = 1 << 62  # examples
 EXAMPLE = "0.7 code/**/*.py; 0.3 books.jsonl"
 TASKS = "a.txt:1000,b.txt:1000"
-WEIGHT = re.compile(r"[0-9./]{1,40}([eE][+-]?[0-9]{1,2})?")  # 10**99999999 would be computed for 1e-99999999
+WEIGHT = re.compile(r"[0-9./]{1,40}([eE][+-]?[0-9]{1,4})?")  # 10**99999999 would be computed for 1e-99999999
 SEVERAL = re.compile(r", *[0-9.]+ ")  # parts with a comma between them
 
 Weights = tuple[Fraction, ...]

@@ -21,6 +21,8 @@ from settings.keys import DATA_READ, flat, from_flat, parse_typed
 from settings.resolving import Loaded, resolve
 
 CONFIG, ORIGIN = "config.json", "run.json"
+OF_TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "tokenizer.model"}  # of any kind
+UNFINISHED = ".unfinished"  # STEP.unfinished marks the folder of a checkpoint that is being written or deleted
 RUNS = "train.init_from", "distillation.teacher"  # keys that name another run; a recipe there may only be typed
 PLACES = {"data.cache_dir", "checkpoint.staging"}  # folders of the machine, which a run's folder may not choose
 PUBLISHED = {"architectures", "model_type"}  # keys of the config.json of published models, and of no run's
@@ -70,7 +72,8 @@ def _newest_record(folder) -> tuple[int | None, _Record]:
         names = [path.name for path in checkpoints.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
         names = []
-    steps = [int(name) for name in names if name.isdecimal() and name.isascii()]
+    is_marked = {name.removesuffix(UNFINISHED) for name in names if name.endswith(UNFINISHED)}  # in a bucket a file
+    steps = [int(name) for name in names if name.isdecimal() and name.isascii() and name not in is_marked]
     if not steps:
         return None, {}
     try:
@@ -217,8 +220,8 @@ def load_to_read(
     unread = {name: key.default for name, key in KEYS.items() if name in of_machine or name.startswith(OF_TRAINING)}
     values = stored | unread
     if stored["data.tokenizer"] not in (*BUILT_IN_TOKENIZERS, ""):
-        files = [folder / file for file in ("tokenizer.json", "tokenizer.model")]  # as imported, or trained
-        values["data.tokenizer"] = str(next((file for file in files if file.is_file()), files[-1]))
+        is_json = stored["data.tokenizer"].endswith(".json")
+        values["data.tokenizer"] = str(folder / ("tokenizer.json" if is_json else "tokenizer.model"))
     typed = parse_typed(overrides, values)
     if any(typed.get(key) for key in DATA_READ):  # other data replace the run's own
         values |= dict.fromkeys(DATA_READ, "")

@@ -107,7 +107,6 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("causality.prompt", ANY, "causality.corrupt", ANY, "the text that it is compared with"),
     ("causality.corrupt", ANY, "causality.prompt", ANY, "the text that it is compared with"),
     ("causality.every", ANY, "causality.prompt", ANY, "the text that is explained"),
-    ("evaluation.chunk_tokens", ANY, "model.expert_capacity", NONE, "what is dropped depends on the tokens beside it"),
     ("causality.prompt", ANY, "model.expert_capacity", NONE, "what is dropped depends on the tokens beside it"),
     ("train.objective", META, "mesh.context", (1,), SHARED),
     ("train.objective", META, "mesh.expert", (1,), SHARED),

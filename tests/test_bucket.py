@@ -132,7 +132,8 @@ def test_what_was_lost_here_stays_in_the_bucket_except_the_summary_of_a_run_that
 
 
 def test_the_last_lines_that_were_not_sent_stay_unless_another_host_has_gone_on(bucket, tmp_path):
-    """A run may also die before anything of these files was sent."""
+    """A run may also die before anything of these files was sent, but its configuration, which is sent first."""
+    bucket.pipe("runs/two_hosts/config.json", b"{}")
     one, other = (Bucket("gs://runs/two_hosts", tmp_path / host) for host in ("one", "other"))
     (one.folder).mkdir()
     lines = one.folder / "metrics.jsonl"
@@ -231,6 +232,39 @@ def test_a_reader_keeps_what_the_run_has_written_here_since_it_sent_it(tmp_path)
     assert (bucket.folder / "profile.json").read_text() == "newer"
     bucket.fetch()
     assert (bucket.folder / "profile.json").read_text() == "another host's", "a run that goes on takes the bucket's"
+
+
+def test_what_the_run_in_a_bucket_has_not_is_not_taken_for_its_own(tmp_path):
+    """Another run may be there by now, or the same one goes on elsewhere."""
+    place, bucket = tmp_path / "bucket" / "run", Bucket(f"{tmp_path}/bucket/run", tmp_path / "here")
+    bucket.folder.mkdir()
+
+    def fetched(files: set[str], **how) -> set[str]:
+        for name in ("tokenizer.json", "summary.txt", "metrics.jsonl", "causes.html", "workers/0.json", "votes/3.gz"):
+            (bucket.folder / name).parent.mkdir(exist_ok=True)
+            (bucket.folder / name).touch()
+        place.mkdir(parents=True, exist_ok=True)
+        for name in files:
+            (place / name).touch()
+        bucket.fetch(**how)
+        return {path.name for path in bucket.folder.rglob("*") if path.is_file()}
+
+    everything = {"tokenizer.json", "summary.txt", "metrics.jsonl", "causes.html", "0.json", "3.gz"}
+    assert fetched(set(), keep_newer=True) == everything, "a run that begins here has sent nothing yet"
+    assert fetched(set()) == set()
+    assert fetched({"config.json", "tokenizer.model"}) == {
+        "config.json", "tokenizer.model", "metrics.jsonl", "causes.html", "0.json", "3.gz",
+    }, "what was not sent yet stays"  # fmt: skip
+
+
+def test_the_log_of_the_host_before_stays_in_the_bucket(tmp_path):
+    place, copy = tmp_path / "bucket" / "run", tmp_path / "here"
+    (place / "logs").mkdir(parents=True)
+    (copy / "logs").mkdir(parents=True)
+    (place / "logs" / "train_worker_1.out").write_text("of the first host\n")
+    log = copy / "logs" / "train_worker_1.out"
+    syncing(Bucket(str(place), copy), log, first=False)
+    assert log.read_text() == "of the first host\n"
 
 
 def test_the_local_copy_of_a_run_has_the_name_of_the_run_and_of_the_folder_above():

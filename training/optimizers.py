@@ -17,7 +17,7 @@ import optax
 
 from layers.units import Path, Units
 
-NOT_DECAYED = ("scale", "bias", "embedding")  # ends of the names of norms, biases and embeddings
+NOT_DECAYED = ("scale", "factor", "bias", "embedding")  # ends of the names of norms, biases and embeddings
 STACKED, VOCAB = "layers", "vocab"
 TABLE, CONSTANT, BALANCE = "puzzles", "constant", "balance"
 EXPERTS = "experts"

@@ -12,6 +12,7 @@ import pytest
 
 from checkpointing import manifest
 from checkpointing import workdir as workdirs
+from checkpointing.bucket import path_of
 from checkpointing.checkpoints import CheckpointError, Checkpoints
 from checkpointing.retention import Retention
 from configs import base
@@ -19,6 +20,7 @@ from configs.base import keys_of
 from configs.key import RESUME
 from core import assembly
 from parallelism.mesh import mesh_context
+from settings import stored_config
 from settings.keys import flat
 from tests.bucket_server import empty_bucket
 from tests.one_step import initial_state
@@ -207,6 +209,8 @@ def test_in_a_bucket_checkpoints_are_saved_kept_restored_and_cleared_as_in_a_fol
     bucket.pipe("runs/begun/checkpoints/7.unfinished", b"")
     with Checkpoints("gs://runs/begun") as reader, pytest.raises(CheckpointError, match="has no complete checkpoint"):
         reader.newest_or_error()
+    assert stored_config.trained_to(path_of("gs://runs/begun")) is None
+    bucket.pipe("runs/mine/checkpoints/8-abc.unfinished/state/weights/0", b"half")  # of a save to a folder, copied here
     with Checkpoints("gs://runs/mine", TWO, staging=tmp_path):
         assert names_in(bucket) == {"2", "3"}
 

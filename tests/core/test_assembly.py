@@ -189,8 +189,17 @@ def test_what_reads_a_run_of_experts_drops_no_token():
     config.model.num_experts = 4
     run = assembly.assemble(config)
     assert run.dropless() is run
-    config.model.expert_capacity = 1.5
-    assert assembly.assemble(config).dropless().config.model.expert_capacity == 0
+    config.model.expert_capacity, config.mesh.data = 1.5, 1
+    found = assembly.assemble(config, devices=jax.devices()[:1]).dropless()
+    assert found.config.model.expert_capacity == 0 and found.mesh.size == 1
+
+
+def test_the_forward_pass_of_a_frozen_reference_counts_among_the_flops():
+    config = small_config()
+    config.mesh.context = 1
+    plain = assembly.assemble(config, devices=jax.devices()[:1]).flops_per_token
+    config.train.objective = "dpo"
+    assert assembly.assemble(config, devices=jax.devices()[:1]).flops_per_token == pytest.approx(plain * 4 / 3)
 
 
 def test_an_objective_whose_filter_finds_no_parameter_is_refused():

@@ -28,6 +28,17 @@ def test_a_large_run_on_the_default_corpus_is_told_what_to_set(keys, num_tokens,
         assert "3,932 M tokens are 983 passes over the 4.0 M tokens" in line and "--config.data.path=FOLDER" in line
 
 
+def test_a_run_that_was_copied_without_its_checkpoints_says_that_it_begins_again(tmp_path, capfd):
+    start.announce_restart(tmp_path)
+    (tmp_path / "metrics.jsonl").touch()
+    start.announce_restart(tmp_path)
+    assert capfd.readouterr() == ("", "")
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    start.announce_restart(tmp_path)
+    said = f"{tmp_path} has metrics of earlier steps, but no checkpoint: the run begins again at step 0"
+    assert said in "".join(capfd.readouterr())
+
+
 def test_a_run_that_goes_on_with_another_batch_and_as_many_steps_says_so():
     """Its length may have been so many epochs, of which only the steps are stored."""
     config = loading.load("configs/tiny.py", "", {"train.global_batch": "16", "train.steps": "123"}).config

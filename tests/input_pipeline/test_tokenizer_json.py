@@ -93,8 +93,10 @@ def test_a_byte_is_no_token_that_begins_with_the_last_one_of_a_prompt(tmp_path):
 def test_a_run_keeps_what_opens_it_again(tmp_path):
     tokenizer = open_tokenizer(write(tmp_path))
     (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tokenizer.model").touch()  # of an earlier attempt with another tokenizer
     open_workdir(tmp_path / "run", {}, types.SimpleNamespace(tokenizer=tokenizer))
     assert open_tokenizer(str(tmp_path / "run" / "tokenizer.json")).digest == tokenizer.digest
+    assert not (tmp_path / "run" / "tokenizer.model").exists()
 
 
 @pytest.mark.parametrize(

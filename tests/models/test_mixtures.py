@@ -3,6 +3,7 @@
 
 import dataclasses
 import functools
+import math
 import re
 
 import jax
@@ -64,6 +65,24 @@ def after(steps: int):
 def test_a_layout_with_experts_computes_what_one_device_does():
     """Loss, loads, every gradient, the update of weights and of the bias, after steps that give it moments."""
     assert proof.differences(layout(*assembled(1)), layout(*assembled(8, **MESH)), after(2)[0], batch()) == []
+
+
+def test_a_group_of_devices_does_not_balance_its_experts_by_itself():
+    """In microbatches whose length mesh.model does not divide, which GSPMD computes. The tolerance is float32's."""
+    found = []
+    for mesh in ({}, {"data": 2, "model": 2}):
+        config = small_config(**mesh)
+        config.model.update(dict(MODEL), num_layers=1)
+        config.train.update(balance_loss=0.1, gradient_accumulation=2, sequence_length=15)
+        run = assembly.assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
+        shapes = (run.abstract_state, run.abstract_batch)
+        state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), run.abstract_state)
+        state = dataclasses.replace(state, params=random_weights(state.params))
+        rows = {name: array[:, :15] for name, array in batch().items()}
+        with mesh_context(run.mesh):
+            _, scalars, gradients = jax.device_get(run.train_step_with_grads(*placed((state, rows), shapes)))
+        found.append((gradients, {name: scalars[name] for name in ("loss", "gradient_norm")}))
+    assert_close(*found)
 
 
 def test_the_program_exchanges_tokens_and_gathers_no_experts():

@@ -241,7 +241,9 @@ def test_a_stored_configuration_says_so_and_other_data_takes_the_place_of_its_ow
     assert (loaded.config.data.path, loaded.config.data.validation_path) == ("c", "")
     assert loaded.config.data.tokenizer == str(tmp_path / "tokenizer.model")
     assert loaded.origins["model.num_layers"] == str(tmp_path / "config.json")
-    (tmp_path / "tokenizer.json").touch()  # an imported one
+    (tmp_path / "tokenizer.json").touch()  # of an earlier attempt
+    assert stored_config.load_to_read(tmp_path, {}).config.data.tokenizer == str(tmp_path / "tokenizer.model")
+    (tmp_path / "config.json").write_text(json.dumps(stored | {"data.tokenizer": "/elsewhere/mine.json"}))
     assert stored_config.load_to_read(tmp_path, {}).config.data.tokenizer == str(tmp_path / "tokenizer.json")
     with pytest.raises(ConfigError, match="tokenizer is fixed by the run"):
         stored_config.load_to_read(tmp_path, {"data.tokenizer": "byte"})

@@ -44,7 +44,7 @@ def test_a_named_choice_changes_all_its_keys():
     [
         (
             'SPACE = {"optimizer.lr": Range(1e-4, 1e-2)}',
-            "optimizer.lr is no .*optimizer.learning_rate",
+            "optimizer.lr is not .*optimizer.learning_rate",
         ),
         ('SPACE = {"model.num_layers": 3}', "model.num_layers is 3, which is neither a Range nor a Choice"),
         ('SPACE = {"model.num_layers": Range(3, 1)}', "a range from 3 to 1 is empty"),
