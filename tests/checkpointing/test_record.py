@@ -193,4 +193,4 @@ def test_a_manifest_that_is_none_makes_the_checkpoint_damaged(workdir, content):
 def test_a_manifest_names_no_file_outside_its_folder(workdir, name):
     folder = workdir / "checkpoints" / "1"
     manifest.write(folder, 1, {name: [1, "x"]})
-    assert "with files inside the folder" in manifest.problems(folder)[0]
+    assert "names files outside the folder" in manifest.problems(folder)[0]
