@@ -59,7 +59,7 @@ class Bucket:
         with self._failing_in_a_line():
             _list_one(self.url)
             found = _names(store)
-            for name in self._not_of(found, keep_newer=keep_newer):
+            for name in self._stale(found, keep_newer=keep_newer):
                 (self.folder / name).unlink(missing_ok=True)
             by_step = [f"{name}/{path.name}" for name in BY_STEP for path in (store / name).glob(BY_STEP[name])]
             for name in (*(name for name in (*GROWING, *WHOLE) if name in found), *by_step):
@@ -79,7 +79,7 @@ class Bucket:
                 with there.open("rb") as sent, log.open("wb") as file:  # not replaced: it may be open to append
                     shutil.copyfileobj(sent, file, PIECE_BYTES)
 
-    def _not_of(self, found: set[str], *, keep_newer: bool) -> list[str]:
+    def _stale(self, found: set[str], *, keep_newer: bool) -> list[str]:
         """Return the files here that are not of the run in the bucket, which has the files `found`."""
         if stored_config.CONFIG in found:
             return [name for name in (*stored_config.OF_TOKENIZER, SUMMARY) if name not in found]

@@ -192,7 +192,7 @@ def assemble(
         gradient, update.optimizer, update.transforms, seed=config.train.seed, norm=optimizers.norm(update.weights),
         num_parts=num_parts, used_rows=objective.used_rows,
     )  # fmt: skip
-    # What is dropped would depend on the mesh and on the microbatches.
+    # An evaluation drops no token: which ones would depend on the mesh and on the microbatches.
     evaluated = models.build(dropless(config), mesh, objective) if config.model.expert_capacity else built
     if config.train.offload == "optimizer":
         shardings, step = offload.optimizer_on_host(shardings), offload.with_optimizer_on_device(step)
@@ -303,8 +303,8 @@ def _gradient(
     measures_parts = any(transform.measures_parts for transform in update.transforms)
     once = _reduce_once_axes(config, built)
     if not uses_shard_map:
-        is_alone = slow or num_microbatches == 1 or config.model.num_experts  # a group would balance experts by itself
-        groups = {} if is_alone else once
+        # All devices report the progress of slow steps together, and balance their experts together.
+        groups = {} if slow or config.model.num_experts or num_microbatches == 1 else once
         square = functools.partial(noise.part_square, optimizers.norm(update.weights))
         gradient = make(groups=groups, part_square=square if measures_parts else None)
         return gradient, measures_parts * num_microbatches * math.prod(groups.values())
