@@ -111,13 +111,19 @@ def main(arguments: list[str]) -> int:
     check_strays(words[0], words[1:])
     if words[0] == SEARCH:
         return search(overrides)
+    if words[0] in ("plan", "guide", "folders", "run"):
+        return on_study(words, overrides)
+    storage = importlib.import_module("studies.storage")  # says so if a package is missing
+    with storage.reaching():
+        return on_study(words, overrides)
+
+
+def on_study(words: list[str], overrides: dict[str, str]) -> int:
+    """Run the subcommand of a study or of a stored search; return the exit status."""
     name = words[1] if words[1:] else name_without(words[0])
     if words[0] in OF_A_SEARCH and (found := find_search(name, overrides)):
         return OF_A_SEARCH[words[0]](found) or 0
-    asked = Asked(name, command_line.FLAGS, overrides)
-    if words[0] not in ("plan", "guide", "folders", "run"):
-        importlib.import_module("studies.storage")  # says so if a package is missing
-    return SUBCOMMANDS[words[0]](asked) or 0
+    return SUBCOMMANDS[words[0]](Asked(name, command_line.FLAGS, overrides)) or 0
 
 
 def check_flags(subcommand: str) -> None:

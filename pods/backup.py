@@ -18,6 +18,7 @@ from pods.settings import Settings
 from pods.transports import Transport, expect_success
 
 BACKUP = "/tmp/backup_models"
+SUMMARY = "summary.txt"  # in the folder of a run that has finished
 SOURCE = "backup.json"  # in the folder of a backup, so that no other run is mixed with it
 
 
@@ -39,7 +40,8 @@ def backup(settings: Settings, transport: Transport, rest: list[str]) -> None:
     pod = {} if in_bucket else transport.describe() or {}
     source = {"folder": folder, "pod": "" if in_bucket else settings.name, "created": pod.get("createTime", "")}
     earlier = _created_before(target, source)
-    with _marked(settings, target, source | {"created": source["created"] or earlier}):
+    source |= {"created": source["created"] or earlier}
+    with _marked(settings, target, source), _without_summary(settings, target):
         if in_bucket or (folder.startswith("/") and settings.transport == "local"):
             _copy_from_storage(settings, folder, target)
         elif not folder.startswith("/") and (num_workers := pod.get("workers") or transport.num_workers) > 1:
@@ -61,6 +63,26 @@ def _marked(settings: Settings, target: pathlib.Path, source: dict[str, str]) ->
     finally:
         if not settings.dry_run and (is_whole or _names(target) != before):
             records.write_json(target / SOURCE, source)
+
+
+@contextlib.contextmanager
+def _without_summary(settings: Settings, target: pathlib.Path) -> Iterator[None]:
+    """Remove the summary of an earlier backup, since copying removes nothing: the run may have been continued since.
+
+    If the run cannot be copied, as from a pod that was deleted, the summary stays.
+    """
+    path = target / SUMMARY
+    if settings.dry_run or not path.is_file():
+        yield
+        return
+    earlier = path.read_bytes()
+    path.unlink()
+    try:
+        yield
+    except PodError:
+        if not path.exists():
+            path.write_bytes(earlier)
+        raise
 
 
 def _names(folder: pathlib.Path) -> list[str]:

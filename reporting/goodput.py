@@ -3,7 +3,7 @@
 
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, NotRequired
 
 import pydantic
@@ -11,8 +11,10 @@ import pydantic
 from files.json_reader import JsonError, Object, read_json
 from reporting.clock import Clock
 from reporting.display import duration
+from reporting.metrics import Line
 
-Seconds = Annotated[float, pydantic.Field(ge=-1e11, le=1e11)]  # some thousand years
+MOST_SECONDS = 1e11  # some thousand years
+Seconds = Annotated[float, pydantic.Field(ge=-MOST_SECONDS, le=MOST_SECONDS)]
 
 PARTS = {  # parts of the wall-clock time: the words of the summary, and the phases that count to it
     "start_up": ("starting", ("start_up",)),
@@ -117,3 +119,20 @@ def last_account(sign_of_life: pathlib.Path) -> Account | None:
         return read_json(sign_of_life, SignOfLife)["seconds"]
     except (OSError, JsonError):
         return None
+
+
+def newest_parts(account: Account | None, lines: Sequence[Line]) -> dict[str, float]:
+    """Return the seconds of a run by part, from its account or its last event `goodput`; {} if it has neither.
+
+    The event is taken if it is later: another host may have continued the run, or the folder has no heartbeats.
+
+    Args:
+      account: that of the heartbeat of process 0; None if there is none.
+      lines: those of metrics.jsonl, in order.
+    """
+    told = next((line for line in reversed(lines) if line.get("event") == "goodput" and "time" in line), None)
+    if told is None or (account and account["time"] >= told["time"]):
+        return account["parts"] if account else {}
+    seconds = told.get("seconds")
+    parts = seconds.items() if isinstance(seconds, dict) else ()
+    return {part: number for part, number in parts if isinstance(number, int | float) and abs(number) <= MOST_SECONDS}

@@ -77,8 +77,10 @@ def estimates(asked: Asked) -> tuple[dict, dict]:
     trials, measured = {}, {}
     if importlib.util.find_spec("optuna"):
         from studies.cost import budget
+        from studies.storage import reaching
 
-        with contextlib.suppress(ConfigError):  # there is no study yet; `run` reports a storage that cannot be used
+        # There is no study yet; `run` reports a storage that cannot be used.
+        with contextlib.suppress(ConfigError), reaching():
             trials = asked.queue(create=False).latest()
         measured = budget.measured_hours(trials.values(), asked.topology)
     return planning.estimates(asked.members, asked.topology, asked.parsed.price, measured), trials

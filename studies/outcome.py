@@ -11,7 +11,7 @@ from checkpointing import manifest
 from checkpointing.bucket import failures_of, path_of
 from configs import topologies
 from files.json_reader import JsonError, read_json
-from reporting.goodput import SignOfLife
+from reporting.goodput import SignOfLife, newest_parts
 from reporting.metrics import WENT_BACK, Line, parse_lines, read_lines, steps_of
 from settings import stored_config
 
@@ -115,19 +115,22 @@ def read(
     """Return the outcome in a folder; figures that it does not have are 0 or absent.
 
     Args:
-      ran_seconds: time that the worker counted; it is used if the folder has no account, as in a bucket.
+      ran_seconds: time that the worker counted; it counts if the folder has no heartbeats, as in a bucket, and no later
+        account of a longer time.
       price: dollars per chip-hour; None: the preset's.
       ran_before: the same time of earlier trials in this folder, see trials.RAN_BEFORE.
 
     Raises one of `failures_of(workdir)` if the folder does not answer or is refused.
     """
     folder = path_of(workdir)
-    account = _if_readable(lambda: read_json(folder / "workers" / "0.json", SignOfLife), None)
-    parts = account["seconds"]["parts"] if account else {}
-    wall = sum(seconds for name, seconds in parts.items() if name != "idle") or ran_before + ran_seconds
+    lines = _if_readable(lambda: read_lines(folder / "metrics.jsonl"), [])
+    heartbeat = _if_readable(lambda: read_json(folder / "workers" / "0.json", SignOfLife), None)
+    parts = newest_parts(heartbeat and heartbeat["seconds"], lines)
+    wall = sum(seconds for name, seconds in parts.items() if name != "idle")
+    if not (heartbeat and wall):  # a process that was killed wrote no event of its end
+        wall = max(wall, ran_before + ran_seconds)
     chips, price = chips_of(topology), price_of(topology, price)
     step = stored_config.trained_to(folder)
-    lines = _if_readable(lambda: read_lines(folder / "metrics.jsonl"), [])
     breadths = _figures(lines, "breadth")
     size = None if step is None else _if_readable(lambda: _bytes_of(folder / "checkpoints" / str(step)), None)
     return Outcome(

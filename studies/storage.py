@@ -69,11 +69,13 @@ class OutOfReach(RuntimeError):
 
 @contextlib.contextmanager
 def reaching():
-    """Raise OutOfReach for the errors of SQLAlchemy and Optuna that mean it."""
+    """Raise OutOfReach or ConfigError for the errors of SQLAlchemy and Optuna that mean it."""
     try:
         yield
-    except (exc.OperationalError, optuna.exceptions.StorageInternalError) as error:
-        cause = error if isinstance(error, exc.OperationalError) else error.__cause__
+    except (exc.DatabaseError, optuna.exceptions.StorageInternalError) as error:
+        cause = error if isinstance(error, exc.DatabaseError) else error.__cause__
+        if isinstance(cause, exc.DatabaseError) and "malformed" in str(cause.orig):
+            raise ConfigError(f"--storage is damaged: {cause.orig}; restore the file, or name another") from error
         if not isinstance(cause, exc.OperationalError):
             raise
         if "readonly" in str(cause.orig):

@@ -33,11 +33,17 @@ class Member:
     changes: dict[str, str]  # typed text of every key that differs from the recipe
     values: dict[str, object]  # the resolved configuration; {} if it is refused
     refusal: str = ""  # why the configuration cannot run; "" if it can
+    seed_in_name: str = ""  # the end of the name that says the seed; "" for the recipe's and for seed 0
 
     @property
     def title(self) -> str:
         """The name that users read, GROUP/NAME."""
         return f"{self.group}/{self.name}"
+
+    @property
+    def plain_name(self) -> str:
+        """The name in the group's file, which all seeds of a configuration share."""
+        return self.name.removesuffix(self.seed_in_name)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -197,15 +203,21 @@ def loaded_from(recipe: tuple, typed: dict[str, str], topology: str) -> loading.
 
 def _with_seed(member: Member, seed: int) -> Member:
     """Return a configuration with another seed; the name of seed 0 stays, so that adding seeds keeps its trial."""
+    seed_in_name = f"-seed{seed}" if seed else ""
     return dataclasses.replace(
-        member, name=f"{member.name}-seed{seed}" if seed else member.name, seed=seed,
+        member, name=f"{member.name}{seed_in_name}", seed_in_name=seed_in_name, seed=seed,
         changes=member.changes | {SEED: str(seed)}, values=member.values and member.values | {SEED: seed},
     )  # fmt: skip
 
 
 def folder(root: str, member: Member) -> str:
     """Return the trial's workdir: a path below a local root, or an address below a bucket's."""
-    return f"{root.rstrip('/')}/{member.group}/{member.name}"
+    return folder_of(root, member.group, member.name)
+
+
+def folder_of(root: str, group: str, name: str) -> str:
+    """Return the folder of a configuration; see `folder`."""
+    return f"{root.rstrip('/')}/{group}/{name}"
 
 
 def folders(root: str, members: Iterable[Member]) -> dict[str, str]:

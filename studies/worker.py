@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from optuna.trial import FrozenTrial
 
-from checkpointing.bucket import failures_of, kind_of, path_of
+from checkpointing.bucket import SUMMARY, failures_of, kind_of, path_of
 from cluster import identity
 from cluster.hub import RunError
 from cluster.parent import end_with
@@ -58,7 +58,7 @@ class Task:
     metric: str  # figure of an evaluation that is a trial's value
     program: list[str]  # the command of a trial, before its flags
     limits: Limits = dataclasses.field(default_factory=Limits)  # of chip-hours and of disk
-    root: str = ""  # folder of the study's progress; "": it is not written
+    root: str = ""  # folder of the study's trials and progress; "": it is not written, and no checkpoint is deleted
 
 
 class Worker:
@@ -129,9 +129,15 @@ class Worker:
         """Run the process of a claimed trial to its end, and record it. Raises LostClaim."""
         workdir, before = trial.user_attrs["workdir"], self._step(trial)
         self._wait_for_folder(trial)
-        if before is not None and (reason := self._reach(trial, lambda: other_run_in_folder(trial))):
+        has_finished = before is None and self._reach(trial, lambda: (path_of(workdir) / SUMMARY).exists())
+        has_run = before is not None or has_finished
+        if has_run and (reason := self._reach(trial, lambda: other_run_in_folder(trial))):
             nothing = outcome.Outcome([], 0.0, outcome.chips_of(trial.user_attrs["topology"]), None, 0.0, "", None, 0.0)
             return self.end(trial, None, {"status": USAGE, "reason": reason}, nothing)
+        if has_finished:  # its checkpoints were deleted by `keep`, and the database that had it is lost
+            self._began = None
+            with self.queue.kept(trial):
+                return self._complete(trial)
         if before is None:
             self._reach(trial, lambda: progress.write_json(workdir, TRIAL, trial.user_attrs["config"]))
         self._write_progress(trial)
@@ -208,7 +214,7 @@ class Worker:
         else:
             self.end(trial, curve[last], {"status": DONE, "reason": "finished"}, found)
             affected = retention.affected(trial.user_attrs["digest"], self.task.limits) & set(self.task.digests)
-            for line in retention.enforce(self.queue, affected, self.task.limits):
+            for line in retention.enforce(self.queue, affected, self.task.limits, self.task.root):
                 say(line)
 
     def _fail(self, trial: FrozenTrial, failure: dict) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from configs.errors import ConfigError
 from files.json_reader import JsonError, Object, Scalar, parse_json, read_json
 from reporting import metrics
-from reporting.goodput import last_account
+from reporting.goodput import last_account, newest_parts
 from settings.stored_config import CONFIG, ORIGIN, Origin
 
 METRICS = "metrics.jsonl"
@@ -120,8 +120,9 @@ def read_run(folder: pathlib.Path, name: str) -> RunRecord:
         origin = _optional(folder / ORIGIN, Origin) or {}
         progress = [(line["time"], line["step"]) for line in lines if line["kind"] == TRAIN and "time" in line]
         events = [line for line in lines if line["kind"] == EVENT and "time" in line]
+        seconds = newest_parts(last_account(folder / "workers" / "0.json"), events)
         return RunRecord(
-            name, kinds_of(lines), np.array(progress).reshape(-1, 2), events, _seconds(folder, events),
+            name, kinds_of(lines), np.array(progress).reshape(-1, 2), events, seconds,
             _optional(folder / CONFIG, dict[str, Scalar]) or {}, origin.get("recipe_config", {}),
             origin.get("command", []), _text(folder / "summary.txt"), _last_answers(folder / "rollouts.jsonl"),
             _profile(folder / "profile.json"), _optional(folder / "rehearsal.json", Rehearsal),
@@ -146,14 +147,6 @@ def _columns(lines: list[metrics.Line]) -> Columns:
 
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else np.nan
-
-
-def _seconds(folder: pathlib.Path, events: list[metrics.Line]) -> Mapping[str, float]:
-    """Return the newest account of time: that of the heartbeat, or of the last event in a copy without heartbeats."""
-    account = last_account(folder / "workers" / "0.json")
-    told = next((line["seconds"] for line in reversed(events) if line.get("event") == "goodput"), {})
-    parts = account["parts"] if account else told if isinstance(told, dict) else {}
-    return {part: number for part, seconds in parts.items() if np.isfinite(number := _number(seconds))}
 
 
 def _optional(path: pathlib.Path, schema: type):

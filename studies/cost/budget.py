@@ -27,9 +27,13 @@ def spent_on(trial: FrozenTrial) -> float:
 
 
 def taken_by(trial: FrozenTrial) -> float:
-    """Return the chip-hours of a trial and of the earlier trials that `retry` continued in it."""
+    """Return the chip-hours of a trial and of the earlier trials that `retry` continued in it.
+
+    They are at least those of the account in its folder, which also has what a lost database had counted.
+    """
     about = trial.user_attrs
-    return spent_on(trial) + about.get(trials.RAN_BEFORE, 0.0) * chips_of(about["topology"]) / HOUR
+    counted = spent_on(trial) + about.get(trials.RAN_BEFORE, 0.0) * chips_of(about["topology"]) / HOUR
+    return max(counted, about.get("chip_hours", 0.0))
 
 
 def cost_of(found: Iterable[FrozenTrial], price: float | None = None) -> float | None:

@@ -98,12 +98,7 @@ def _sums(topology: str, found: list[Estimate]) -> list[str]:
 
 def changed(study: Study, member: Member) -> dict[str, object]:
     """Return the keys by which a configuration differs from its base."""
-    return study.groups[member.group].of_size(study.base.size)[plain_name(member)]
-
-
-def plain_name(member: Member) -> str:
-    """Return the name of a configuration without its seed."""
-    return member.name.removesuffix(f"-seed{member.seed}") if member.seed else member.name
+    return study.groups[member.group].of_size(study.base.size)[member.plain_name]
 
 
 def _words(estimate: Estimate) -> tuple[str, str, str]:

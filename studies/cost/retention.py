@@ -11,15 +11,16 @@ from optuna.trial import FrozenTrial, TrialState
 
 from checkpointing.folder import CheckpointFolder
 from studies.cost.limits import Limits
+from studies.suites import folder_of
 from studies.trials import Queue, title
 
 
-def enforce(queue: Queue, digests: Iterable[str], limits: Limits) -> list[str]:
+def enforce(queue: Queue, digests: Iterable[str], limits: Limits, root: str) -> list[str]:
     """Delete the checkpoints that `limits.keep` does not keep; return a line for each trial where that failed.
 
-    Only checkpoints of trials in `digests` are deleted. A trial's attribute `checkpoint` becomes "" after its last
-    checkpoint is deleted. A deletion that was cut short leaves no folder that looks like a checkpoint, and the next
-    call completes it.
+    Only checkpoints of trials in `digests` are deleted, and only of those that `elsewhere` does not name. A trial's
+    attribute `checkpoint` becomes "" after its last checkpoint is deleted. A deletion that was cut short leaves no
+    folder that looks like a checkpoint, and the next call completes it.
     """
     if limits.keep == "all":
         return []
@@ -29,7 +30,7 @@ def enforce(queue: Queue, digests: Iterable[str], limits: Limits) -> list[str]:
         stay = kept(done, limits, maximize=queue.direction == StudyDirection.MAXIMIZE)
         for digest in digests:
             trial = done.get(digest)
-            if trial is None or not trial.user_attrs["checkpoint"]:
+            if trial is None or not trial.user_attrs["checkpoint"] or not _is_below(root, trial):
                 continue
             folder = CheckpointFolder(trial.user_attrs["workdir"])
             try:
@@ -40,6 +41,29 @@ def enforce(queue: Queue, digests: Iterable[str], limits: Limits) -> list[str]:
             if digest not in stay:
                 queue.forget_checkpoint(trial)
     return errors
+
+
+def elsewhere(queue: Queue, digests: set[str], limits: Limits, root: str) -> list[str]:
+    """Return a line about trials whose folders are not below the `root` of this command; [] if there are none.
+
+    Their checkpoints stay: the database may be a copy, and the folders those of the original.
+    """
+    if limits.keep == "all":
+        return []
+    found = [one for digest, one in queue.latest().items() if digest in digests and not _is_below(root, one)]
+    found = [trial for trial in found if trial.user_attrs.get("checkpoint") != ""]  # "": it has none any more
+    if not found:
+        return []
+    first, whose = found[0], "trial whose folder is" if len(found) == 1 else "trials whose folders are"
+    return [
+        f"--keep={limits.keep} deletes no checkpoints of {len(found)} {whose} not below --root={root}, first "
+        f"{title(first)} in {first.user_attrs['workdir']}; give the --root that it was queued with"
+    ]
+
+
+def _is_below(root: str, trial: FrozenTrial) -> bool:
+    about = trial.user_attrs
+    return about["workdir"] == folder_of(root, about["group"], about["configuration"])
 
 
 def affected(digest: str, limits: Limits) -> set[str]:

@@ -76,7 +76,7 @@ def of_study(study: Study, members: list[Member], trials: dict[str, FrozenTrial]
         by_name: dict[str, list[Member]] = {}
         for member in members:
             if member.group == group:
-                by_name.setdefault(planning.plain_name(member), []).append(member)
+                by_name.setdefault(member.plain_name, []).append(member)
         rows = [_row(study, name, seeds, trials) for name, seeds in by_name.items()]
         said = sentence(rows, study.suite.metric, study.suite.direction)
         found.append(_with_fit(Answer(group, rows, said), study.groups[group].axis, study.suite.metric))

@@ -492,6 +492,33 @@ def test_an_interrupted_backup_takes_no_other_run(tmp_path):
         assert (tmp_path / "backup" / "backup.json").exists() == is_marked
 
 
+def test_a_backup_has_a_summary_only_if_the_run_has_finished(tmp_path):
+    """A run that was continued after the first backup has none."""
+    summary = tmp_path / "summary.txt"
+
+    def copying(content: str = "", error: str = ""):
+        def copy(source, target, worker):
+            if content:
+                summary.write_text(content)
+            if error:
+                raise PodError(error)
+
+        return types.SimpleNamespace(num_workers=1, describe=lambda: None, copy=copy)
+
+    asked, _ = settings.read(["--transport=gcloud", "--name=mine", "--workdir=~/run"], {})
+    backup.backup(asked, copying("finished"), [str(tmp_path)])
+    with pytest.raises(PodError, match="no such pod"):
+        backup.backup(asked, copying(error="no such pod"), [str(tmp_path)])
+    dry, _ = settings.read(["--transport=gcloud", "--name=mine", "--workdir=~/run", "--dry_run"], {})
+    backup.backup(dry, copying(), [str(tmp_path)])
+    assert summary.read_text() == "finished", "nothing was copied"
+    with pytest.raises(PodError, match="cut short"):
+        backup.backup(asked, copying("again", "cut short"), [str(tmp_path)])
+    assert summary.read_text() == "again"
+    backup.backup(asked, copying(), [str(tmp_path)])
+    assert not summary.exists()
+
+
 def test_the_default_folder_of_backups_must_be_this_users(tmp_path, monkeypatch):
     """In /tmp another user could have made it, with links to files of this one."""
     monkeypatch.setattr(backup, "BACKUP", str(tmp_path / "backup"))

@@ -108,6 +108,16 @@ def test_steps_that_the_run_went_back_before_are_no_longer_shown(tmp_path):
     assert "0.5000 at step 10" in shown, "the lowest held-out loss was that of step 40"
 
 
+@pytest.mark.parametrize(("seconds_later", "training"), [(-1, 60.0), (1, 7.0)])
+def test_the_later_of_the_heartbeat_and_the_last_account_counts(tmp_path, seconds_later, training):
+    """Where another host has continued the run, the heartbeat of this one is old."""
+    folder = write_run(tmp_path / "mine")
+    account = {"began": BEGAN, "time": BEGAN + 61 + seconds_later, "parts": {"training": 7.0}}
+    (folder / "workers").mkdir()
+    (folder / "workers" / "0.json").write_text(json.dumps({"seconds": account}))
+    assert reading.read_run(folder, "mine").seconds["training"] == training
+
+
 def test_a_page_has_a_section_for_what_there_is_and_none_for_what_there_is_not(tmp_path):
     shown = page.page([run(tmp_path)])
     assert re.findall(r"<h2 id=\"[a-z-]+\">(.*?)</h2>", shown) == [

@@ -29,7 +29,7 @@ def queued(folder, topology: str = "v4-64", **overrides: str):
     return queue, list(queue.latest())
 
 
-def run(folder, limits: Limits, workers: int = 2) -> str:
+def run(folder, limits: Limits, workers: int = 2, root: str = "runs") -> str:
     """Run the study of two trials with real workers; return the error that it ends with, "" for none."""
     from studies import launch
     from studies.worker import Task
@@ -37,7 +37,8 @@ def run(folder, limits: Limits, workers: int = 2) -> str:
     queue, digests = queued(folder)
     storage = f"sqlite:///{folder}/studies.db"
     try:
-        launch.run(queue, Task(storage, "s", digests, "eval_exact_accuracy", STAND_IN, limits), [{}] * workers)
+        task = Task(storage, "s", digests, "eval_exact_accuracy", STAND_IN, limits, f"{folder}/{root}")
+        launch.run(queue, task, [{}] * workers)
     except (launch.Failed, launch.OutOfBudget, launch.Unfinished) as error:
         return f"{error.exit_status}: {error}"
     return ""
@@ -182,6 +183,30 @@ def test_hours_of_a_retried_trial_without_an_account_include_those_before(tmp_pa
     worker = Worker(Task(f"sqlite:///{tmp_path}/studies.db", "s", [first], "eval_exact_accuracy", STAND_IN))
     found = worker._outcome(queue.latest()[first])
     assert (found.chip_hours, found.ran_seconds) == (3.0 * CHIPS, 3600.0)
+
+
+def test_hours_that_a_lost_database_had_counted_are_in_the_account_of_the_folder(tmp_path):
+    from studies.cost import budget
+
+    queue, (first, second) = queued(tmp_path)
+    queue.finish(queue.claim_next({first}), 0.5, {"chip_hours": 4.0, "ran_seconds": 9.0}, {})
+    queue.finish(queue.claim_next({second}), 0.5, {"chip_hours": 4.0, "ran_seconds": 3600.0}, {})
+    assert [budget.taken_by(trial) for trial in queue.latest().values()] == [4.0, 1.0 * CHIPS]
+
+
+def test_the_goodput_of_a_folder_without_heartbeats_is_that_of_its_last_event(tmp_path):
+    """As in a bucket, to which a run sends no heartbeats; a process that is killed writes no event."""
+    from studies import outcome
+
+    parts = {"training": 30.0, "compile": 10.0, "idle": 99.0}
+    events = [{"kind": "event", "event": "goodput", "time": 1.0 + half, "seconds": {
+        part: seconds * half for part, seconds in parts.items()
+    }} for half in (0.5, 1.0)]  # fmt: skip
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    found = outcome.read(str(tmp_path), "v4-64", 20.0)
+    assert (found.goodput, found.wall_seconds) == (0.75, 40.0)
+    found = outcome.read(str(tmp_path), "v4-64", 20.0, ran_before=40.0)
+    assert (found.goodput, found.wall_seconds) == (0.5, 60.0)
 
 
 WORK = """

@@ -401,6 +401,23 @@ def test_a_database_that_cannot_be_written_is_a_mistake():
         raise error
 
 
+def test_a_damaged_database_is_one_line():
+    """Optuna's own message says that a text is too long."""
+    import optuna
+    from sqlalchemy import exc
+
+    from studies import storage
+
+    error = exc.DatabaseError("SELECT", {}, sqlite3.DatabaseError("database disk image is malformed"))
+    said = "--storage is damaged: database disk image is malformed; restore the file"
+    with pytest.raises(ConfigError, match=said), storage.reaching():
+        raise error
+    with pytest.raises(ConfigError, match="--storage is damaged"), storage.reaching():
+        raise optuna.exceptions.StorageInternalError("exceeding max length") from error
+    with pytest.raises(exc.IntegrityError), storage.reaching():
+        raise exc.IntegrityError("INSERT", {}, sqlite3.IntegrityError("UNIQUE constraint failed"))
+
+
 def test_a_worker_whose_database_has_gone_away_is_told_apart_from_a_mistyped_address():
     """The command that started the worker has used it."""
     from studies import storage
@@ -426,6 +443,32 @@ def test_a_folder_with_the_run_of_another_study_is_not_continued(tmp_path):
         "retry`, or give a search another --name"
     )
     assert not (folder / "starts").exists()
+
+
+@pytest.mark.parametrize(("keys", "has_summary", "state", "num_starts"), [
+    ({"train.steps": 10}, True, "FAIL", 0), ({}, True, "COMPLETE", 0), ({}, False, "COMPLETE", 1),
+])  # fmt: skip
+def test_a_finished_run_without_checkpoints_is_not_begun_again(tmp_path, keys, has_summary, state, num_starts):
+    """`--keep` deleted them. A run that died before its first save begins again."""
+    from studies.worker import Task, Worker
+
+    (order,) = orders(tmp_path / "runs")[:1]
+    folder = pathlib.Path(order["workdir"])
+    folder.mkdir(parents=True)
+    (folder / "trial.json").write_text(json.dumps(order["config"] | keys))
+    (folder / "metrics.jsonl").write_text('{"kind": "eval", "step": 20, "eval_exact_accuracy": 0.25}\n')
+    if has_summary:
+        (folder / "summary.txt").write_text("held-out exact: 25%")
+    queue = queue_of(tmp_path)
+    queue.enqueue([order])
+    Worker(Task(f"sqlite:///{tmp_path}/studies.db", "s", list(queue.latest()), "eval_exact_accuracy", STAND_IN)).run()
+    (trial,) = trials_of(tmp_path)
+    assert (trial.state.name, (folder / "starts").exists()) == (state, bool(num_starts))
+    if keys:
+        assert "has the run of another trial (train.steps 10 -> 20)" in trial.user_attrs["reason"]
+        assert json.loads((folder / "trial.json").read_text())["train.steps"] == 10
+    elif has_summary:
+        assert trial.value == 0.25
 
 
 @pytest.mark.parametrize(("keys", "is_other"), [

@@ -54,12 +54,29 @@ def test_what_is_not_kept_is_deleted_and_figures_and_logs_stay(tmp_path, keep, n
     queue, digests = finished(tmp_path)
     limits = Limits(keep=keep, groups={"exp08-ema": digests})
     for _ in range(2):
-        assert retention.enforce(queue, digests, limits) == []
+        assert retention.enforce(queue, digests, limits, f"{tmp_path}/runs") == []
         assert left(tmp_path) == names
     assert [bool(trial.user_attrs["checkpoint"]) for trial in trials_of(tmp_path)] == checkpoints
     for trial in trials_of(tmp_path):
         workdir = pathlib.Path(trial.user_attrs["workdir"])
         assert (workdir / "metrics.jsonl").exists() and (workdir / "output.txt").exists()
+
+
+def test_checkpoints_that_are_not_below_the_root_stay_and_this_is_said(tmp_path, capfd):
+    """Their database is a copy, and the folders that it names are those of the original."""
+    from studies.cost import retention
+
+    queue, digests = finished(tmp_path)
+    assert run(tmp_path, Limits(keep="none"), root="copy") == ""
+    assert left(tmp_path) == [["10", "15", "20"]] * 2
+    assert all(trial.user_attrs["checkpoint"] for trial in trials_of(tmp_path))
+    line = (
+        f"--keep=none deletes no checkpoints of 2 trials whose folders are not below --root={tmp_path}/copy, first "
+        f"exp08-ema/a-off in {tmp_path}/runs/exp08-ema/a-off; give the --root that it was queued with"
+    )
+    assert capfd.readouterr().out.splitlines().count(line) == 1
+    assert retention.elsewhere(queue, set(digests), Limits(), f"{tmp_path}/copy") == []
+    assert retention.elsewhere(queue, set(digests), Limits(keep="none"), f"{tmp_path}/runs/") == []
 
 
 @pytest.mark.slow
@@ -85,7 +102,7 @@ def test_a_deletion_that_was_cut_short_leaves_no_checkpoint_and_is_completed(tmp
 
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointFolder, "_erase", cut_short)
-        lines = retention.enforce(queue, digests, Limits(keep="none"))
+        lines = retention.enforce(queue, digests, Limits(keep="none"), f"{tmp_path}/runs")
     assert [line.endswith(" are not deleted: cut short; the next run tries again") for line in lines] == [True, True]
     assert [sum("unfinished" in name for name in names) for names in left(tmp_path)] == [1, 1]
     assert all(trial.user_attrs["checkpoint"] for trial in trials_of(tmp_path)), "they are not forgotten"

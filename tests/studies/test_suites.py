@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The study of the recursive model: every configuration resolves, and what a group varies changes what is computed."""
 
+import dataclasses
 import functools
 import importlib
 import math
@@ -284,6 +285,15 @@ def test_a_file_of_a_suite_without_a_group_is_named(tmp_path, monkeypatch, conte
 def test_a_suite_and_a_group_are_also_named_by_their_folder_and_file(place):
     assert suites.find(f"{place}/")[1] == NAMES
     assert suites.find(f"{place}/exp08_ema.py")[1] == ["exp08-ema"]
+
+
+def test_a_name_that_ends_like_that_of_a_seed_stays_whole():
+    group = dataclasses.replace(STUDY.groups["exp08-ema"], configurations={"a": {}, "b-seed7": {suites.SEED: 7}})
+    study = dataclasses.replace(STUDY, groups={"g": group})
+    (plain, named), (_, other, _, again) = (suites.members(study, ["g"], seeds=seeds) for seeds in (0, 2))
+    assert [one.name for one in (plain, named, other, again)] == ["a", "b-seed7", "a-seed1", "b-seed7-seed1"]
+    assert [one.plain_name for one in (plain, named, other, again)] == ["a", "b-seed7", "a", "b-seed7"]
+    assert [planning.changed(study, one) for one in (named, again)] == [{suites.SEED: 7}] * 2
 
 
 def test_seeds_and_a_typed_seed_contradict_each_other():

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """sweep.py as its users meet it: one real trial of train.py, its status and page, and what is mistyped."""
 
+import contextlib
 import json
 import pathlib
+import sqlite3
 import subprocess
 import sys
 
@@ -154,6 +156,19 @@ def test_status_without_a_name_is_that_of_the_only_study(tmp_path):
     status, out, err = ended(sweep(tmp_path, "status"))
     assert (status, out) == (2, "")
     assert err == "error: --storage has several studies; name one (all: trm-mini, trm-paper)\n"
+
+
+@needs_optuna
+def test_the_status_of_a_damaged_database_is_one_line(tmp_path):
+    finished(tmp_path, seeds=1)
+    with contextlib.closing(sqlite3.connect(tmp_path / "studies.db")) as database:
+        ((page,),) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'trials'")
+        ((size,),) = database.execute("PRAGMA page_size")
+    with (tmp_path / "studies.db").open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(bytes(size))
+    said = "error: --storage is damaged: database disk image is malformed; restore the file, or name another\n"
+    assert ended(sweep(tmp_path, "status", "exp08-ema")) == (2, "", said)
 
 
 def test_a_missing_package_is_one_line_with_the_command_that_installs_it():
