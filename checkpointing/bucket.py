@@ -3,6 +3,7 @@
 
 import contextlib
 import dataclasses
+import fnmatch
 import functools
 import hashlib
 import logging
@@ -61,7 +62,7 @@ class Bucket:
             found = _names(store)
             for name in self._stale(found, keep_newer=keep_newer):
                 (self.folder / name).unlink(missing_ok=True)
-            by_step = [f"{name}/{path.name}" for name in BY_STEP for path in (store / name).glob(BY_STEP[name])]
+            by_step = [f"{folder}/{name}" for folder in BY_STEP for name in _matching(store / folder, BY_STEP[folder])]
             for name in (*(name for name in (*GROWING, *WHOLE) if name in found), *by_step):
                 there, here = store / name, self.folder / name
                 if name in GROWING:
@@ -97,10 +98,10 @@ class Bucket:
         """Copy the run's compiled programs that are missing here; only process 0 of a run writes jax's cache."""
         there, here = (place / compiled_programs.FOLDER for place in (path_of(self.url), self.folder))
         with self._failing_in_a_line():
-            missing = [path for path in there.glob(compiled_programs.ENTRIES) if not (here / path.name).exists()]
-            for path in missing:
+            entries = _matching(there, compiled_programs.ENTRIES)
+            for name in (name for name in entries if not (here / name).exists()):
                 here.mkdir(parents=True, exist_ok=True)
-                write_atomically(here / path.name, path.read_bytes())
+                write_atomically(here / name, (there / name).read_bytes())
 
     @contextlib.contextmanager
     def _failing_in_a_line(self):
@@ -148,6 +149,11 @@ def _names(folder) -> set[str]:
         return {path.name for path in folder.iterdir()}
     except (FileNotFoundError, NotADirectoryError):
         return set()
+
+
+def _matching(folder, pattern: str) -> list[str]:
+    """Return the names in a folder that match; `glob` of a bucket takes the folder's own name for a pattern, too."""
+    return fnmatch.filter(_names(folder), pattern)
 
 
 def _list_one(url: str) -> None:

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from checkpointing import state_names
+from checkpointing.bucket import failures_of
 from checkpointing.host_folders import part_problems
 from checkpointing.record import Record
 from checkpointing.retention import Retention
@@ -180,7 +181,7 @@ class Checkpoints:
         """Return the problems of a checkpoint's files, as `Store.problems`; each process checks a part of them."""
         try:
             mine = self.store.problems(step, parts)
-        except OSError as error:
+        except failures_of(str(self.store.place)) as error:
             raise RunError(f"checkpoint {step} cannot be read now: {error}; nothing was changed, try again") from None
         return sorted({problem for found in processes.gather(f"problems {step}", mine) for problem in found})
 

@@ -112,7 +112,7 @@ def _of_variables(family: tuple, environment: Mapping[str, str]) -> Group | None
 
 
 def address_of(name: str, environment: Mapping[str, str]) -> tuple[str, int]:
-    """Return the host and the port of an address in a variable; ConfigError if it is none."""
+    """Return the host and the port of an address in a variable; ConfigError if it is not one."""
     address = ADDRESS.fullmatch(environment[name])
     if not address:
         raise ConfigError(f"{name}={environment[name]} is not an address; write HOST:PORT or [IPV6]:PORT")
@@ -122,7 +122,12 @@ def address_of(name: str, environment: Mapping[str, str]) -> tuple[str, int]:
     number = _number(what, port)
     if not 1 < number <= LAST_PORT:
         raise ConfigError(f"{what}={number} must be greater than 1 and at most {LAST_PORT}")
-    return address["bracketed"] or address["host"] or address["bare"], number
+    host = address["bracketed"] or address["host"] or address["bare"]
+    try:
+        host.encode("idna")
+    except UnicodeError:  # an empty part between dots, or one of over 63 characters
+        raise ConfigError(f"{name}={environment[name]} is not an address: no host is called {host}") from None
+    return host, number
 
 
 def _number(name: str, text: str) -> int:

@@ -11,6 +11,7 @@ import platform
 from collections.abc import Iterable
 
 from cluster import processes
+from files.paths import source_files
 from settings.loading import ROOT
 
 NO_CODE = ("tests", "benchmarks", "scripts", "runs")  # folders that no run imports
@@ -40,7 +41,7 @@ def check_same() -> None:
 def code() -> dict[str, str]:
     """Return {path: digest} of each file of this repository that a run may import."""
     rooms = [path for path in ROOT.glob("[a-z]*/") if path.name not in NO_CODE]
-    files = sorted([*ROOT.glob("*.py"), *(path for room in rooms for path in room.rglob("*.py"))])
+    files = sorted([*source_files(ROOT, "*.py"), *(path for room in rooms for path in source_files(room))])
     return {str(path.relative_to(ROOT)): hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in files}
 
 

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 
 from cluster import metadata
 from configs.errors import ConfigError
+from files.paths import expanded
 
 VARIABLE, FILE_VARIABLE, ATTRIBUTE, FILE_NAME = (
     "TORUS_RUN_SECRET", "TORUS_RUN_SECRET_FILE", "torus-run-secret", "run_secret",
@@ -99,7 +100,7 @@ def _given(environment: Mapping[str, str]) -> Secret | None:
     if text := environment.get(VARIABLE):
         return _checked(VARIABLE, os.fsencode(text), VARIABLE)
     if name := environment.get(FILE_VARIABLE):
-        path, what = pathlib.Path(name).expanduser(), f"{FILE_VARIABLE}={name}"
+        path, what = expanded(name), f"{FILE_VARIABLE}={name}"
         try:
             if path.stat().st_mode & READABLE_BY_OTHERS:
                 raise ConfigError(f"{what} can be read by other users; run chmod 600 {name}")

@@ -28,7 +28,7 @@ try:
     from cluster import identity, processes, startup
     from cluster.group import Group, find_group
     from configs import base, topologies
-    from configs.errors import ConfigError, did_you_mean, one_of, shown, similar
+    from configs.errors import ConfigError, check_text, did_you_mean, one_of, shown, similar
     from configs.key import PER_HOST
     from core import ending
     from core.overrides import split_overrides, without_secrets
@@ -328,6 +328,7 @@ def _workdir() -> tuple[pathlib.Path, Bucket | None]:
         return bucket.folder, bucket
     if "://" in FLAGS.workdir:
         raise ConfigError(f"--workdir={FLAGS.workdir}: a run can be in a local folder or in a gs:// bucket; name one")
+    check_text("--workdir", FLAGS.workdir)  # tensorstore takes no other names
     topology = f"-{FLAGS.topology}" if FLAGS.topology else ""
     name = FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}{topology}"
     try:

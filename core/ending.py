@@ -151,8 +151,12 @@ def _with_one_line(kind: type, error: BaseException, trace: types.TracebackType 
 
 def stdout_has_no_reader() -> bool:
     """Return whether the other end of standard output's pipe is closed, as after `| head`."""
+    try:
+        output = sys.stdout.fileno()  # another one than 1 in a process group, see cluster/startup.py
+    except (AttributeError, OSError, ValueError):  # None, or replaced by an object without a file
+        output = 1
     poll = select.poll()
-    poll.register(1, 0)  # errors are reported without being asked for
+    poll.register(output, 0)  # errors are reported without being asked for
     return any(events & select.POLLERR for _, events in poll.poll(0))
 
 

@@ -79,8 +79,8 @@ class BatchSampler:
             else:
                 place.write_bytes(content.getvalue())  # an object of a bucket is replaced as a whole
             kept = {f"{number}.npz" for number in (step, *steps())}
-            for old in self._folder.glob("*.npz"):
-                if old.name not in kept:
+            for old in self._folder.iterdir():  # not glob, for which the folder's own name would be a pattern
+                if old.name.endswith(".npz") and old.name not in kept:
                     old.unlink()
 
         return write

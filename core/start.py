@@ -201,7 +201,7 @@ def last_step(config, corpus: corpora.Corpus | None, record: dict | None) -> int
         steps = start + math.ceil(ramp.num_steps(config, left, start, increases))
     elif train.epochs:
         pass_examples = corpus.train.num_examples(train.sequence_length)
-        left = train.epochs * pass_examples - done
+        left = ramp.examples_of(train.epochs, pass_examples) - done
         steps = start + ramp.whole_steps(ramp.num_steps(config, left, start, increases))
         if not steps:
             raise ConfigError(

@@ -77,6 +77,8 @@ def locked(path: Path, announce: Callable[[str], object]) -> Iterator[None]:
                 announce(f"waiting for another process, which is preparing {path.with_suffix('')}")
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
+    except BrokenPipeError:  # of the output, not of the cache
+        raise
     except OSError as error:
         where, why = error.filename or path.with_suffix(""), error.strerror or error
         raise DataError(

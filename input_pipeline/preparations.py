@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 
 from files.atomic import write_atomically
 from files.json_reader import JsonError, Object, read_json
+from files.paths import source_files
 from input_pipeline.cache import digest, digest_of_json
 
 RECENT_NS = 2_000_000_000  # since a file's last change: more than any file system's resolution of time
@@ -79,7 +80,7 @@ def _state(path: Path) -> os.stat_result:
 def _digest_of_code() -> str:
     """Return a digest of what reads files, which another version may do differently: our code, and libraries."""
     root = Path(__file__).parent.parent
-    sources = [*sorted((root / "input_pipeline").rglob("*.py")), *sorted((root / "files").rglob("*.py"))]
+    sources = [*source_files(root / "input_pipeline"), *source_files(root / "files")]
     ours = [(str(path.relative_to(root)), digest(path.read_bytes())) for path in sources]
     return digest_of_json([sys.version, ours, list(map(_version_of, PACKAGES))])
 

@@ -144,7 +144,8 @@ def code_state() -> tuple[str, list[str]]:
 def git(*words: str) -> subprocess.CompletedProcess:
     """Run git in the local checkout, or in that of its option -C."""
     environment = {name: value for name, value in os.environ.items() if name not in _of_another_checkout()}
-    return subprocess.run(["git", *words], cwd=ROOT, text=True, capture_output=True, env=environment)
+    how = {"text": True, "errors": "surrogateescape", "capture_output": True}  # names of files may be any bytes
+    return subprocess.run(["git", *words], cwd=ROOT, env=environment, **how)
 
 
 @functools.cache

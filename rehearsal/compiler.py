@@ -25,7 +25,7 @@ from configs import topologies
 from configs.base import keys_of
 from configs.errors import ConfigError
 from configs.key import UNCOMPILED
-from files.paths import expanded
+from files.paths import expanded, source_files
 from rehearsal import sealed
 from settings import loading
 from settings.keys import flat
@@ -136,7 +136,8 @@ class Compiler:
     def folder(self, config, topology: topologies.Topology, call: Call | None = None) -> pathlib.Path:
         """Return the cache folder of a compilation; its name is a digest of everything the compilation depends on."""
         paths = [loading.ROOT / name for name in COMPILED_CODE]
-        code = identity.files_digest(file for path in paths for file in [path, *path.rglob("*.py")] if file.is_file())
+        files = [file for path in paths for file in ([path] if path.is_file() else source_files(path))]
+        code = identity.files_digest(files)
         request = _request(config, topology, call) | self.variables
         content = json.dumps([request, self.program, code, versions()], sort_keys=True)
         return self.cache / hashlib.sha256(content.encode()).hexdigest()[:24]

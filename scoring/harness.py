@@ -150,6 +150,8 @@ def _readable_data(names: Sequence[str]):
     """Raise ConfigError if the data of a task cannot be read."""
     try:
         yield
+    except BrokenPipeError:  # of the output
+        raise
     except UNREADABLE as error:
         why = error.__cause__ or error  # that of a malformed file
         raise ConfigError(f"--tasks={','.join(names)}: the data of a task cannot be read: {why}") from None

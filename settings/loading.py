@@ -21,7 +21,7 @@ from ml_collections.config_dict import RequiredValueError
 
 from configs import base
 from configs.errors import ConfigError, did_you_mean, similar
-from files.paths import expanded
+from files.paths import expanded, source_files
 from settings import stored_config
 from settings.keys import flat, refuse_passwords
 from settings.resolving import Loaded, resolve
@@ -67,7 +67,7 @@ def of_workspace(recipe: str) -> str:
 def recipe_names() -> list[str]:
     """Return the names of the files in configs/ with a get_config(), such as base, medium and trm/sudoku."""
     folder = ROOT / "configs"
-    found = [path for path in folder.rglob("*.py") if "\ndef get_config(" in path.read_text()]
+    found = [path for path in source_files(folder) if "\ndef get_config(" in path.read_text()]
     return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in found)
 
 

@@ -72,6 +72,12 @@ def whole_steps(count: float) -> int:
     return math.floor(count * (1 + PRODUCT_ROUNDING))
 
 
+def examples_of(epochs: float, rows: int) -> float:
+    """Return the examples of some epochs of a data set; a whole number if only rounding errors say otherwise."""
+    product, whole = epochs * rows, round(epochs * rows)
+    return whole if math.isclose(product, whole, rel_tol=PRODUCT_ROUNDING) else product
+
+
 def known_steps(config: ConfigDict) -> int | None:
     """Return the steps of a run; None if only its documents say how many there are, as with `train.epochs`."""
     train, data = config.train, config.data

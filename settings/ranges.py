@@ -7,6 +7,7 @@ import re
 
 from configs.base import KEYS
 from configs.errors import ConfigError, check_text, one_of, shown
+from files.paths import source_files
 from settings.loading import ROOT
 from settings.stored_config import check_types
 
@@ -65,6 +66,6 @@ def _names(place: str) -> list[str]:
     """
     path = ROOT / place
     if path.is_dir():
-        return sorted(file.stem for file in path.glob("*.py") if MAKE.search(file.read_text()))
+        return sorted(file.stem for file in source_files(path, "*.py") if MAKE.search(file.read_text()))
     functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
     return sorted(f.name for f in functions if f.name[0] != "_" and f.args.args and f.args.args[0].arg == "config")

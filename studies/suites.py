@@ -13,7 +13,7 @@ from configs.base import KEYS, keys_of
 from configs.errors import ConfigError, did_you_mean, shown, similar
 from configs.group import Base, Changes, Group, Suite
 from configs.key import MACHINE
-from files.paths import expanded
+from files.paths import expanded, source_files
 from settings import loading, validation
 from settings.keys import flat
 from settings.resolving import resolve
@@ -158,7 +158,7 @@ def _name_of(asked: str) -> str:
 
 
 def _groups(suite: str) -> dict[str, Group]:
-    files = sorted(path for path in (EXPERIMENTS / suite).glob("*.py") if path.stem != SUITE)
+    files = [path for path in source_files(EXPERIMENTS / suite, "*.py") if path.stem != SUITE]
     return {file.stem.replace("_", "-"): _declared(file, Group) for file in files}
 
 

@@ -427,6 +427,11 @@ def test_the_length_of_a_run_in_tokens_and_epochs():
     config = in_process(train__steps=0, train__epochs=0.2)
     with pytest.raises(ConfigError, match=r"train\.epochs=0\.2 of 31 rows is less than one step"):
         train.set_steps(config, Corpus(), None)
+    Windows.num_examples = lambda self, length: 50_000_000
+    config = in_process(train__steps=0, train__epochs=2.3)  # times 50,000,000 it is a little less than 115,000,000
+    for done in (0, 115_000_000 // 8 - 1):
+        record = {"step": done, "examples": 8 * done} if done else None
+        assert train.set_steps(config.copy_and_resolve_references(), Corpus(), record)[1] == 115_000_000 // 8
     # Ten steps of four sequences are done; what is left of 80 sequences is five steps of eight.
     config = in_process(train__steps=0, train__tokens=80 * 32)
     assert train.set_steps(config, None, {"step": 10, "examples": 40}) == (10, 15)

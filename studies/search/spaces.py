@@ -8,6 +8,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from configs.base import KEYS
 from configs.errors import ConfigError, did_you_mean
 from configs.space import Choice, Range, Space, Value
+from files.paths import source_files
 from settings.keys import similar_keys
 from settings.loading import ROOT, run_file
 
@@ -22,7 +23,7 @@ def read(path: str) -> Space:
         (place for place in (pathlib.Path(path), ROOT / path, ROOT / "configs" / path) if place.is_file()), None
     )
     if file is None or file.suffix != ".py":
-        known = ", ".join(f"spaces/{place.name}" for place in sorted((ROOT / "configs" / "spaces").glob("*.py")))
+        known = ", ".join(f"spaces/{place.name}" for place in source_files(ROOT / "configs" / "spaces", "*.py"))
         raise ConfigError(f"--space={path} is not a Python file with a SPACE; this workspace has {known}")
     space = run_file(file, f"--space={path}", lambda module: module.SPACE)
     if not isinstance(space, dict) or not space:

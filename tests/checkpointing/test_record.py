@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import orbax.checkpoint
 import pytest
+from gcsfs.retry import HttpError
 
 from checkpointing import array_files, manifest
 from checkpointing.checkpoints import CheckpointError, Checkpoints, Damaged
@@ -163,6 +164,21 @@ def test_a_checkpoint_that_goes_between_two_questions_is_told(workdir):
         for ask in (checkpoints.record, checkpoints.eval_params_part):
             with pytest.raises(RunError, match="cannot be read now"):
                 ask(1)
+
+
+@pytest.mark.parametrize("place", ["gs://runs/mine/checkpoints", "runs/mine/checkpoints"])
+def test_a_store_that_does_not_answer_is_one_line(workdir, monkeypatch, place):
+    """gcsfs raises what is no OSError."""
+    with Checkpoints(workdir) as checkpoints:
+        monkeypatch.setattr(checkpoints.store, "place", place)
+        error = HttpError({"code": 503, "message": "unavailable"}) if "://" in place else OSError("no answer")
+
+        def problems(*unused):
+            raise error
+
+        monkeypatch.setattr(checkpoints.store, "problems", problems)
+        with pytest.raises(RunError, match=r"checkpoint 1 cannot be read now: .*; nothing was changed, try again"):
+            checkpoints.problems(1)
 
 
 def test_an_array_read_in_parts_has_no_zeros_where_a_file_is_missing(workdir):

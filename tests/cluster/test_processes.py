@@ -159,6 +159,7 @@ def test_without_variables_a_process_is_alone():
         (RANK | {"MASTER_PORT": "-5"}, "MASTER_PORT=-5 must be greater than 1 and at most 65535"),
         (JAX | {"JAX_COORDINATOR_ADDRESS": "h:65536"}, "at most 65535"),
         (JAX | {"JAX_COORDINATOR_ADDRESS": "grpc://h:99"}, "=grpc://h:99 is not an address; write HOST:PORT"),
+        (JAX | {"JAX_COORDINATOR_ADDRESS": "a..b:99"}, "=a..b:99 is not an address: no host is called a..b"),
         ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE=4 says that there are other processes, but jax does not"),
         ({"JOB_COMPLETION_INDEX": "2"}, "install the Python package kubernetes"),
         (JAX | {"JAX_PROCESS_ID": "2"}, "JAX_PROCESS_INDEX=1, JAX_PROCESS_ID=2 contradict each other"),

@@ -9,6 +9,7 @@ import pytest
 from cluster import metadata, secret
 from cluster.secret import ATTRIBUTE, FROM_FOLDER, FROM_METADATA, NOWHERE, RunSecret, Secret
 from configs.errors import ConfigError
+from files.paths import PathError
 from tests.metadata_server import Metadata
 
 GOOD, OTHER = "0123456789abcdef", "fedcba9876543210"
@@ -80,6 +81,11 @@ def test_what_cannot_be_a_secret_is_one_line(elsewhere, tmp_path, variable, cont
     with pytest.raises(ConfigError) as error:
         RunSecret({variable: value}, tmp_path, first=False)
     assert message in str(error.value) and GOOD not in str(error.value)
+
+
+def test_a_secret_of_a_user_that_is_not_there_is_one_line():
+    with pytest.raises(PathError, match=r"^~nobody_here/secret: this system has no user"):
+        RunSecret({"TORUS_RUN_SECRET_FILE": "~nobody_here/secret"}, None, first=False)
 
 
 def test_process_0_leaves_a_secret_in_the_folder_while_the_others_join(elsewhere, tmp_path):

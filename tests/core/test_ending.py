@@ -51,20 +51,21 @@ def test_output_in_an_encoding_without_a_character_has_its_number():
 
 
 @pytest.mark.parametrize(
-    ("output", "line"),
+    ("output", "more", "line"),
     [
-        ("/dev/full", "error: standard output: No space left on device\n"),
-        ("", "error: the program that reads this output has closed it\n"),
+        ("/dev/full", "", "error: standard output: No space left on device\n"),
+        ("", "", "error: the program that reads this output has closed it\n"),
+        ("", "startup.drop_native_stdout();", "error: the program that reads this output has closed it\n"),
     ],
 )
-def test_output_that_cannot_be_written_at_the_end_is_one_line(output, line):
-    """Short output is written only then, and Python would end with status 120."""
+def test_output_that_cannot_be_written_at_the_end_is_one_line(output, more, line):
+    """Short output is written only then, and Python would end with 120. In a group, stdout has another number."""
     if output:
         out = os.open(output, os.O_WRONLY)
     else:
         unread, out = os.pipe()
         os.close(unread)
-    words = [sys.executable, "-c", f'{BEGINS}ending.install(); print("done")']
+    words = [sys.executable, "-c", f'{BEGINS}from cluster import startup; ending.install(); {more} print("done")']
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(words, cwd=ROOT, env=environment, text=True, stdout=out, stderr=subprocess.PIPE)
     os.close(out)

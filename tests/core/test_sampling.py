@@ -81,3 +81,16 @@ def test_a_sampled_batch_of_another_shape_is_refused(run, change, message):
     host = {name: np.ones(array.shape, np.int32) for name, array in run.abstract_batch.items()}
     with pytest.raises(ValueError, match=f"^the batch that train.objective=language_modeling sampled: .*{message}"):
         sampled(run, change(host))
+
+
+def test_old_batches_are_deleted_in_the_runs_own_folder_alone(run, tmp_path):
+    """The folder's name is not a pattern."""
+    folders = [tmp_path / name / "rollouts" for name in ("lr[12]", "lr1")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "1.npz").touch()
+    objective, sampler = Samples(None), BatchSampler(folders[0].parent)
+    objective.steps_of_batch = 2
+    sampler._step, sampler._kept = 3, {"tokens": np.zeros(2)}
+    sampler.saving(3, dataclasses.replace(run, objective=objective), list)()
+    assert [[path.name for path in folder.iterdir()] for folder in folders] == [["3.npz"], ["1.npz"]]

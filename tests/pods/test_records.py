@@ -2,6 +2,7 @@
 """What is kept of a launch, answers that are not answers, and that a dry run prints what would be called."""
 
 import json
+import os
 import re
 import subprocess
 import types
@@ -108,6 +109,13 @@ def test_a_dry_run_of_validate_prints_a_call_for_each_worker(gcloud):
     done = gcloud.run("validate", "--dry-run", BUCKET="b", MODEL_SIZE="tiny", ACCEL="v4-16")
     calls = [line for line in done.stdout.splitlines() if "check_host.py" in line]
     assert [re.search(r"--worker=(\S+)", line)[1] for line in calls] == ["0", "1"], done.stderr
+
+
+def test_a_file_whose_name_is_not_utf_8_is_copied_to_the_hosts(tmp_path):
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    (tmp_path / os.fsdecode(b"caf\xe9.txt")).touch()
+    found = records.git("-C", str(tmp_path), "ls-files", "--others", "-z").stdout
+    assert os.fsencode(found) == b"caf\xe9.txt\0"
 
 
 def test_git_is_asked_about_this_checkout_also_in_a_hook_of_another(tmp_path, monkeypatch):
