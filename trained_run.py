@@ -113,7 +113,7 @@ class TrainedRun:
         """
         if self.config.train.objective in NOT_OF_TEXT:
             raise ConfigError(f"{self.address} is not a language model, so it has no logits of tokens")
-        tokens_BT, most = np.asarray(tokens_BT), self.config.model.vocab_size
+        tokens_BT, most = _array(tokens_BT), self.config.model.vocab_size
         if not tokens_BT.size:
             tokens_BT = tokens_BT.astype(np.int32)  # numpy takes an empty list for float64
         if tokens_BT.ndim != 2 or not np.issubdtype(tokens_BT.dtype, np.integer):
@@ -217,6 +217,13 @@ def checked(texts: Iterable[str]) -> list[str]:
     if wrong := [text for text in texts if SURROGATE.search(text)]:
         raise ValueError(f"{wrong[0]!r:.60} has an unpaired surrogate, which no tokenizer can read")
     return texts
+
+
+def _array(tokens) -> np.ndarray:
+    try:
+        return np.asarray(tokens)
+    except ValueError:
+        raise ValueError("tokens have rows of different lengths; give whole numbers [rows, length]") from None
 
 
 def _numbers(**how) -> dict:

@@ -3,7 +3,10 @@
 
 import dataclasses
 
+from configs.errors import ConfigError, one_of
+
 Changes = dict[str, bool | int | float | str]  # values of dotted keys
+DIRECTIONS = ("maximize", "minimize")
 FULL, MINI = "configurations", "mini"  # the two sizes of a group
 
 
@@ -36,6 +39,9 @@ class Suite:
     metric: str
     direction: str
 
+    def __post_init__(self):
+        one_of("direction", self.direction, DIRECTIONS)
+
 
 @dataclasses.dataclass(frozen=True)
 class Group:
@@ -63,6 +69,11 @@ class Group:
     axis: str = ""
     analysis: str = ""
     troubleshooting: str = ""
+
+    def __post_init__(self):
+        for name in (*self.configurations, *self.mini):
+            if "/" in str(name) or name in (".", ".."):
+                raise ConfigError(f"the configuration {name!r} cannot be the name of a folder; leave out / and ..")
 
     def of_size(self, size: str) -> dict[str, Changes]:
         """Return the configurations of a size: FULL or MINI."""

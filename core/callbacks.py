@@ -56,6 +56,13 @@ class Stopped(Exception):
 Action = Save | Stop | Reshard | RollBack
 
 
+def listed(name: str, given: Iterable, kind: type) -> list:
+    """Return an argument of `train` as a list; TypeError for a single object of a kind, or None."""
+    if isinstance(given, kind) or not isinstance(given, Iterable):
+        raise TypeError(f"{name}={given!r:.60} is not a list; give a list of objects of a subclass of {kind.__name__}")
+    return list(given)
+
+
 def checked_callbacks(callbacks: list) -> list["Callback"]:
     """Return the callbacks of a caller; TypeError for anything else."""
     for callback in callbacks:

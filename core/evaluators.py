@@ -7,6 +7,7 @@ because `corpus` is None, as in a run on batches of the caller. Such a run has o
 """
 
 import dataclasses
+import numbers
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
@@ -18,7 +19,7 @@ from checkpointing.record import Record
 from checkpointing.source_run import newest_checkpoint, restore_eval_params
 from checkpointing.store import Store
 from cluster import processes
-from configs.errors import ConfigError, made_by, modules_of
+from configs.errors import ConfigError, check_returned, made_by, modules_of
 from core.assembly import Run, assemble
 from core.evaluation import Progress, evaluate_heldout, heldout_lines, vote_and_keep, vote_lines
 from core.scored_model import check_same_on_hosts, scored_model
@@ -151,7 +152,7 @@ class Votes(Evaluator):
 def check_names(evaluators: Sequence[Evaluator]) -> None:
     """Raise ValueError if an evaluator of a caller has no name, or one whose lines would mix with others.
 
-    Raises TypeError for what is not an evaluator.
+    Raises TypeError for what is not an evaluator, or if its `every` is not a whole number.
     """
     taken = {*OWN_KINDS, HeldOut.name, Votes.name, Tasks.name, *(module.KIND for module in modules_of(FOLDER))}
     for evaluator in evaluators:
@@ -164,6 +165,11 @@ def check_names(evaluators: Sequence[Evaluator]) -> None:
             raise ValueError(
                 f"{type(evaluator).__name__}.name={name!r}: give each evaluator a name of its own, other than "
                 f"{', '.join(sorted(taken))}"
+            )
+        if not isinstance(evaluator.every, numbers.Integral):
+            raise TypeError(
+                f"{type(evaluator).__name__}.every={evaluator.every!r} must be a whole number of steps; 0: only at the "
+                "end"
             )
         taken.add(name)
 
@@ -210,6 +216,14 @@ def as_numbers(evaluator: Evaluator, figures: dict) -> dict[str, float]:
             raise TypeError(f"evaluator {evaluator.name}: figure {name!r} is {value!r}; it must be one number")
         numbers[name] = array.item() if array.dtype.kind in "iub" else float(array.item())
     return numbers
+
+
+def lines_of(evaluator: Evaluator, context: EvaluationContext, figures: dict[str, float]) -> list[str]:
+    """Return the lines of an evaluator for the summary; TypeError, which names it, if they are not lines."""
+    found = evaluator.lines(context, figures)
+    is_right = isinstance(found, list | tuple) and all(isinstance(line, str) for line in found)
+    check_returned(f"evaluator {evaluator.name}: lines()", found, is_right, "a list of texts")
+    return list(found)
 
 
 class _Stopped(Exception):
@@ -313,7 +327,7 @@ def evaluate_newest(config, workdir: pathlib.Path, address, corpus: Corpus, stor
         folder = _folder_of(workdir, corpus, record)
         context = EvaluationContext(run, params, frozen, corpus, folder, step, progress=display.evaluated)
         for evaluator in of_corpus(config, corpus, task_items(config)):
-            lines += evaluator.lines(context, evaluator.evaluate(context))
+            lines += lines_of(evaluator, context, evaluator.evaluate(context))
     if processes.index() == 0:
         print("\n".join([f"checkpoint: {address}/checkpoints/{step}", *lines]))
 

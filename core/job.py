@@ -20,7 +20,7 @@ from core.between_steps.mistakes import saved_after_a_mistake
 from core.between_steps.stages import Stage, Stages, position_of
 from core.callbacks import Callback, RollBack, check_action, wrapped
 from core.evaluation import next_lines, sample_lines
-from core.evaluators import EvaluationContext, Evaluator, as_numbers, without_figures
+from core.evaluators import EvaluationContext, Evaluator, as_numbers, lines_of, without_figures
 from files.atomic import write_atomically
 from inference.engine import decodes
 from input_pipeline import batches as pipeline
@@ -321,7 +321,7 @@ class Job:
             context, figures = self.evaluate(evaluator, state, step, lambda: False, is_last=True)
             if figures is None:
                 raise self.lost.stop_error(step)
-            lines += evaluator.lines(context, figures)
+            lines += lines_of(evaluator, context, figures)
         speed = self.log.average_tokens_per_second()
         lines += [f"speed: {speed:,.0f} tokens/s over {self.log.total_tokens:,} tokens", self.log.goodput.line()]
         lines.append(f"checkpoint: {address}/checkpoints/{step}")

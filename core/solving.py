@@ -45,7 +45,7 @@ def solve(
     tot, task = config.tot, task_of(config)
     limits = Limits(tot.max_thoughts, tot.thoughts_per_step, task.max_depth, tot.temperature)
     tokenizer = open_tokenizer(config.data.tokenizer)
-    concurrent = min(max(1, ROWS // rows_of_search(tot)), len(problems))
+    concurrent = max(1, min(ROWS // rows_of_search(tot), len(problems)))
     batch = Batch(engine, num_rows=concurrent * rows_of_search(tot), vocab_size=tokenizer.vocab_size)
     solver = Solver(batch, tokenizer, task, VALUES[tot.value](task, tokenizer, engine), seed)
     return solver.solve(problems, tot.search, limits, concurrent, stop), batch

@@ -10,6 +10,7 @@ from core.assembly import Run
 from parallelism.mesh import mesh_context
 from parallelism.placement import check_batch, check_ids
 from settings import cycles
+from training.state import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +40,30 @@ class Steps:
     def __call__(self, state, batch: dict) -> tuple:
         """Take one step on int32 [global_batch, length] arrays: tokens, targets, segments and positions.
 
-        Raises ValueError for another batch. Ids on a device are not read back, and so are not checked.
+        Ids on a device are not read back, and so are not checked.
+
+        Args:
+          state: the TrainState that `init` or the last step returned.
+
+        Raises:
+          ValueError: another batch, or a state that an earlier step was given.
+          TypeError: `state` is not a TrainState.
         """
         check_batch(batch, self.run.abstract_batch, "the batch given to Steps")
         if "segments" in batch and not any(isinstance(array, jax.Array) for array in batch.values()):
             check_ids(batch, self.run.config.model.vocab_size, "the batch given to Steps")
+        _check_state(state)
         batch = {name: jax.device_put(array, self.run.abstract_batch[name].sharding) for name, array in batch.items()}
         with mesh_context(self.run.mesh):
             return self.run.train_step(state, batch)
+
+
+def _check_state(state) -> None:
+    """Raise ValueError for a state whose arrays are deleted, with which jax would end the process."""
+    if not isinstance(state, TrainState):
+        raise TypeError(f"the state given to Steps is a {type(state).__name__}; give the one that init() returned")
+    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(state)):
+        raise ValueError(
+            "the state given to Steps is deleted, since a step deletes the state that it is given; go on with the one "
+            "that it returned, or begin with init()"
+        )

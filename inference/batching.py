@@ -113,7 +113,11 @@ class Batch:
         Args:
           num_rows: rounded up to a multiple of the mesh's batch shards.
           vocab_size: ids from here on are never drawn; nor are those that the model does not have.
+
+        Raises ValueError if `num_rows` is below 1.
         """
+        if num_rows < 1:
+            raise ValueError(f"num_rows={num_rows} must be 1 or more")
         shards = num_shards(mesh_axes(("batch",))[0])
         num_rows = -(-num_rows // shards) * shards
         self._head_size = engine.head_size()

@@ -65,7 +65,7 @@ class Keys:
         typed = {}  # {our key: the key that was given}
         for key in values:
             other = typed.setdefault(self.renamed.get(key, key), key) if key not in self.fixed else key
-            if values[other] != values[key]:
+            if other != key and values[other] != values[key]:
                 raise ConfigError(
                     f"{other}={shown(values[other])} and {key}={shown(values[key])} are one key; leave out one"
                 )

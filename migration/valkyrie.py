@@ -121,7 +121,10 @@ def create_train_step(
       config: as `ValkyrieConfig` returns it.
       mesh: as `setup_tpu_mesh` returns it.
       mixed_precision: compute in bfloat16; parameters and moments are float32 either way.
+
+    Raises ConfigError if something does not fit; then `config` is as it was.
     """
+    import jax
     import optax
 
     from core import assembly, stepping
@@ -130,17 +133,25 @@ def create_train_step(
     for name, given, kind in (("model", model, ValkyrieModel), ("optimizer", optimizer, optax.GradientTransformation)):
         if not isinstance(given, str | kind):
             raise ConfigError(f"{name}={type(given).__name__} is not supported: give a {kind.__name__}, or a name")
+    for name, given, kind, maker in (
+        ("config", config, ConfigDict, ValkyrieConfig), ("mesh", mesh, jax.sharding.Mesh, setup_tpu_mesh),
+    ):  # fmt: skip
+        if not isinstance(given, kind):
+            raise ConfigError(f"{name}={type(given).__name__} is not supported: give what {maker.__name__} returned")
+    trained = config.copy_and_resolve_references()
     if isinstance(model, str):
-        config.model.name = model
+        trained.model.name = model
     elif model.config.model != config.model:
         raise ConfigError("model was made with a configuration of other sizes than config; use the same one for both")
     if isinstance(optimizer, str):
-        config.optimizer.name, optimizer = optimizer, None
-    config.model.dtype = "bfloat16" if mixed_precision else "float32"
-    config.mesh.update(dict(mesh.shape))
-    config.layout.axis_order = ",".join(mesh.axis_names)
-    validation.validate(config, mesh.size)
-    return stepping.Steps(assembly.assemble(config, devices=list(mesh.devices.flat), optimizer=optimizer))
+        trained.optimizer.name, optimizer = optimizer, None
+    trained.model.dtype = "bfloat16" if mixed_precision else "float32"
+    trained.mesh.update({axis: size for axis, size in mesh.shape.items() if axis in trained.mesh})
+    trained.layout.axis_order = ",".join(mesh.axis_names)
+    validation.validate(trained, mesh.size)
+    steps = stepping.Steps(assembly.assemble(trained, devices=list(mesh.devices.flat), optimizer=optimizer))
+    config.update(trained)
+    return steps
 
 
 def simulate_without_tpu() -> None:

@@ -71,23 +71,30 @@ class Distillation(LanguageModeling):
         penalty, of_router = experts.router_losses(figures, balance_loss=self.balance_loss, z_loss=self.router_z_loss)
         return (total + penalty, weight), (carry, jax.lax.stop_gradient(scalars | of_router))
 
-    def of_logits(
-        self, student_BTV: jax.Array, teacher_BTV: jax.Array, targets_BT: jax.Array, mask_BT: jax.Array,
-        streams: tuple[jax.Array, jax.Array] | None = None,
-    ) -> jax.Array:  # fmt: skip
+    def of_logits(self, student_logits, teacher_logits, targets, mask, streams: tuple | None = None) -> jax.Array:
         """Return the mean loss of the tokens of a mask, float32, for a caller's own loop, which has all logits.
 
         No gradient reaches the teacher's arrays. A word with a logit of -inf has no part in the model's distribution.
 
         Args:
-          mask_BT: 0 for tokens to leave out.
+          student_logits, teacher_logits: [B, T, V].
+          targets: int [B, T]; one below 0 has no loss.
+          mask: [B, T], 0 for tokens to leave out.
           streams: [B, T, D] of the student and of the teacher, of one width; None: their distance does not count.
 
         Raises:
-          ValueError: the streams differ in width.
+          ValueError: the shapes differ.
         """
-        how, student_BTV = self.how, student_BTV.astype(jnp.float32)
-        teacher_BTV = jax.lax.stop_gradient(teacher_BTV.astype(jnp.float32))
+        logits = [jnp.asarray(one, jnp.float32) for one in (student_logits, teacher_logits)]
+        targets, mask = jnp.asarray(targets), jnp.asarray(mask)
+        streams = None if streams is None else [jnp.asarray(stream) for stream in streams]
+        _check_shapes(*logits, targets, mask, streams or ())
+        return self._of_logits(*logits, jnp.maximum(targets, 0), (mask != 0) & (targets >= 0), streams)
+
+    def _of_logits(
+        self, student_BTV: jax.Array, teacher_BTV: jax.Array, targets_BT: jax.Array, mask_BT: jax.Array, streams
+    ) -> jax.Array:  # fmt: skip
+        how, teacher_BTV = self.how, jax.lax.stop_gradient(teacher_BTV)
         pair = [jax.nn.log_softmax(logits / how.temperature) for logits in (teacher_BTV, student_BTV)]
         first_BTV, second_BTV = pair[::-1] if how.reverse else pair
         share_BTV = jnp.exp(first_BTV)
@@ -98,14 +105,24 @@ class Distillation(LanguageModeling):
         loss_BT = how.hard_weight * (hard_BT + how.z_loss * log_z_BT**2)
         loss_BT += how.soft_weight * how.temperature**2 * divergence_BT
         if streams is not None:
-            student_dim, teacher_dim = (stream.shape[-1] for stream in streams)
-            if student_dim != teacher_dim:
-                raise ValueError(
-                    f"streams of widths {student_dim} and {teacher_dim} need a projection, which a run learns; "
-                    "leave them out here"
-                )
             loss_BT += self.hidden_weight * stream_distance(streams[0], jax.lax.stop_gradient(streams[1]))
-        return jnp.where(mask_BT != 0, loss_BT, 0).sum() / jnp.maximum((mask_BT != 0).sum(), 1)
+        return jnp.where(mask_BT, loss_BT, 0).sum() / jnp.maximum(mask_BT.sum(), 1)
+
+
+def _check_shapes(student_logits, teacher_logits, targets, mask, streams) -> None:
+    """Raise ValueError unless the arrays of `of_logits` have the shapes that it names; none is broadcast."""
+    shape = student_logits.shape
+    if len(shape) != 3 or teacher_logits.shape != shape:
+        raise ValueError(f"logits are {list(shape)} and {list(teacher_logits.shape)}; give both as [B, T, V]")
+    named = (("targets", targets.shape), ("mask", mask.shape), *(("streams", one.shape[:-1]) for one in streams))
+    for name, found in named:
+        if found != shape[:2]:
+            raise ValueError(f"{name}: [B, T] is {list(found)}, and that of the logits is {list(shape[:2])}")
+    widths = [stream.shape[-1] for stream in streams]
+    if len(set(widths)) > 1:
+        raise ValueError(
+            f"streams of widths {widths[0]} and {widths[1]} need a projection, which a run learns; leave them out here"
+        )
 
 
 def stream_distance(one: jax.Array, other: jax.Array) -> jax.Array:

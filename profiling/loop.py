@@ -87,7 +87,8 @@ class LoopProfile(Profile):
         seconds = summary["step_seconds"]
         flops, moved = profile.get("flops_per_second"), profile.get("bytes_per_second")
         if compiled is not None:
-            flops, moved = (compiled.cost_analysis()[name] / seconds for name in ("flops", "bytes accessed"))
+            costs = compiled.cost_analysis() or {}  # a program that computes nothing has no "flops"
+            flops, moved = (costs[name] / seconds if name in costs else None for name in ("flops", "bytes accessed"))
         count = jax.device_count()
         peak, chip = peak_flops(None, count)[0], topologies.CHIP_OF_KIND.get(jax.devices()[0].device_kind, "")
         rows, busy = profile.get("rows") or train.global_batch, 1 - summary["data_wait_share"]

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Generator, Sequence
 
+from configs.errors import one_of
 from inference.batching import Batch, Continuation, Request
 from inference.choice import Sampling
 from input_pipeline.tokenization import AnyTokenizer
@@ -61,7 +62,16 @@ class Solver:
         """Search for an answer to each problem, `concurrent` of them at a time.
 
         `stop` is called after each problem; None is returned once it returns true.
+
+        Raises:
+          TypeError: `problems` is a single text.
+          ValueError: there is no such search, or `concurrent` is below 1.
         """
+        if isinstance(problems, str):
+            raise TypeError(f"problems={problems!r:.60} is one text; give a list of texts")
+        one_of("search", search, SEARCHES)
+        if concurrent < 1:
+            raise ValueError(f"concurrent={concurrent} must be 1 or more")
         found: list[Solved | None] = [None] * len(problems)
         waiting = [(place, _Asker(self, problem, search, limits)) for place, problem in enumerate(problems)][::-1]
         running: dict[int, tuple[_Asker, list[Continuation]]] = {}

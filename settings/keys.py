@@ -2,7 +2,8 @@
 """Configuration keys by dotted names: read and set values, parse typed text, and suggest keys for unknown names."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
+from typing import SupportsFloat
 
 from ml_collections import ConfigDict
 
@@ -88,9 +89,13 @@ def parse_value(key: str, text: str, current: dict[str, object]):
 
 
 def convert(value: object, kind: type):
-    """Return a text, or a plain value of a file, as a value of a type of KINDS; ValueError, which names the type."""
+    """Return a text, a number, or a plain value of a file, as a value of a type of KINDS.
+
+    Raises ValueError, which names the type.
+    """
     try:
-        if not isinstance(value, str | int | float):
+        is_number = isinstance(value, SupportsFloat) and not isinstance(value, Sized)  # also of numpy, but no array
+        if not isinstance(value, str) and not is_number:
             raise ValueError
         text = str(value)
         return {"true": True, "1": True, "false": False, "0": False}[text.lower()] if kind is bool else kind(text)

@@ -79,7 +79,7 @@ def run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
     folder = expanded(path)
     if stored_config.is_run(folder):
         return stored_config.load_as_recipe(folder)
-    file = next((p for p in (pathlib.Path(path), ROOT / path) if p.is_file()), None)
+    file = next((p for p in (folder, ROOT / folder) if p.is_file()), None)
     known = similar(path.removeprefix("configs/").removesuffix(".py"), recipe_names())
     near = did_you_mean([f"configs/{name}.py" for name in known]) or "; configs/ has the recipes of this workspace"
     if file is None:

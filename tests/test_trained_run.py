@@ -84,6 +84,7 @@ def test_what_has_no_meaning_is_refused(folder):
         (lambda: run.logits([[1, run.config.model.vocab_size]]), "the vocabulary has 0 to "),
         (lambda: run.logits([[1, -1]]), "tokens are -1 to 1; the vocabulary has 0 to "),
         (lambda: run.logits([[1.5, 2]]), r"tokens are float64 \[1, 2\]; give whole numbers \[rows, length\]"),
+        (lambda: run.logits([[1, 2, 3], [1]]), "tokens have rows of different lengths; give whole numbers"),
         (lambda: run.logits([1, 2]), r"tokens are int64 \[2\]; give whole numbers"),
         (lambda: run.generate(["\ud800"]), r"'\\ud800' has an unpaired surrogate"),
         (lambda: run.solve("3 4=7:"), "'3 4=7:' is one text; give a list of texts"),

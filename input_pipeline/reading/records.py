@@ -108,6 +108,8 @@ class Reader:
             text = file.text(number, self._value)
         except MemoryError as error:
             raise BadDocument(file.name(number), "larger than the free memory") from error
+        if not isinstance(text, bytes | bytearray):
+            raise TypeError(f"text of {type(file).__name__} returned {text!r:.60}; it must return bytes")
         if len(text) > file.most_bytes:
             raise file.too_large(number)
         return text

@@ -2,14 +2,15 @@
 """TPUMeshContext: the mesh of a configuration, which can get another shape while arrays are on it."""
 
 import math
-from collections.abc import Mapping
+import numbers
+from collections.abc import Collection, Mapping
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from configs import topologies
 from configs.base import MESH_AXES
-from configs.errors import ConfigError, one_of
+from configs.errors import ConfigError, one_of, shown
 from core import joining
 from migration.vishwamai import keys
 from parallelism.mesh import make_mesh
@@ -38,7 +39,7 @@ class TPUMeshContext:
         """Raises ConfigError: a key is unknown or not supported, or does not fit the devices."""
         self.config, self._devices = keys.recipe(config), attached(config)
         validation.resolve_mesh(self.config, len(self._devices))
-        self._set_mesh({axis: self.config.mesh[axis] for axis in AXES})
+        self._use(self._mesh_of({axis: self.config.mesh[axis] for axis in AXES}))
 
     def dynamic_mesh_reshaping(self, new_shape: tuple[int, ...], state=None):
         """Give the mesh another shape. Return `state` on it, its old arrays deleted; without a state, the mesh.
@@ -49,25 +50,24 @@ class TPUMeshContext:
           new_shape: one to four numbers, of AXES, whose product is the number of devices.
           state: tree of arrays. An array keeps its PartitionSpec; one without a PartitionSpec is replicated.
         """
+        new_shape = _whole(new_shape)
         length, count = len(new_shape), len(self._devices)
         if min(new_shape, default=1) < 1:
-            raise ConfigError(f"a mesh of {tuple(new_shape)} has a size below 1")
+            raise ConfigError(f"a mesh of {new_shape} has a size below 1")
         if not 1 <= length <= len(AXES) or math.prod(new_shape) != count:
             legal = validation.shapes(count, min(max(1, length), len(AXES)))
             legal = sorted({tuple(sorted(shape, reverse=True)) for shape in legal})
             raise ConfigError(
-                f"a mesh of {tuple(new_shape)} needs {math.prod(new_shape)} devices, but there are {count}, on at most "
+                f"a mesh of {new_shape} needs {math.prod(new_shape)} devices, but there are {count}, on at most "
                 f"{len(AXES)} axes; use {' or '.join(map(str, legal))} in any order"
             )
-        before = dict(self.mesh.shape)
-        self._set_mesh(dict(zip(AXES, new_shape, strict=False)))
-        if state is None:
-            return self.mesh
+        mesh = self._mesh_of(dict(zip(AXES, new_shape, strict=False)))
         try:
-            return to_mesh(state, self.mesh)
+            moved = mesh if state is None else to_mesh(state, mesh)
         except ValueError as error:
-            self._set_mesh(before)
             raise ConfigError(f"state: {' '.join(str(error).split())[:300]}") from None
+        self._use(mesh)
+        return moved
 
     def optimal_sharding_strategy(self, shape: tuple[int, ...], tensor_type: str = "weights"):
         """Return the PartitionSpec with which a step takes least time, by rehearsal/sharding.py at the rates of a v4.
@@ -84,8 +84,21 @@ class TPUMeshContext:
         best = sharding.options(tensor, dict(self.mesh.shape), of_topology(topologies.get("v4-8")))[0]
         return PartitionSpec(*best.spec)
 
-    def _set_mesh(self, sizes: dict[str, int]) -> None:
-        order = tuple(dict.fromkeys(("dcn_data", *sizes, *MESH_AXES)))
-        self.config.mesh.update({axis: sizes.get(axis, 1) for axis in MESH_AXES})
-        self.config.layout.axis_order = ",".join(order)
-        self.mesh = make_mesh({axis: self.config.mesh[axis] for axis in order}, self._devices)
+    def _mesh_of(self, sizes: dict[str, int]) -> Mesh:
+        order = dict.fromkeys(("dcn_data", *sizes, *MESH_AXES))
+        return make_mesh({axis: sizes.get(axis, 1) for axis in order}, self._devices)
+
+    def _use(self, mesh: Mesh) -> None:
+        self.config.mesh.update(dict(mesh.shape))
+        self.config.layout.axis_order = ",".join(mesh.axis_names)
+        self.mesh = mesh
+
+
+def _whole(shape) -> tuple[int, ...]:
+    """Return the sizes of a mesh; ConfigError for anything but whole numbers."""
+    is_right = isinstance(shape, Collection) and all(
+        isinstance(size, numbers.Integral) and not isinstance(size, bool) for size in shape
+    )
+    if not is_right:
+        raise ConfigError(f"a mesh of {shown(shape)} does not consist of whole numbers; give a tuple such as (4, 2)")
+    return tuple(map(int, shape))

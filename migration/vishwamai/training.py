@@ -133,7 +133,10 @@ class DistillationTrainer:
         """Return the mean loss of the tokens of `mask`, float32; see `of_logits` of objectives/distillation.py.
 
         Logits are [B, T, V], embeddings [B, T, D] of one width, or None for both; labels and mask are int [B, T].
+        A label below 0 has no loss. Raises ValueError for other shapes.
         """
+        if (student_embeddings is None) != (teacher_embeddings is None):
+            raise ValueError("one of student_embeddings and teacher_embeddings is None; give both, or neither")
         streams = None if student_embeddings is None else (student_embeddings, teacher_embeddings)
         return distillation.make(self.config).of_logits(student_logits, teacher_logits, labels, mask, streams)
 

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a search space, and turns its entries into Optuna's distributions and parameters into changes of keys."""
 
-import pathlib
-
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from configs.base import KEYS
 from configs.errors import ConfigError, did_you_mean
 from configs.space import Choice, Range, Space, Value
-from files.paths import source_files
+from files.paths import expanded, source_files
 from settings.keys import similar_keys
 from settings.loading import ROOT, run_file
 
@@ -19,9 +17,8 @@ def read(path: str) -> Space:
     Raises:
       ConfigError: there is no such file, it fails, an entry is not a range or choice of a key, or two set one key.
     """
-    file = next(
-        (place for place in (pathlib.Path(path), ROOT / path, ROOT / "configs" / path) if place.is_file()), None
-    )
+    typed = expanded(path)
+    file = next((place for place in (typed, ROOT / typed, ROOT / "configs" / typed) if place.is_file()), None)
     if file is None or file.suffix != ".py":
         known = ", ".join(f"spaces/{place.name}" for place in source_files(ROOT / "configs" / "spaces", "*.py"))
         raise ConfigError(f"--space={path} is not a Python file with a SPACE; this workspace has {known}")

@@ -7,7 +7,9 @@ import types
 import pytest
 
 import train
-from core.callbacks import Callback, Reshard, RollBack, Save, Stop, Stopped, checked_callbacks
+from configs import base
+from core.callbacks import Callback, Reshard, RollBack, Save, Stop, Stopped, checked_callbacks, listed
+from core.evaluators import Evaluator
 from core.job import Job
 from training.compiled_steps import Shape
 
@@ -76,3 +78,15 @@ def test_what_is_no_callback_is_named():
     for wrong in (print, Callback):
         with pytest.raises(TypeError, match="is not a callback; give objects of a subclass"):
             checked_callbacks([Answers(None), wrong])
+
+
+def test_what_is_no_list_of_callbacks_or_evaluators_is_named_before_anything_is_read(tmp_path):
+    for given, message in (
+        ({"callbacks": None}, "callbacks=None is not a list; give a list of objects of a subclass of Callback"),
+        ({"callbacks": Answers(None)}, "callbacks=<.*Answers object .* is not a list"),
+        ({"evaluators": None}, "evaluators=None is not a list; give a list of objects of a subclass of Evaluator"),
+        ({"evaluators": Evaluator()}, "evaluators=<.*Evaluator object .* is not a list"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            train.train(base.get_config(), tmp_path / "run", **given)
+    assert listed("callbacks", (number for number in (1, 2)), Callback) == [1, 2]

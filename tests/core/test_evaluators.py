@@ -12,7 +12,7 @@ import pytest
 
 from configs import base
 from core import evaluators
-from core.evaluators import Evaluator, as_numbers, check_names
+from core.evaluators import Evaluator, as_numbers, check_names, lines_of
 from core.job import Job
 
 
@@ -33,6 +33,25 @@ def test_a_name_that_would_mix_with_other_lines_is_refused_before_training():
         check_names([Evaluator()])
     with pytest.raises(TypeError, match="Gives'> is not an evaluator; give objects"):
         check_names([Gives])
+
+
+@pytest.mark.parametrize("every", [None, "1", 2.5])
+def test_steps_between_evaluations_are_checked_before_training(every):
+    evaluator = Gives("forks")
+    evaluator.every = np.int64(2)
+    check_names([evaluator])
+    evaluator.every = every
+    with pytest.raises(TypeError, match=f"^Gives.every={every!r} must be a whole number of steps"):
+        check_names([evaluator])
+
+
+@pytest.mark.parametrize("lines", ["line", None, [1]])
+def test_lines_that_are_none_are_refused_with_the_name_of_their_evaluator(lines):
+    evaluator = Gives("forks")
+    assert lines_of(evaluator, None, {}) == []
+    evaluator.lines = lambda context, figures: lines
+    with pytest.raises(TypeError, match=r"^evaluator forks: lines\(\) returned .*; it must return a list of texts"):
+        lines_of(evaluator, None, {})
 
 
 def test_one_evaluator_ranks_the_checkpoints_which_is_the_held_out_loss_if_there_is_one():

@@ -10,6 +10,8 @@ import pytest
 from configs import base
 from configs.errors import ConfigError
 from core.stepping import Steps
+from tests.support import one_device_mesh
+from training.state import TrainState
 
 
 def run(frozen=(), **keys):
@@ -48,6 +50,20 @@ def test_a_batch_is_checked_as_train_does():
     ):
         with pytest.raises(ValueError, match=message):
             Steps(plain)(None, wrong)
+
+
+def test_a_state_that_an_earlier_step_deleted_is_refused():
+    """jax would end the process with a signal, as when the cell of a notebook runs twice."""
+    plain = run()
+    plain.abstract_batch, plain.mesh = {}, one_device_mesh()
+    plain.train_step = lambda state, batch: (state, batch)
+    state = TrainState(jax.numpy.int32(0), np.uint32(0), {"weight": jax.numpy.ones(2)}, (), {})
+    assert Steps(plain)(state, {}) == (state, {})
+    state.params["weight"].delete()
+    with pytest.raises(ValueError, match=r"the state given to Steps is deleted, since a step deletes .*; go on with"):
+        Steps(plain)(state, {})
+    with pytest.raises(TypeError, match="the state given to Steps is a tuple; give the one that"):
+        Steps(plain)((state, {}), {})
 
 
 def test_a_plain_run_has_steps():

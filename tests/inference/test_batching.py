@@ -277,6 +277,12 @@ def test_a_request_fits_exactly_or_is_refused():
         batch_of(1).add(Request(prompt, 5, GREEDY))
 
 
+def test_a_batch_has_at_least_one_row():
+    """Without one, requests would wait for ever."""
+    with pytest.raises(ValueError, match="num_rows=0 must be 1 or more"):
+        batch_of(0)
+
+
 def test_eight_devices_decode_as_one_does():
     one = engine()
     asked = prompts([5, 17, 30, 3, 12])

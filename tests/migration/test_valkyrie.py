@@ -4,6 +4,7 @@
 import gc
 import json
 import logging
+import math
 import os
 import re
 import subprocess
@@ -82,6 +83,7 @@ def test_the_configuration_of_the_guide_is_the_7b_model_and_nothing_of_it_is_all
         ({"attention_dropout": 0.1}, "attention_dropout=0.1 is not supported"),
         ({"num_heads": 7}, "model.embed_dim=48 is not a multiple of model.num_heads=7"),
         ({"dropout_rate": 1.5}, "model.dropout=1.5 must"),
+        ({"rope_theta": math.nan}, "model.rope_theta=nan must"),
     ],
 )
 def test_what_cannot_be_configured_is_told_in_one_line(arguments, message):
@@ -101,11 +103,18 @@ def test_what_cannot_be_configured_is_told_in_one_line(arguments, message):
         ({"optimizer": "adam"}, "did you mean adamw"),
         ({"optimizer": object()}, "optimizer=object is not supported: give a GradientTransformation, or a name"),
         ({"use_3d_mesh": False}, "the mesh determines the number of axes"),
+        ({"mesh": (4, 2, 1)}, "mesh=tuple is not supported: give what setup_tpu_mesh returned"),
+        ({"mesh": jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])}, "layout.axis_order=x must be dcn_data and"),
+        ({"config": None}, "config=NoneType is not supported: give what ValkyrieConfig returned"),
+        ({"config": {"hidden_size": 48}}, "config=dict is not supported: give what ValkyrieConfig returned"),
     ],
 )
 def test_other_objects_are_refused_in_a_line(mesh, arguments, message):
+    config = valkyrie.ValkyrieConfig(**SMALL)
+    before = flat(config)
     with pytest.raises(ConfigError, match=message):
-        valkyrie.create_train_step(config=valkyrie.ValkyrieConfig(**SMALL), mesh=mesh, **arguments)
+        valkyrie.create_train_step(**{"config": config, "mesh": mesh} | arguments)
+    assert flat(config) == before, "a mistake that is refused does not stay"
 
 
 @pytest.mark.slow

@@ -274,6 +274,10 @@ def test_a_state_that_the_new_mesh_does_not_divide_stays_where_it_is():
     before = context.mesh
     refused("state: ", lambda: context.dynamic_mesh_reshaping((4, 1, 2), state=state))
     assert context.mesh == before and not state.is_deleted()
+    for shape in ((2, 2.0), (True, 4), "4", None, 8, np.array([2, 2.0])):
+        refused("does not consist of whole numbers", lambda shape=shape: context.dynamic_mesh_reshaping(shape))
+    refused("needs 4 devices", lambda: context.dynamic_mesh_reshaping(np.array([2, 2])))
+    assert context.mesh == before
     refused("on at most 4 axes", lambda: context.dynamic_mesh_reshaping((2, 2, 2, 1, 1)))
     refused("has a size below 1", lambda: context.dynamic_mesh_reshaping((-2, -4)))
     assert context.config.mesh.data == before.shape["data"]

@@ -197,6 +197,8 @@ def test_details_are_those_of_the_compiled_step():
     assert details["memory_bandwidth"] * profiler.get_metrics_summary()["step_seconds"] == pytest.approx(moved)
     assert moved >= 2 * 4 * side**2 and details["energy_joules_per_step"] is None  # no power of a CPU is published
     assert profiler.get_metrics_summary().keys() >= details.keys()
+    copies = jax.jit(lambda x: x.T).lower(jnp.ones((side, side))).compile()
+    assert "flops" not in copies.cost_analysis() and profiler.add_detailed_metrics(copies)["compute_efficiency"] is None
 
 
 # B19: DistillationTrainer

@@ -86,3 +86,23 @@ def test_a_word_that_the_teacher_excludes_leaves_the_loss_and_its_gradient_numbe
         return 4 * jnp.sum(first * jnp.log(first / second))
 
     assert_close(found, jax.value_and_grad(of_the_words_left)(student))
+
+
+def test_logits_and_tokens_of_a_caller_are_never_broadcast():
+    rng = np.random.default_rng(0)
+    student, teacher = (rng.normal(size=(2, 3, 5)) for _ in range(2))
+    targets, mask = rng.integers(0, 5, (2, 3)), np.array([[1, 1, 0], [1, 0, 0]])
+    objective = distillation.make(base.get_config())
+    loss = objective.of_logits(student, teacher, targets, mask)
+    assert_close(objective.of_logits(*(x.tolist() for x in (student, teacher, targets, mask))), loss)
+    assert_close(objective.of_logits(student, teacher, np.where(mask, targets, -100), np.ones((2, 3))), loss)
+    for wrong, message in (
+        ((student, teacher, targets, mask[:1]), r"mask: \[B, T\] is \[1, 3\], and that of the logits is \[2, 3\]"),
+        ((student, teacher, targets[:, :2], mask), r"targets: \[B, T\] is \[2, 2\]"),
+        ((student, teacher[:1], targets, mask), r"logits are \[2, 3, 5\] and \[1, 3, 5\]; give both as \[B, T, V\]"),
+        ((student, teacher[..., :1], targets, mask), r"logits are \[2, 3, 5\] and \[2, 3, 1\]"),
+        ((student[0], teacher[0], targets[0], mask[0]), r"logits are \[3, 5\] and \[3, 5\]"),
+        ((student, teacher, targets, mask, (student, teacher[:1])), r"streams: \[B, T\] is \[1, 3\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            objective.of_logits(*wrong)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from core import assembly
+from core import assembly, solving
 from core.evaluators import engine_of
 from inference.batching import Batch, Continuation
 from input_pipeline.tasks.countdown import CountdownWindows
@@ -115,6 +115,26 @@ def test_a_line_that_is_drawn_again_is_one_thought(search):
     (found,) = Solver(Repeats(), tokenizer, task, value).solve(["3 4 8 12=27:"], search, Limits(3, 2, 3))
     assert [one.text for one in found.root.all()] == ["", *Repeats.lines] and found.answer
     assert all(one.num_draws > 1 for one in found.root.all()[1:])
+
+
+def test_what_cannot_be_searched_is_refused_and_no_problem_has_no_answer():
+    task, tokenizer = Countdown(), open_tokenizer("numbers")
+    one, limits = Solver(Repeats(), tokenizer, task, VALUES["oracle"](task, tokenizer, None)), Limits(3, 2, 3)
+    assert one.solve([], "bfs", limits) == []
+    for problems, search, concurrent, error, message in (
+        (["3 4 8 12=27:"], "bfs", 0, ValueError, "concurrent=0 must be 1 or more"),
+        (["3 4 8 12=27:"], "bfss", 1, ValueError, r"search=bfss is unknown; did you mean bfs\? \(all: greedy, "),
+        ("3 4 8 12=27:", "bfs", 1, TypeError, "problems='3 4 8 12=27:' is one text; give a list of texts"),
+    ):
+        with pytest.raises(error, match=message):
+            one.solve(problems, search, limits, concurrent)
+
+
+def test_a_run_that_is_asked_nothing_answers_nothing(monkeypatch):
+    """As by a caller whose list of problems is empty."""
+    made = []
+    monkeypatch.setattr(solving, "Batch", lambda engine, num_rows, vocab_size: made.append(num_rows))
+    assert solving.solve(None, small_config(), [])[0] == [] and made[0] > 0
 
 
 def test_a_line_has_no_more_tokens_than_the_model_has_room_for():

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from configs import base
@@ -96,6 +97,28 @@ def test_a_typed_length_of_the_run_replaces_the_recipes(typed, lengths):
 def test_text_becomes_the_type_of_the_default(key, text, value):
     parsed = parse_value(key, text, flat(base.get_config()))
     assert parsed == value and type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("key", "number", "value"),
+    [
+        ("train.steps", np.int64(12), 12),
+        ("optimizer.learning_rate", np.float32(0.1), 0.1),
+        ("model.qk_norm", np.bool_(True), True),
+    ],
+)
+def test_a_number_of_numpy_is_one_of_python(key, number, value):
+    parsed = parse_value(key, number, flat(base.get_config()))
+    assert parsed == value and type(parsed) is type(value)
+    for wrong in (np.array([3, 4]), np.float32(2.5), None):
+        with pytest.raises(ConfigError, match="is not a whole number"):
+            parse_value("train.steps", wrong, flat(base.get_config()))
+
+
+def test_a_recipe_in_the_home_folder_is_named_by_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    written(tmp_path, "from configs import tiny\n\nget_config = tiny.get_config\n")
+    assert loading.load("~/mine.py", "", {}).origin["recipe"] == "~/mine.py"
 
 
 def test_one_configuration_does_not_leak_into_the_next():

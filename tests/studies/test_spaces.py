@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Search spaces are read from Python files; what is wrong with one is said in a line that names file and entry."""
 
+import pathlib
 import re
 
 import pytest
@@ -72,6 +73,12 @@ def test_mistakes_are_one_line(tmp_path, text, message):
     with pytest.raises(ConfigError, match=rf"^--space={re.escape(path)}(, line \d)?: .*{message}") as error:
         spaces.read(path)
     assert "\n" not in str(error.value)
+
+
+def test_a_space_in_the_home_folder_is_named_by_a_tilde(tmp_path, monkeypatch):
+    path = pathlib.Path(written(tmp_path, 'SPACE = {"model.num_layers": Range(1, 3)}'))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert list(spaces.read(f"~/{path.relative_to(tmp_path)}")) == ["model.num_layers"]
 
 
 def test_a_file_that_is_not_there_is_answered_with_those_that_are(tmp_path):

@@ -268,6 +268,14 @@ def test_an_unknown_name_is_answered_with_the_nearest(asked, message):
     [
         ("question = 1", "/added.py: it has no GROUP = Group(...), which configs/group.py describes"),
         ("GROUP = 1 / 0", "/added.py, line 1: division by zero"),
+        (
+            "from configs.group import Group\nGROUP = Group('', '', '', {'../x': {}})",
+            "/added.py, line 2: the configuration '../x' cannot be the name of a folder; leave out / and ..",
+        ),
+        (
+            "from configs.group import Group\nGROUP = Group('', '', '', {}, mini={'..': {}})",
+            "/added.py, line 2: the configuration '..' cannot be the name of a folder; leave out / and ..",
+        ),
     ],
 )
 def test_a_file_of_a_suite_without_a_group_is_named(tmp_path, monkeypatch, content, says):
@@ -279,6 +287,15 @@ def test_a_file_of_a_suite_without_a_group_is_named(tmp_path, monkeypatch, conte
     with pytest.raises(ConfigError) as error:
         suites.find("mine")
     assert str(error.value) == f"mine{says}"
+
+
+def test_a_direction_that_is_none_is_named_with_its_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "ROOT", tmp_path)
+    monkeypatch.setattr(suites, "EXPERIMENTS", tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "suite.py").write_text(SUITE.replace("minimize", "min"))
+    with pytest.raises(ConfigError, match=r"^mine/suite.py, line 2: direction=min is unknown.*\(all: maximize, minim"):
+        suites.find("mine")
 
 
 @pytest.mark.parametrize("place", ["configs/experiments/trm", str(suites.EXPERIMENTS / "trm")])

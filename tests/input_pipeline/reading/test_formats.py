@@ -19,6 +19,7 @@ from input_pipeline import sources
 from input_pipeline.errors import BadDocument, DataError
 from input_pipeline.reading import formats
 from input_pipeline.reading.documents import check_unchanged, scan
+from input_pipeline.reading.records import Reader, RecordFile
 from input_pipeline.sources import read_source
 from input_pipeline.tensorflow_import import tensorflow
 from tests.support import ROOT
@@ -406,3 +407,18 @@ def test_a_file_that_shrinks_meanwhile_is_an_error(read, tmp_path):
     write_jsonl(tmp_path / "a.jsonl", ["one", "TWO", "three"])
     with pytest.raises(DataError, match=r"a.jsonl:2: changed while it was being read"):
         check_unchanged(spans)
+
+
+@pytest.mark.parametrize("returned", ["a text", None])
+def test_a_format_of_ones_own_whose_text_is_not_bytes_is_named(returned):
+
+    class Own(RecordFile):
+        def values(self):
+            yield 1, "a record"
+
+        def text(self, number, value):
+            return returned
+
+    (record,) = Reader().records(Own("mine.own", "text", 100))
+    with pytest.raises(TypeError, match=f"text of Own returned {returned!r}; it must return bytes"):
+        record.open()
