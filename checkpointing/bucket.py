@@ -6,6 +6,7 @@ import dataclasses
 import fnmatch
 import functools
 import hashlib
+import itertools
 import logging
 import os
 import pathlib
@@ -18,6 +19,7 @@ from cluster import compiled_programs
 from cluster.hub import RunError
 from configs.errors import ConfigError
 from files.atomic import write_atomically, writing
+from files.lock import is_held
 from settings import stored_config
 
 os.environ.setdefault("EPATH_USE_TF", "false")  # before the first path of a bucket: gcsfs, as elsewhere
@@ -28,7 +30,7 @@ COMPARED_BYTES = 1 << 16
 PIECE_BYTES = 64 << 20  # of a file that is read at once; rollouts may be larger than the memory
 PASSING = (401, 408, 429)  # statuses of a store that answers otherwise later; a token expires after an hour
 WHOLE = (  # copied in both directions, as the growing ones are
-    stored_config.CONFIG, "run.json", *sorted(stored_config.OF_TOKENIZER), SUMMARY, "submission.json", "causes.html",
+    *sorted(stored_config.OF_TOKENIZER), stored_config.CONFIG, "run.json", SUMMARY, "submission.json", "causes.html",
     "report.html", "profile.json", "rehearsal.json", "wandb_id.txt", "bad_documents.txt",
 )  # fmt: skip
 BY_STEP = {"votes": "*.gz"}  # folders of a file per step, which a repeated step overwrites
@@ -45,8 +47,8 @@ class Bucket:
         """Copy the run's small files from the bucket, as another host left them.
 
         A growing file is not fetched if the copy here continues that of the bucket: its last lines were not sent. The
-        tokenizer and the summary are deleted here if the run in the bucket has none. If there is no run in the bucket,
-        all files of an earlier one are.
+        tokenizer and the summary are deleted here if the run in the bucket has none; if there is no run in the bucket,
+        all files but logs are. Nothing is deleted while the run goes on here.
 
         Args:
           keep_newer: whether files that were written here after those of the bucket stay; the run may go on here.
@@ -59,8 +61,8 @@ class Bucket:
         store = path_of(self.url)
         with self._failing_in_a_line():
             _list_one(self.url)
-            found = _names(store)
-            for name in self._stale(found, keep_newer=keep_newer):
+            found = names_in(store)
+            for name in self._stale(found):
                 (self.folder / name).unlink(missing_ok=True)
             by_step = [f"{folder}/{name}" for folder in BY_STEP for name in _matching(store / folder, BY_STEP[folder])]
             for name in (*(name for name in (*GROWING, *WHOLE) if name in found), *by_step):
@@ -76,18 +78,24 @@ class Bucket:
         """Copy a process's log from the bucket, so that its lines stay there if another host goes on with the run."""
         there = path_of(self.url) / log.relative_to(self.folder)
         with self._failing_in_a_line():
-            if there.name in _names(there.parent) and not (log.exists() and _continues(log, there)):
-                with there.open("rb") as sent, log.open("wb") as file:  # not replaced: it may be open to append
-                    shutil.copyfileobj(sent, file, PIECE_BYTES)
+            sent = there.read_bytes() if there.name in names_in(there.parent) else b""
+        here = log.read_bytes() if log.exists() else b""
+        if not here.startswith(sent):
+            ours, theirs = here.splitlines(keepends=True), sent.splitlines(keepends=True)
+            both = sum(
+                1 for _ in itertools.takewhile(lambda lines: lines[0] == lines[1], zip(ours, theirs, strict=False))
+            )
+            with log.open("wb") as file:  # not replaced: it may be open to append
+                file.writelines([sent, *ours[both:]])
 
-    def _stale(self, found: set[str], *, keep_newer: bool) -> list[str]:
+    def _stale(self, found: set[str]) -> list[str]:
         """Return the files here that are not of the run in the bucket, which has the files `found`."""
+        if is_held(self.folder / "lock"):  # the run goes on here, and may not have sent its first files
+            return []
         if stored_config.CONFIG in found:
             return [name for name in (*stored_config.OF_TOKENIZER, SUMMARY) if name not in found]
-        if keep_newer:  # a run that begins here may not have sent its first files
-            return []
-        of_folders = [path for name in (*BY_STEP, "workers") for path in (self.folder / name).glob("*")]
-        return [*GROWING, *WHOLE, *(str(path.relative_to(self.folder)) for path in of_folders)]
+        of_folders = [path for name in (*BY_STEP, "workers", "tensorboard") for path in (self.folder / name).rglob("*")]
+        return [*GROWING, *WHOLE, *(str(path.relative_to(self.folder)) for path in of_folders if path.is_file())]
 
     def trained_to(self) -> int | None:
         """Return the step of `stored_config.trained_to`. Raises as `fetch`."""
@@ -114,9 +122,11 @@ class Bucket:
     def send(self, log: pathlib.Path, *, first: bool) -> None:
         """Copy a process's log to the bucket; if `first`, also the run's other files, which process 0 writes.
 
-        Of files that grow, only what the bucket lacks is sent. Of files that are missing here, only the summary is
-        deleted there.
+        Of files that grow, only what the bucket lacks is sent. Of files that are missing here, only the summary and
+        those of another tokenizer are deleted there.
         """
+        of_tokenizer = {name for name in stored_config.OF_TOKENIZER if (self.folder / name).exists()}
+        outdated = {SUMMARY, *(stored_config.OF_TOKENIZER if of_tokenizer else ())}
         events = [path for path in (self.folder / "tensorboard").rglob("*") if path.is_file()]
         growing = [log, *(self.folder / name for name in GROWING), *events] if first else [log]
         whole = [*(self.folder / name for name in WHOLE), *self._new()] if first else []
@@ -129,7 +139,7 @@ class Bucket:
             there = url / path.relative_to(self.folder)
             if path.exists():
                 there.write_bytes(path.read_bytes())
-            elif path.name == SUMMARY:  # of a run that continues; another file may have been lost here
+            elif path.name in outdated:  # another file may have been lost here
                 there.unlink(missing_ok=True)
 
     def _new(self) -> list[pathlib.Path]:
@@ -143,7 +153,7 @@ class Bucket:
         return found
 
 
-def _names(folder) -> set[str]:
+def names_in(folder) -> set[str]:
     """Return the names in a folder; fails if the store does not answer, where `exists` would say no."""
     try:
         return {path.name for path in folder.iterdir()}
@@ -153,7 +163,7 @@ def _names(folder) -> set[str]:
 
 def _matching(folder, pattern: str) -> list[str]:
     """Return the names in a folder that match; `glob` of a bucket takes the folder's own name for a pattern, too."""
-    return fnmatch.filter(_names(folder), pattern)
+    return fnmatch.filter(names_in(folder), pattern)
 
 
 def _list_one(url: str) -> None:

@@ -32,7 +32,8 @@ def expanded(path: str | os.PathLike) -> pathlib.Path:
 def source_files(folder: pathlib.Path, pattern: str = "**/*.py") -> list[pathlib.Path]:
     """Return the Python files of a folder, sorted; by default those below it too.
 
-    Hidden ones are no source code: an editor keeps `.#NAME.py` beside an open file, a link to nothing, and macOS keeps
-    binary `._NAME.py` on other file systems.
+    Hidden ones are not source code: an editor keeps `.#NAME.py` beside an open file, a link to nothing, macOS keeps
+    binary `._NAME.py` on other file systems, and Jupyter copies in `.ipynb_checkpoints/`.
     """
-    return sorted(path for path in folder.glob(pattern) if not path.name.startswith(".") and path.is_file())
+    found = (path for path in folder.glob(pattern) if path.is_file())
+    return sorted(path for path in found if not any(part[0] == "." for part in path.relative_to(folder).parts))

@@ -69,20 +69,20 @@ def _marked(settings: Settings, target: pathlib.Path, source: dict[str, str]) ->
 def _without_summary(settings: Settings, target: pathlib.Path) -> Iterator[None]:
     """Remove the summary of an earlier backup, since copying removes nothing: the run may have been continued since.
 
-    If the run cannot be copied, as from a pod that was deleted, the summary stays.
+    If the copy fails, as of a pod that was deleted, or is interrupted, the summary stays.
     """
     path = target / SUMMARY
     if settings.dry_run or not path.is_file():
         yield
         return
-    earlier = path.read_bytes()
+    earlier, is_copied = path.read_bytes(), False
     path.unlink()
     try:
         yield
-    except PodError:
-        if not path.exists():
+        is_copied = True
+    finally:
+        if not is_copied and not path.exists():
             path.write_bytes(earlier)
-        raise
 
 
 def _names(folder: pathlib.Path) -> list[str]:

@@ -35,11 +35,8 @@ OPTIONS = (  # settings that become flags of gcloud's create
     "spot", "reserved", "network", "subnetwork", "internal_ips", "service_account", "scopes", "labels", "metadata",
     "tags", "data_disk",
 )  # fmt: skip
-SSH_FLAGS = (
-    "-oConnectTimeout=10",
-    "-oServerAliveInterval=15",
-    "-oServerAliveCountMax=4",
-)  # without them a lost connection stays silent for hours
+# Without these, a lost connection stays silent for hours.
+SSH_FLAGS = ("-oConnectTimeout=10", "-oServerAliveInterval=15", "-oServerAliveCountMax=4")
 LOOKS_AT_ONCE = 32  # processes of gcloud
 Word = Annotated[str, pydantic.Field(pattern="^[A-Za-z0-9_ ./-]{0,200}$")]  # no control sequence of a terminal
 RUN_SECRET = "torus-run-secret"  # metadata of every host, with which the processes of a run authenticate

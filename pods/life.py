@@ -38,9 +38,8 @@ def versions(settings: Settings, transport: Transport, rest: list[str]) -> None:
 def create(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Create the pod; if it exists, describe it. With --zones or --wait, try until a zone has one."""
     if settings.transport != "local":
-        local_folder(
-            settings, str(settings.pod_folder)
-        )  # holds the flags of the creation; check that it can be written before a pod exists
+        # It holds the flags of the creation; check that it can be written before a pod exists.
+        local_folder(settings, str(settings.pod_folder))
     if settings.zones or settings.wait:
         capacity.search(settings)
         return
@@ -82,9 +81,7 @@ def delete(settings: Settings, transport: Transport, rest: list[str]) -> None:
     except PodError as error:  # the pod is deleted nevertheless
         print(f"{error}; a request that still waits is deleted with --queued", file=sys.stderr)
         targets, places = [settings], [""]
-    with (
-        contextlib.ExitStack() as without_records
-    ):  # for both targets: if a request cannot be deleted, the records stay
+    with contextlib.ExitStack() as without_records:  # for both: if a request cannot be deleted, the records stay
         for target, elsewhere in zip(targets, places, strict=True):
             if not elsewhere:
                 without_records.enter_context(records.forgotten(settings))

@@ -18,9 +18,8 @@ from settings.resolving import Loaded
 
 MESH_VARIABLES = ("TPU_MESH_CONFIG", "TPU_AXIS_NAMES")  # of this machine, passed to the hosts
 DATA = {"data.source", "data.path", "data.mixture", "data.stream"}  # keys that say which data a run reads
-C4_PART = (
-    "[:1000000]"  # the documents of C4 that are read if SPLIT is not set: the whole data set has hundreds of gigabytes
-)
+# The documents of C4 that are read if SPLIT is not set: the whole data set has hundreds of gigabytes.
+C4_PART = "[:1000000]"
 DTYPES = {"bf16": "bfloat16", "f32": "float32"}
 V5E, V5E_AT_GOOGLE = "v5e-", "v5litepod-"  # the one accelerator type with another name at Google
 

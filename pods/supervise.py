@@ -128,9 +128,8 @@ class Supervisor:
         self.blind = 0
         self._note_progress(workers, record["progress"]["trial"] if record.get("progress") else "")
         verdict = self.judge(workers)
-        saved = any(
-            not worker.alive and worker.status == hosts.SAVED for worker in workers
-        )  # as all do at a maintenance notice
+        # At a maintenance notice all workers save and exit.
+        saved = any(not worker.alive and worker.status == hosts.SAVED for worker in workers)
         absent = saved or any(not worker.reachable or worker.died for worker in workers)
         maintained = verdict.end is None and absent and pod.get("health") == MAINTAINED
         return Verdict() if self._waits(MAINTAINED if maintained else "") else verdict

@@ -27,8 +27,10 @@ from scoring.texts import continue_greedily, row_of_pair, rows_of_text
 
 BOOTSTRAPS = 1000  # draws for the standard error of a metric that is not a mean
 UNREADABLE = (ConnectionError, FileNotFoundError, DatasetGenerationError)  # the data of a task
-# What the harness raises for a mistake in a definition of a task. The answers of `Constant` raise nothing.
-MISTAKES = (AttributeError, ImportError, LookupError, TypeError, ValueError, YAMLError, jinja2.TemplateError)
+# What the harness raises for a definition of a task that it cannot use.
+MISTAKES = (
+    ArithmeticError, AttributeError, ImportError, LookupError, TypeError, ValueError, YAMLError, jinja2.TemplateError,
+)  # fmt: skip
 
 
 @register_model("torus")
@@ -65,8 +67,12 @@ class Torus(LM):
         )  # fmt: skip
 
 
+class Asked(Exception):
+    """A task asks for a text; whether its functions can read one depends on the text."""
+
+
 class Constant(LM):
-    """A model that gives every request the same answer."""
+    """A model that gives every request the same log-likelihood."""
 
     def loglikelihood(self, requests) -> list[tuple[float, bool]]:
         """Return a log-likelihood for each request."""
@@ -77,8 +83,8 @@ class Constant(LM):
         return [-1.0] * len(requests)
 
     def generate_until(self, requests) -> list[str]:
-        """Return an empty text for each request."""
-        return [""] * len(requests)
+        """Raise Asked: all requests are made."""
+        raise Asked
 
 
 def task_manager(names: Sequence[str], include_path: str) -> TaskManager:
@@ -88,9 +94,9 @@ def task_manager(names: Sequence[str], include_path: str) -> TaskManager:
       ConfigError: a task is unknown.
     """
     if include_path:
-        own = TaskManager(include_path=include_path, include_defaults=False)
-        if set(names) <= set(own.all_tasks):
-            return own
+        users = TaskManager(include_path=include_path, include_defaults=False)
+        if set(names) <= set(users.all_tasks):
+            return users
     every = TaskManager(include_path=include_path or None)
     if unknown := [name for name in names if name not in every.all_tasks]:
         near = did_you_mean(similar(unknown[0], every.all_tasks))
@@ -102,19 +108,21 @@ def task_manager(names: Sequence[str], include_path: str) -> TaskManager:
 
 
 def check(names: Sequence[str], manager: TaskManager) -> None:
-    """Run each task on one item with constant answers.
+    """Make the requests of the first item of each task, and score constant log-likelihoods.
 
     Raises:
-      ConfigError: the data of a task cannot be read, or its definition has a mistake.
+      ConfigError: the data of a task cannot be read, or its definition cannot be used.
     """
     for name in names:
-        with _readable_data([name]):
-            try:
+        try:
+            with _readable_data([name]), contextlib.suppress(Asked):
                 _evaluate(Constant(), [name], manager, limit=1, bootstrap_iters=0)
-            except MISTAKES as error:
-                file = manager.task_index[name].yaml_path
-                why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                raise ConfigError(f"--tasks={name}: its definition {file} has a mistake: {why}") from error
+        except MISTAKES as error:
+            if isinstance(error, ConfigError):
+                raise
+            why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            file = manager.task_index[name].yaml_path or "which has no file"
+            raise ConfigError(f"--tasks={name}: its definition, {file}, cannot be used: {why}") from error
 
 
 def score(

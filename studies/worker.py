@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from optuna.trial import FrozenTrial
 
-from checkpointing.bucket import SUMMARY, failures_of, kind_of, path_of
+from checkpointing.bucket import SUMMARY, failures_of, kind_of, names_in, path_of
 from cluster import identity
 from cluster.hub import RunError
 from cluster.parent import end_with
@@ -129,7 +129,7 @@ class Worker:
         """Run the process of a claimed trial to its end, and record it. Raises LostClaim."""
         workdir, before = trial.user_attrs["workdir"], self._step(trial)
         self._wait_for_folder(trial)
-        has_finished = before is None and self._reach(trial, lambda: (path_of(workdir) / SUMMARY).exists())
+        has_finished = before is None and self._reach(trial, lambda: SUMMARY in names_in(path_of(workdir)))
         has_run = before is not None or has_finished
         if has_run and (reason := self._reach(trial, lambda: other_run_in_folder(trial))):
             nothing = outcome.Outcome([], 0.0, outcome.chips_of(trial.user_attrs["topology"]), None, 0.0, "", None, 0.0)

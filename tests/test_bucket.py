@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run whose folder is in a bucket, against gcp-storage-emulator: a server with the API of Google's storage."""
 
+import fcntl
 import functools
 import json
 import os
@@ -219,6 +220,7 @@ def test_two_threads_that_send_at_once_send_each_line_once(bucket, tmp_path):
 def test_a_reader_keeps_what_the_run_has_written_here_since_it_sent_it(tmp_path):
     place = tmp_path / "bucket" / "run"
     place.mkdir(parents=True)
+    (place / "config.json").touch()
     (place / "profile.json").write_text("sent")
     bucket = Bucket(f"{tmp_path}/bucket/run", tmp_path / "here")
     bucket.fetch()
@@ -239,22 +241,31 @@ def test_what_the_run_in_a_bucket_has_not_is_not_taken_for_its_own(tmp_path):
     place, bucket = tmp_path / "bucket" / "run", Bucket(f"{tmp_path}/bucket/run", tmp_path / "here")
     bucket.folder.mkdir()
 
-    def fetched(files: set[str], **how) -> set[str]:
+    def fetched(files: set[str]) -> set[str]:
         for name in ("tokenizer.json", "summary.txt", "metrics.jsonl", "causes.html", "workers/0.json", "votes/3.gz"):
             (bucket.folder / name).parent.mkdir(exist_ok=True)
             (bucket.folder / name).touch()
         place.mkdir(parents=True, exist_ok=True)
         for name in files:
             (place / name).touch()
-        bucket.fetch(**how)
+        bucket.fetch()
         return {path.name for path in bucket.folder.rglob("*") if path.is_file()}
 
-    everything = {"tokenizer.json", "summary.txt", "metrics.jsonl", "causes.html", "0.json", "3.gz"}
-    assert fetched(set(), keep_newer=True) == everything, "a run that begins here has sent nothing yet"
-    assert fetched(set()) == set()
+    with (bucket.folder / "lock").open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        everything = {"lock", "tokenizer.json", "summary.txt", "metrics.jsonl", "causes.html", "0.json", "3.gz"}
+        assert fetched(set()) == everything, "the run goes on here, and may not have sent them yet"
+    assert fetched(set()) == {"lock"}
     assert fetched({"config.json", "tokenizer.model"}) == {
-        "config.json", "tokenizer.model", "metrics.jsonl", "causes.html", "0.json", "3.gz",
+        "lock", "config.json", "tokenizer.model", "metrics.jsonl", "causes.html", "0.json", "3.gz",
     }, "what was not sent yet stays"  # fmt: skip
+    (place / "votes").mkdir()
+    (bucket.folder / "chat_template.jinja").touch()
+    bucket.send(bucket.folder / "log", first=True)
+    assert (place / "chat_template.jinja").exists()
+    (bucket.folder / "chat_template.jinja").unlink()  # the next attempt's tokenizer has none
+    bucket.send(bucket.folder / "log", first=True)
+    assert not (place / "chat_template.jinja").exists() and (place / "config.json").exists()
 
 
 def test_the_log_of_the_host_before_stays_in_the_bucket(tmp_path):
@@ -263,8 +274,12 @@ def test_the_log_of_the_host_before_stays_in_the_bucket(tmp_path):
     (copy / "logs").mkdir(parents=True)
     (place / "logs" / "train_worker_1.out").write_text("of the first host\n")
     log = copy / "logs" / "train_worker_1.out"
-    syncing(Bucket(str(place), copy), log, first=False)
-    assert log.read_text() == "of the first host\n"
+    with log.open("a") as file:
+        file.write("of this start\n")
+        file.flush()
+        syncing(Bucket(str(place), copy), log, first=False)
+        file.write("and more\n")
+    assert log.read_text() == "of the first host\nof this start\nand more\n"
 
 
 def test_the_local_copy_of_a_run_has_the_name_of_the_run_and_of_the_folder_above():

@@ -30,7 +30,7 @@ def enforce(queue: Queue, digests: Iterable[str], limits: Limits, root: str) -> 
         stay = kept(done, limits, maximize=queue.direction == StudyDirection.MAXIMIZE)
         for digest in digests:
             trial = done.get(digest)
-            if trial is None or not trial.user_attrs["checkpoint"] or not _is_below(root, trial):
+            if trial is None or not trial.user_attrs["checkpoint"] or not _is_of(root, trial):
                 continue
             folder = CheckpointFolder(trial.user_attrs["workdir"])
             try:
@@ -50,8 +50,8 @@ def elsewhere(queue: Queue, digests: set[str], limits: Limits, root: str) -> lis
     """
     if limits.keep == "all":
         return []
-    found = [one for digest, one in queue.latest().items() if digest in digests and not _is_below(root, one)]
-    found = [trial for trial in found if trial.user_attrs.get("checkpoint") != ""]  # "": it has none any more
+    found = [one for digest, one in queue.latest().items() if digest in digests and not _is_of(root, one)]
+    found = [one for one in found if one.state.is_finished() and one.user_attrs.get("checkpoint") != ""]
     if not found:
         return []
     first, whose = found[0], "trial whose folder is" if len(found) == 1 else "trials whose folders are"
@@ -61,7 +61,7 @@ def elsewhere(queue: Queue, digests: set[str], limits: Limits, root: str) -> lis
     ]
 
 
-def _is_below(root: str, trial: FrozenTrial) -> bool:
+def _is_of(root: str, trial: FrozenTrial) -> bool:
     about = trial.user_attrs
     return about["workdir"] == folder_of(root, about["group"], about["configuration"])
 

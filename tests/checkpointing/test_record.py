@@ -168,7 +168,7 @@ def test_a_checkpoint_that_goes_between_two_questions_is_told(workdir):
 
 @pytest.mark.parametrize("place", ["gs://runs/mine/checkpoints", "runs/mine/checkpoints"])
 def test_a_store_that_does_not_answer_is_one_line(workdir, monkeypatch, place):
-    """gcsfs raises what is no OSError."""
+    """gcsfs raises what is not an OSError."""
     with Checkpoints(workdir) as checkpoints:
         monkeypatch.setattr(checkpoints.store, "place", place)
         error = HttpError({"code": 503, "message": "unavailable"}) if "://" in place else OSError("no answer")

@@ -6,6 +6,8 @@ from files.paths import source_files
 
 def test_what_editors_and_systems_leave_beside_a_file_is_not_source_code(tmp_path):
     (tmp_path / "below").mkdir()
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    (tmp_path / ".ipynb_checkpoints" / "a-checkpoint.py").touch()
     for name in ("b.py", "a.py", "below/c.py", "notes.txt"):
         (tmp_path / name).touch()
     (tmp_path / ".#a.py").symlink_to("user@host.1234")  # of Emacs, to nothing

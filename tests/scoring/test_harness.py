@@ -134,10 +134,14 @@ def test_a_mistake_in_a_definition_is_one_line_with_its_file_before_a_model_is_r
     ):
         assert old in good
         file.write_text(good.replace(old, new))
-        with pytest.raises(ConfigError, match=f"^--tasks=mine: its definition {file} has a mistake: {said}"):
+        with pytest.raises(ConfigError, match=f"^--tasks=mine: its definition, {file}, cannot be used: {said}"):
             harness.check(["mine"], harness.task_manager(["mine"], str(tmp_path)))
-    file.write_text(good)
-    harness.check(["mine"], harness.task_manager(["mine"], str(tmp_path)))
+    reads = "def first_word(item, answers):\n    return {'acc': answers[0].split()[0] == 'a'}\n"
+    (tmp_path / "mine.py").write_text(reads)
+    asks = (folder / "exact.yaml").read_text().replace("made_exact", "mine")
+    for can_be_used in (good, f"{asks}process_results: !function mine.first_word\n"):  # not of an empty answer
+        file.write_text(can_be_used)
+        harness.check(["mine"], harness.task_manager(["mine"], str(tmp_path)))
 
 
 @pytest.mark.skipif(not INSTALLED, reason=REASON)
