@@ -21,6 +21,7 @@ from parallelism.placement import check_ids, local_rows, place
 
 NAMES = ("tokens", "targets", "segments", "positions")
 OF_INPUT_IDS = ("input_ids", "labels", "attention_mask", "segments", "positions", "position_ids")
+WHOLE = {"attention_mask", "segments", "positions", "position_ids"}
 SMALLEST, LARGEST = np.iinfo(np.int32).min, np.iinfo(np.int32).max
 ONCE = "can be read only once; give a list or a data loader"
 
@@ -39,6 +40,9 @@ def as_ours(batch: Mapping) -> dict[str, np.ndarray]:
         if array.ndim != 2 or array.shape != tokens.shape:
             wanted = "[rows, length]" if tokens.ndim != 2 else f"{list(tokens.shape)} as the ids have"
             raise ConfigError(f"a batch has {name} of shape {list(array.shape)}; it needs {wanted}")
+    for name in arrays.keys() & WHOLE:
+        if not np.array_equal(arrays[name], np.trunc(arrays[name])):
+            raise ConfigError(f"a batch has {name} with numbers that are not whole; give whole ones")
     if "input_ids" in arrays:
         arrays = _of_input_ids(**arrays)
     if not {"tokens", "targets"} <= arrays.keys():
@@ -55,9 +59,12 @@ def as_ours(batch: Mapping) -> dict[str, np.ndarray]:
 
 def _array(name: str, given) -> np.ndarray:
     try:
-        return np.asarray(given)
+        found = np.asarray(given)
     except ValueError:  # rows of several lengths
         raise ConfigError(f"a batch has {name} with rows of several lengths; pad them to one length") from None
+    if found.dtype.kind not in "iubf":
+        raise ConfigError(f"a batch has {name} of {found.dtype}; it needs numbers")
+    return found
 
 
 def _of_input_ids(

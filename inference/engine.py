@@ -22,6 +22,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from configs.errors import ConfigError
 from layers.axes import constrain, declared_axes
+from layers.block import Stack
 
 CACHE_TYPES = {"model": None, "int8": jnp.int8}  # of keys and values; "model": the compute type
 NO_TOKEN = -1  # after the tokens of a shorter row
@@ -79,7 +80,8 @@ class Engine:
             return self
         model = self._model()
         names = declared_axes(nnx.state(model, nnx.Param))
-        model.stack.scan = False
+        for stack in [part for _, part in nnx.iter_graph(model) if isinstance(part, Stack)]:
+            stack.scan = False
         params = flatten_dict(self.params)
         params |= _separated({path: leaf for path, leaf in params.items() if names[path][1][0] == "layers"})
         return dataclasses.replace(self, graph=nnx.graphdef(model), params=unflatten_dict(params))

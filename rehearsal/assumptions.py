@@ -4,6 +4,10 @@
 import dataclasses
 import math
 
+from configs.errors import ConfigError
+
+NEEDED = {"hbm_gib", "peak_flops", "hbm_bandwidth", "link_bandwidth"}  # of any accelerator
+OF_TPU = {"clock_hz", "dcn_bandwidth", "host_bandwidth"}
 KERNEL_EFFICIENCY = 0.5
 GPU_KERNEL_EFFICIENCY = 0.24  # measured on an H200, forward and backward (docs/decisions/layers.md)
 DECODE_EFFICIENCY = 0.85
@@ -30,9 +34,16 @@ def of_topology(topology, measured_peak_flops: float | None = None) -> Assumptio
     Args:
       measured_peak_flops: of this machine, if the topology is a CPU; its chips share it, and the speed of its memory
         is unknown.
+
+    Raises ConfigError if the preset lacks a figure of its chip.
     """
     if topology.accelerator == "cpu":
         return Assumptions(measured_peak_flops / topology.chips, math.inf, math.inf, math.inf, None)
+    needed = NEEDED | (OF_TPU if topology.accelerator == "tpu" else set())
+    if missing := [name for name, value in vars(topology).items() if name in needed and not value]:
+        raise ConfigError(
+            f"{topology.name} lacks {', '.join(missing)} in configs/topologies.py: a rehearsal needs them"
+        )
     on_ring = 2 if topology.accelerator == "tpu" else 1
     return Assumptions(
         peak_flops=topology.peak_flops,

@@ -109,7 +109,7 @@ def test_a_run_stays_open_when_the_current_folder_changes(folder, tmp_path, monk
     stored = {"model.name": "decoder_lm", "train.objective": "language_modeling", "data.tokenizer": "tokenizer.json"}
     (tmp_path / "other" / "config.json").write_text(json.dumps(stored))
     monkeypatch.setattr(trained_run, "TrainedRun", lambda address, config: (str(address), config.data.tokenizer))
-    assert trained_run.open_run("other") == ("other", f"{tmp_path}/other/tokenizer.model")
+    assert trained_run.open_run("other") == ("other", f"{tmp_path}/other/tokenizer.json")
 
 
 def test_a_run_without_metrics_as_an_import_is_has_no_lines(folder, tmp_path):

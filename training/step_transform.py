@@ -147,8 +147,9 @@ def updated(
                 kinds = ", ".join(type(part).__name__ for part in other)
             raise TypeError(f"{what} {kinds}; it must return a StepChange, the memory and a dictionary of scalars")
     for name, scalar in scalars.items():
-        if not isinstance(scalar, NUMBERS):
-            raise TypeError(f"{what} the scalar {name!r} as {type(scalar).__name__}; it must be a number")
+        if not isinstance(scalar, NUMBERS) or jnp.ndim(scalar):
+            found = f"an array {list(jnp.shape(scalar))}" if isinstance(scalar, NUMBERS) else type(scalar).__name__
+            raise TypeError(f"{what} the scalar {name!r} as {found}; it must be a number")
     return changed, remembered, scalars
 
 

@@ -93,6 +93,13 @@ def test_documents_in_a_row_of_input_ids_stay_apart():
 def test_a_batch_of_other_shapes_is_one_line():
     with pytest.raises(ConfigError, match=r"tokens of shape \[3\]; it needs \[rows, length\]"):
         Loader([{"tokens": [1, 2, 3], "targets": [2, 3, 4]}])
+    ids = np.ones((1, 4), np.int32)
+    for mask in (np.full((1, 4), 0.5), np.full((1, 4), np.nan)):
+        with pytest.raises(ConfigError, match="a batch has attention_mask with numbers that are not whole"):
+            Loader([{"input_ids": ids, "attention_mask": mask, "labels": ids}])
+    assert Loader([{"input_ids": ids, "attention_mask": np.ones((1, 4))}]).length == 4
+    with pytest.raises(ConfigError, match="a batch has attention_mask of <U1; it needs numbers"):
+        Loader([{"input_ids": ids, "attention_mask": np.full((1, 4), "1")}])
 
 
 class Weighs:

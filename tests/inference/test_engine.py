@@ -11,6 +11,7 @@ from flax import nnx
 
 from configs.errors import ConfigError
 from inference.engine import NO_TOKEN, Engine, decodes, pad_rows
+from layers.projection import Projection
 from parallelism import axis_rules
 from parallelism.mesh import make_mesh, mesh_context
 from tests.support import assert_close, forward, make_model, model_config
@@ -159,7 +160,7 @@ def test_rows_are_padded_after_their_tokens():
 
 def test_a_model_without_a_cache_decodes_nothing():
     """As one that was added: its run trains and is scored, and its summary has no sample."""
-    graph, params = nnx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+    graph, params = nnx.split(Projection(in_dim=2, out_dim=3, rngs=nnx.Rngs(0)))
     assert decodes(engine().graph) and not decodes(graph)
-    with pytest.raises(ConfigError, match=r"^Linear has no empty_cache, so it generates nothing"):
-        Engine(graph, nnx.to_pure_dict(params), LENGTH).empty(1)
+    with pytest.raises(ConfigError, match=r"^Projection has no empty_cache, so it generates nothing"):
+        Engine(graph, nnx.to_pure_dict(params), LENGTH).separate_layers().empty(1)

@@ -8,6 +8,8 @@ import pytest
 
 from cluster import identity
 from configs import base, topologies
+from configs.errors import ConfigError
+from rehearsal.assumptions import of_topology
 from rehearsal.compiler import PROGRAM, Compiled
 from rehearsal.estimate import _notes, estimate
 from tests.rehearsal.test_gpu_attention import rehearsed
@@ -88,3 +90,14 @@ def test_products_in_float32_are_not_rounded_unless_the_environment_asks_for_it(
     exact = seconds()
     monkeypatch.setenv(identity.PRECISION, "default")
     assert exact > 2 * seconds()
+
+
+@pytest.mark.parametrize(
+    ("chip", "missing"),
+    [("gpu", "peak_flops, hbm_bandwidth, link_bandwidth"), ("tpu", "clock_hz, dcn_bandwidth, host_bandwidth")],
+)
+def test_an_own_chip_without_the_figures_of_a_rehearsal_is_one_line(chip, missing):
+    known = {} if chip == "gpu" else {"peak_flops": 1e14, "hbm_bandwidth": 1e12, "link_bandwidth": 1e10}
+    topology = topologies.Topology("mine-8", "mine", chip, 8, hbm_gib=80.0, **known)
+    with pytest.raises(ConfigError, match=f"^mine-8 lacks {missing} in configs/topologies.py: a rehearsal needs them"):
+        of_topology(topology)

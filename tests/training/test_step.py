@@ -133,6 +133,7 @@ def test_what_evaluate_may_not_return_is_named(scalars, message):
         (..., lambda change, memory: (change, {**memory, "x": NUMBER}, {}), "x is float32.*, where nothing"),
         (..., lambda change, memory: (change._replace(params={}), memory, {}), "a StepChange: params.slope is nothing"),
         (..., lambda change, memory: (change, memory, {"x": PAIR}), "the scalar 'x' as tuple; it must be a number"),
+        (..., lambda change, memory: (change, memory, {"x": jnp.ones(3)}), r"scalar 'x' as an array \[3\]; it must be"),
     ],
 )  # fmt: skip
 def test_what_a_step_transform_may_not_return_is_named(gradients, update, message):
