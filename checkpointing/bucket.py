@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's folder in a bucket: small files are written to local disk and copied there; checkpoints go there directly."""
+"""A run's folder in a bucket: files are written to local disk and copied there.
+
+Checkpoints are saved to `checkpoint.staging` first, see checkpointing/shared_folder.py.
+"""
 
 import contextlib
 import dataclasses
@@ -43,15 +46,17 @@ class Bucket:
     url: str
     folder: pathlib.Path
 
-    def fetch(self, *, keep_newer: bool = False) -> None:
+    def fetch(self, *, keep_newer: bool = False, is_ours: bool = False) -> None:
         """Copy the run's small files from the bucket, as another host left them.
 
         A growing file is not fetched if the copy here continues that of the bucket: its last lines were not sent. The
-        tokenizer and the summary are deleted here if the run in the bucket has none; if there is no run in the bucket,
-        all files but logs are. Nothing is deleted while the run goes on here.
+        tokenizer and the summary are deleted here if the run in the bucket has none. If there is no run in the bucket,
+        all that `_stale` names is deleted, unless `keep_newer`. Nothing is deleted while another process goes on with
+        the run here.
 
         Args:
           keep_newer: whether files that were written here after those of the bucket stay; the run may go on here.
+          is_ours: whether this process holds the run's lock.
 
         Raises:
           ConfigError: the bucket does not exist, or cannot be read.
@@ -62,8 +67,9 @@ class Bucket:
         with self._failing_in_a_line():
             _list_one(self.url)
             found = names_in(store)
-            for name in self._stale(found):
-                (self.folder / name).unlink(missing_ok=True)
+            if is_ours or not is_held(self.folder / "lock"):  # one that goes on here may not have sent its files
+                for name in self._stale(found, keep_newer=keep_newer):
+                    (self.folder / name).unlink(missing_ok=True)
             by_step = [f"{folder}/{name}" for folder in BY_STEP for name in _matching(store / folder, BY_STEP[folder])]
             for name in (*(name for name in (*GROWING, *WHOLE) if name in found), *by_step):
                 there, here = store / name, self.folder / name
@@ -78,22 +84,22 @@ class Bucket:
         """Copy a process's log from the bucket, so that its lines stay there if another host goes on with the run."""
         there = path_of(self.url) / log.relative_to(self.folder)
         with self._failing_in_a_line():
-            sent = there.read_bytes() if there.name in names_in(there.parent) else b""
-        here = log.read_bytes() if log.exists() else b""
-        if not here.startswith(sent):
-            ours, theirs = here.splitlines(keepends=True), sent.splitlines(keepends=True)
+            if there.name not in names_in(there.parent) or (log.exists() and _continues(log, there)):
+                return
+            ours = log.read_bytes().splitlines(keepends=True) if log.exists() else []
+            theirs = there.read_bytes().splitlines(keepends=True)
             both = sum(
                 1 for _ in itertools.takewhile(lambda lines: lines[0] == lines[1], zip(ours, theirs, strict=False))
             )
             with log.open("wb") as file:  # not replaced: it may be open to append
-                file.writelines([sent, *ours[both:]])
+                file.writelines([*theirs, *ours[both:]])
 
-    def _stale(self, found: set[str]) -> list[str]:
+    def _stale(self, found: set[str], *, keep_newer: bool) -> list[str]:
         """Return the files here that are not of the run in the bucket, which has the files `found`."""
-        if is_held(self.folder / "lock"):  # the run goes on here, and may not have sent its first files
-            return []
         if stored_config.CONFIG in found:
             return [name for name in (*stored_config.OF_TOKENIZER, SUMMARY) if name not in found]
+        if keep_newer:  # a reader; the copy here may be the last one
+            return []
         of_folders = [path for name in (*BY_STEP, "workers", "tensorboard") for path in (self.folder / name).rglob("*")]
         return [*GROWING, *WHOLE, *(str(path.relative_to(self.folder)) for path in of_folders if path.is_file())]
 
@@ -257,7 +263,7 @@ def syncing(bucket: Bucket | None, log: pathlib.Path, *, first: bool) -> Callabl
     if bucket is None:
         return lambda: None
     if first:
-        bucket.fetch()
+        bucket.fetch(is_ours=True)
     bucket.fetch_log(log)
     sending = threading.Lock()  # the thread of a save and the end of the run may both send
 

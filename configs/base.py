@@ -329,7 +329,7 @@ checkpoint.keep_best = Key(
     1, "number of checkpoints that are also kept, by lowest held-out loss at their own step", scope=READ
 )
 checkpoint.staging = Key(
-    "", 'local folder to save to, before files are copied; "": none; for a bucket in ~/.cache/torus', scope=MACHINE
+    "", 'local folder to save to, before files are copied; "": none; for a bucket in the cache', scope=MACHINE
 )
 checkpoint.restore = Key(
     "read", "read: every replica reads the checkpoint; broadcast: one replica reads it and sends it to the others",
@@ -344,8 +344,8 @@ checkpoint.per_host = Key(
 evaluation = Section(KEYS, "evaluation", RESUME | READ | UNCOMPILED)
 evaluation.batches = Key(8, "batches of the fixed held-out subset that is evaluated during the run", above=0)
 evaluation.every_epochs = Key(0.0, "instead of train.eval_every: passes over the training examples between evaluations")
-evaluation.votes_every = Key(0, "steps between votes on ARC; 0: only at the end")
-evaluation.pooled_votes = Key(False, "whether ARC is also scored with the votes of earlier checkpoints, reported apart")
+evaluation.votes_every = Key(0, "steps between votes on ARC and published puzzles; 0: only at the end")
+evaluation.pooled_votes = Key(False, "whether votes of earlier checkpoints count in a second score, reported apart")
 evaluation.chunk_tokens = Key(0, "tokens of a sequence that are computed at once; keys and values are cached; 0: all")
 evaluation.sample_tokens = Key(120, "tokens in the sample at the end of the run; 0: no sample", most=1_000_000)
 evaluation.tasks = Key("", 'files of questions that are scored, separated by commas, see docs/scoring.md; "": none')

@@ -72,8 +72,10 @@ class Group:
 
     def __post_init__(self):
         for name in (*self.configurations, *self.mini):
-            if "/" in str(name) or name in (".", ".."):
-                raise ConfigError(f"the configuration {name!r} cannot be the name of a folder; leave out / and ..")
+            if any(part in ("", ".", "..") for part in str(name).split("/")):
+                raise ConfigError(
+                    f"the configuration {name!r} cannot be the name of a folder; leave out .. and empty parts"
+                )
 
     def of_size(self, size: str) -> dict[str, Changes]:
         """Return the configurations of a size: FULL or MINI."""

@@ -36,7 +36,7 @@ inference.noise = Key(
     1.0, "deviation of the noise on the latents before each step, in all trajectories but the first", most=1e6
 )
 inference.random_start = Key(
-    -1.0, "deviation of random initial latents, in all trajectories but the first; -1: supervision.random_start",
+    -1.0, "deviation of random initial latents in all trajectories but the first; -1: each begins as in training",
     also=-1, most=1e6,
 )  # fmt: skip
 inference.choice = Key(

@@ -155,7 +155,7 @@ def parse(
     description: str, *, use: Callable[[flags.FlagValues], str] = lambda parsed: TRAIN, one_device: bool = False,
     chooses_mesh: bool = False,
 ) -> Command:  # fmt: skip
-    """Parse the command line, resolve the configuration and set the platform; any error ends the process with status 2.
+    """Parse the command line, resolve the configuration and set the platform; a mistake ends the process with 2.
 
     Args:
       description: for --help.

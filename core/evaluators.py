@@ -9,7 +9,7 @@ because `corpus` is None, as in a run on batches of the caller. Such a run has o
 import dataclasses
 import numbers
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -221,9 +221,10 @@ def as_numbers(evaluator: Evaluator, figures: dict) -> dict[str, float]:
 def lines_of(evaluator: Evaluator, context: EvaluationContext, figures: dict[str, float]) -> list[str]:
     """Return the lines of an evaluator for the summary; TypeError, which names it, if they are not lines."""
     found = evaluator.lines(context, figures)
-    is_right = isinstance(found, list | tuple) and all(isinstance(line, str) for line in found)
+    lines = list(found) if isinstance(found, Iterable) and not isinstance(found, str) else [None]
+    is_right = all(isinstance(line, str) for line in lines)
     check_returned(f"evaluator {evaluator.name}: lines()", found, is_right, "a list of texts")
-    return list(found)
+    return lines
 
 
 class _Stopped(Exception):

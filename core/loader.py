@@ -62,7 +62,7 @@ def _array(name: str, given) -> np.ndarray:
         found = np.asarray(given)
     except ValueError:  # rows of several lengths
         raise ConfigError(f"a batch has {name} with rows of several lengths; pad them to one length") from None
-    if found.dtype.kind not in "iubf":
+    if found.dtype.kind in "USMm":  # texts and times
         raise ConfigError(f"a batch has {name} of {found.dtype}; it needs numbers")
     return found
 

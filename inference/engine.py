@@ -80,10 +80,13 @@ class Engine:
             return self
         model = self._model()
         names = declared_axes(nnx.state(model, nnx.Param))
-        for stack in [part for _, part in nnx.iter_graph(model) if isinstance(part, Stack)]:
+        stacks = [part for _, part in nnx.iter_graph(model) if isinstance(part, Stack)]
+        if not stacks:
+            return self
+        for stack in stacks:
             stack.scan = False
         params = flatten_dict(self.params)
-        params |= _separated({path: leaf for path, leaf in params.items() if names[path][1][0] == "layers"})
+        params |= _separated({path: leaf for path, leaf in params.items() if names[path][1][:1] == ("layers",)})
         return dataclasses.replace(self, graph=nnx.graphdef(model), params=unflatten_dict(params))
 
     @jax.jit

@@ -55,7 +55,7 @@ def declared_axes(state: nnx.State) -> dict[tuple, tuple[tuple, tuple]]:
 
 
 def declared_stddevs(state: nnx.State) -> dict[tuple, float]:
-    """Return {path: standard deviation of the initial distribution} of the Params of a model; 0 for constant values."""
+    """Return {path: standard deviation of the initial distribution} of a model's Params; 0 if it is not normal."""
     return {path: param.get_metadata("stddev", 0.0) for path, param in nnx.to_flat_state(state)}
 
 

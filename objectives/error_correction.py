@@ -60,7 +60,7 @@ class Draft(NamedTuple):
 
 
 def corrupt(batch: dict, key: jax.Array, rate: float) -> Draft:
-    """Replace each unmasked target with probability `rate` by a random target of the batch.
+    """Replace each unmasked target with probability `rate` by a random unmasked target of the batch.
 
     A drawn token may be the right one; then it is not wrong.
     """

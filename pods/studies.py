@@ -12,7 +12,7 @@ from pods.settings import Settings
 from pods.transports import Transport
 
 COUNTS = ("done", "pruned", "failed", "cancelled", "left")  # of trials, in study.json
-FINAL = (1, 2)  # exit statuses that a restart would repeat: every trial has ended and some have failed, configuration
+FINAL = (1, 2)  # exit statuses that a restart would repeat: failed trials or a spent budget; a mistake
 FILE = "study.json"
 
 

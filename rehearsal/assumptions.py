@@ -28,22 +28,24 @@ class Assumptions:
     decode_efficiency: float = DECODE_EFFICIENCY  # of the memory's bandwidth, by the kernel that reads a cache
 
 
+def check(topology) -> None:
+    """Raise ConfigError if a preset of configs/topologies.py lacks a figure that an estimate of time needs."""
+    needed = {"tpu": NEEDED | OF_TPU, "gpu": NEEDED, "cpu": set()}[topology.accelerator]
+    if missing := [name for name, value in vars(topology).items() if name in needed and not value]:
+        raise ConfigError(
+            f"{topology.name} lacks {', '.join(missing)} in configs/topologies.py: a rehearsal needs them"
+        )
+
+
 def of_topology(topology, measured_peak_flops: float | None = None) -> Assumptions:
     """Return the assumptions for a preset of configs/topologies.py.
 
     Args:
       measured_peak_flops: of this machine, if the topology is a CPU; its chips share it, and the speed of its memory
         is unknown.
-
-    Raises ConfigError if the preset lacks a figure of its chip.
     """
     if topology.accelerator == "cpu":
         return Assumptions(measured_peak_flops / topology.chips, math.inf, math.inf, math.inf, None)
-    needed = NEEDED | (OF_TPU if topology.accelerator == "tpu" else set())
-    if missing := [name for name, value in vars(topology).items() if name in needed and not value]:
-        raise ConfigError(
-            f"{topology.name} lacks {', '.join(missing)} in configs/topologies.py: a rehearsal needs them"
-        )
     on_ring = 2 if topology.accelerator == "tpu" else 1
     return Assumptions(
         peak_flops=topology.peak_flops,

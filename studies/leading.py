@@ -8,6 +8,7 @@ from collections.abc import Callable
 from optuna.trial import FrozenTrial
 
 from cluster import processes
+from cluster.hub import RunError
 from configs.errors import ConfigError
 from studies import launch, pod
 from studies.launch import Failed, OutOfBudget, Unfinished
@@ -63,5 +64,7 @@ def lead(run: Callable[[], None]) -> pod.End:
         end = pod.End(DONE, "")
     except (Failed, OutOfBudget, OutOfReach, Unfinished, ConfigError) as error:
         end = pod.End(error.exit_status, str(error))
+    except RunError as error:  # a bucket that did not answer for long; the same command continues
+        end = pod.End(pod.UNFINISHED, str(error))
     processes.shared(pod.TRIAL, lambda: {"end": dataclasses.asdict(end)})
     return end

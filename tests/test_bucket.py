@@ -241,20 +241,22 @@ def test_what_the_run_in_a_bucket_has_not_is_not_taken_for_its_own(tmp_path):
     place, bucket = tmp_path / "bucket" / "run", Bucket(f"{tmp_path}/bucket/run", tmp_path / "here")
     bucket.folder.mkdir()
 
-    def fetched(files: set[str]) -> set[str]:
+    def fetched(files: set[str], **how) -> set[str]:
         for name in ("tokenizer.json", "summary.txt", "metrics.jsonl", "causes.html", "workers/0.json", "votes/3.gz"):
             (bucket.folder / name).parent.mkdir(exist_ok=True)
             (bucket.folder / name).touch()
         place.mkdir(parents=True, exist_ok=True)
         for name in files:
             (place / name).touch()
-        bucket.fetch()
+        bucket.fetch(**how)
         return {path.name for path in bucket.folder.rglob("*") if path.is_file()}
 
+    everything = {"lock", "tokenizer.json", "summary.txt", "metrics.jsonl", "causes.html", "0.json", "3.gz"}
     with (bucket.folder / "lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        everything = {"lock", "tokenizer.json", "summary.txt", "metrics.jsonl", "causes.html", "0.json", "3.gz"}
         assert fetched(set()) == everything, "the run goes on here, and may not have sent them yet"
+        assert fetched(set(), is_ours=True) == {"lock"}
+    assert fetched(set(), keep_newer=True) == everything, "for a reader, these may be the last copy"
     assert fetched(set()) == {"lock"}
     assert fetched({"config.json", "tokenizer.model"}) == {
         "lock", "config.json", "tokenizer.model", "metrics.jsonl", "causes.html", "0.json", "3.gz",

@@ -34,7 +34,7 @@ class Weights:
     Attributes:
       axes: {path: names of the dimensions}, as layers declare them.
       widening: the model's width over the width at which the learning rate was tuned; 1 without muP.
-      stddevs: {path: standard deviation of the normal distribution that a parameter is drawn from; 0: it is constant}.
+      stddevs: {path: standard deviation of the normal distribution that a parameter is drawn from; 0: of no such one}.
       units: the hidden units of the model.
     """
 

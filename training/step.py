@@ -133,7 +133,7 @@ def make_train_step(
     The gradient is that of (sum of losses) / (sum of weights) over the batch. Scalars are float32 and on device: those
     of the objective and of the transforms, `gradient_norm` before clipping, and `tokens`, the batch's weight unless the
     objective reports its own. If a transform rejects the change, the batch is consumed, and parameters, moments, carry
-    and the transforms' memories do not change.
+    and the transforms' memories do not change, except of those that `remembers_rejected`.
 
     Args:
       gradient: result of `make_gradient`.

@@ -178,8 +178,8 @@ class Searcher(Worker):
 def evaluated_often(search: Search) -> Search:
     """Return a search whose trials are evaluated early enough for its pruner, which looks after a ninth of the steps.
 
-    Raises ConfigError if `train.eval_every` is typed and larger, evaluations are counted in epochs, or only the data
-    know the number of steps.
+    Raises ConfigError if `train.eval_every` is typed and 0 or larger than that, `evaluation.every_epochs` is typed, or
+    only the data know the number of steps.
     """
     key, of_epochs = "train.eval_every", "evaluation.every_epochs"
     values = search.member(loading.run_recipe(search.recipe), "0000", {}).values

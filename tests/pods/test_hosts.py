@@ -209,6 +209,7 @@ def test_what_does_not_end_is_killed_with_all_that_it_started(host):
 
 def test_who_was_stopped_for_good_says_so_until_the_next_launch(host):
     assert host.launch("bash", "-c", SAVES).returncode == 0
+    host.wait_for_log("started\n")  # before, SIGTERM would kill it
     assert host.run(hosts.stop(host.settings, for_good=False)).returncode == 0
     assert host.status()["stopped"] is False
     assert host.run(hosts.stop(host.settings)).stdout == "worker 3: nothing runs\n"  # in a pause before a restart
@@ -220,6 +221,7 @@ def test_who_was_stopped_for_good_says_so_until_the_next_launch(host):
 def test_a_restart_does_not_undo_a_stop_that_came_before_it(host, shell):
     restart = hosts.launch(host.settings, ["bash", "-c", SAVES], unless_stopped=True)
     assert host.run(restart, shell).returncode == 0
+    host.wait_for_log("started\n")
     assert host.run(hosts.stop(host.settings), shell).returncode == 0
     done = host.run(restart, shell)
     assert (done.returncode, done.stderr) == (1, "worker 3: the run was stopped by `stop`\n")

@@ -9,8 +9,7 @@ import pytest
 from cluster import identity
 from configs import base, topologies
 from configs.errors import ConfigError
-from rehearsal.assumptions import of_topology
-from rehearsal.compiler import PROGRAM, Compiled
+from rehearsal.compiler import PROGRAM, Compiled, Compiler
 from rehearsal.estimate import _notes, estimate
 from tests.rehearsal.test_gpu_attention import rehearsed
 
@@ -96,8 +95,10 @@ def test_products_in_float32_are_not_rounded_unless_the_environment_asks_for_it(
     ("chip", "missing"),
     [("gpu", "peak_flops, hbm_bandwidth, link_bandwidth"), ("tpu", "clock_hz, dcn_bandwidth, host_bandwidth")],
 )
-def test_an_own_chip_without_the_figures_of_a_rehearsal_is_one_line(chip, missing):
+def test_an_own_chip_without_the_figures_of_a_rehearsal_is_one_line_before_anything_is_compiled(
+    chip, missing, tmp_path
+):
     known = {} if chip == "gpu" else {"peak_flops": 1e14, "hbm_bandwidth": 1e12, "link_bandwidth": 1e10}
     topology = topologies.Topology("mine-8", "mine", chip, 8, hbm_gib=80.0, **known)
     with pytest.raises(ConfigError, match=f"^mine-8 lacks {missing} in configs/topologies.py: a rehearsal needs them"):
-        of_topology(topology)
+        Compiler(tmp_path).compile(base.get_config(), topology)

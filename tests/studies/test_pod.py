@@ -14,6 +14,7 @@ import time
 import pytest
 
 from cluster.group import Group
+from cluster.hub import RunError
 from pods.local import free_port
 from studies import pod
 from tests.studies.conftest import environment, needs_optuna
@@ -205,3 +206,14 @@ def test_a_search_on_a_pod_goes_on_after_a_stop(begun, tmp_path):
     assert len(again) == 2 and int(again[1]) >= 5, "the trial that was stopped resumed on host 1 too"
     shown = json.loads((tmp_path / "runs" / "study.json").read_text())
     assert (shown["done"], shown["failed"], shown["left"]) == (3, 0, 0)
+
+
+@needs_optuna
+def test_an_outage_of_the_store_leaves_the_trials_to_the_next_command():
+    """The status that supervision does not take for final."""
+    from studies import leading
+
+    def outage():
+        raise RunError("gs://runs does not answer")
+
+    assert leading.lead(outage) == pod.End(75, "gs://runs does not answer")

@@ -270,11 +270,11 @@ def test_an_unknown_name_is_answered_with_the_nearest(asked, message):
         ("GROUP = 1 / 0", "/added.py, line 1: division by zero"),
         (
             "from configs.group import Group\nGROUP = Group('', '', '', {'../x': {}})",
-            "/added.py, line 2: the configuration '../x' cannot be the name of a folder; leave out / and ..",
+            "/added.py, line 2: the configuration '../x' cannot be the name of a folder; leave out .. and empty parts",
         ),
         (
             "from configs.group import Group\nGROUP = Group('', '', '', {}, mini={'..': {}})",
-            "/added.py, line 2: the configuration '..' cannot be the name of a folder; leave out / and ..",
+            "/added.py, line 2: the configuration '..' cannot be the name of a folder; leave out .. and empty parts",
         ),
     ],
 )
