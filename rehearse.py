@@ -61,7 +61,7 @@ from settings.decoding import for_decoding
 from settings.keys import check_no_secrets
 from settings.resolving import Loaded
 from input_pipeline.cache import cache_folder
-from rehearsal import checklist, decoding, phases, report, rollout, sections, sharding
+from rehearsal import assumptions, checklist, decoding, phases, report, rollout, sections, sharding
 from rehearsal.layouts import advice, compare, search
 from rehearsal.compiler import GIB, Compiler, check_compiler
 from training import fit
@@ -175,6 +175,7 @@ def priced(name: str) -> topologies.Topology:
     """Return a topology, with the price of --price if given."""
     topology = topologies.get(name, "--compare" if FLAGS.compare else "--topology")
     check_compiler(topology)
+    assumptions.check(topology)
     return topology if FLAGS.price is None else dataclasses.replace(topology, price_per_chip_hour=FLAGS.price)
 
 

@@ -26,7 +26,7 @@ from configs.base import keys_of
 from configs.errors import ConfigError
 from configs.key import UNCOMPILED
 from files.paths import expanded, source_files
-from rehearsal import assumptions, sealed
+from rehearsal import sealed
 from settings import loading
 from settings.keys import flat
 
@@ -165,8 +165,6 @@ class Compiler:
           waiting: called several times a second with the seconds since the first process began.
           until: the time.monotonic() at which unfinished compilations are given up.
         """
-        for _, topology, *_ in wanted:
-            assumptions.check(topology)
         folders = [self.folder(*one) for one in wanted]
         cached = [index for index, folder in enumerate(folders) if is_whole(folder)]
         for index in cached:

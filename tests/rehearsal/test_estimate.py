@@ -9,7 +9,8 @@ import pytest
 from cluster import identity
 from configs import base, topologies
 from configs.errors import ConfigError
-from rehearsal.compiler import PROGRAM, Compiled, Compiler
+from rehearsal import assumptions
+from rehearsal.compiler import PROGRAM, Compiled
 from rehearsal.estimate import _notes, estimate
 from tests.rehearsal.test_gpu_attention import rehearsed
 
@@ -101,4 +102,4 @@ def test_an_own_chip_without_the_figures_of_a_rehearsal_is_one_line_before_anyth
     known = {} if chip == "gpu" else {"peak_flops": 1e14, "hbm_bandwidth": 1e12, "link_bandwidth": 1e10}
     topology = topologies.Topology("mine-8", "mine", chip, 8, hbm_gib=80.0, **known)
     with pytest.raises(ConfigError, match=f"^mine-8 lacks {missing} in configs/topologies.py: a rehearsal needs them"):
-        Compiler(tmp_path).compile(base.get_config(), topology)
+        assumptions.check(topology)
