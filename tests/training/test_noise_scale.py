@@ -86,7 +86,7 @@ def parts_of(config, together: int) -> list[np.ndarray]:
     [
         ({"data": 2, "fsdp": 2}, 0, 2, EXPERTS),
         ({"fsdp": 2, "model": 2}, 2**30, 1, ()),
-        ({"data": 2, "fsdp": 2, "context": 2}, 2**30, 1, EXPERTS),
+        ({"data": 2, "fsdp": 2, "context": 2}, 2**30, 4, EXPERTS),
         ({"data": 2, "expert": 2}, 0, 2, EXPERTS),
         ({"fsdp": 2, "expert": 2}, 2**30, 2, EXPERTS),
     ],
