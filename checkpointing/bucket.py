@@ -22,12 +22,13 @@ from cluster import compiled_programs
 from cluster.hub import RunError
 from configs.errors import ConfigError
 from files.atomic import write_atomically, writing
+from files.folders import names_in
 from files.lock import is_held
 from settings import stored_config
+from settings.stored_config import SUMMARY
 
 os.environ.setdefault("EPATH_USE_TF", "false")  # before the first path of a bucket: gcsfs, as elsewhere
 
-SUMMARY = "summary.txt"
 GROWING = ("metrics.jsonl", "ledger.jsonl", "rollouts.jsonl")  # append-only
 COMPARED_BYTES = 1 << 16
 PIECE_BYTES = 64 << 20  # of a file that is read at once; rollouts may be larger than the memory
@@ -71,7 +72,8 @@ class Bucket:
                 for name in self._stale(found, keep_newer=keep_newer):
                     (self.folder / name).unlink(missing_ok=True)
             by_step = [f"{folder}/{name}" for folder in BY_STEP for name in _matching(store / folder, BY_STEP[folder])]
-            for name in (*(name for name in (*GROWING, *WHOLE) if name in found), *by_step):
+            of_run = [name for name in (*GROWING, *WHOLE) if name in found]
+            for name in (*of_run, *by_step):
                 there, here = store / name, self.folder / name
                 if name in GROWING:
                     is_newer = here.exists() and _continues(here, there)
@@ -131,8 +133,8 @@ class Bucket:
         Of files that grow, only what the bucket lacks is sent. Of files that are missing here, only the summary and
         those of another tokenizer are deleted there.
         """
-        of_tokenizer = {name for name in stored_config.OF_TOKENIZER if (self.folder / name).exists()}
-        outdated = {SUMMARY, *(stored_config.OF_TOKENIZER if of_tokenizer else ())}
+        has_tokenizer = any((self.folder / name).exists() for name in stored_config.OF_TOKENIZER)
+        outdated = {SUMMARY, *(stored_config.OF_TOKENIZER if has_tokenizer else ())}
         events = [path for path in (self.folder / "tensorboard").rglob("*") if path.is_file()]
         growing = [log, *(self.folder / name for name in GROWING), *events] if first else [log]
         whole = [*(self.folder / name for name in WHOLE), *self._new()] if first else []
@@ -157,14 +159,6 @@ class Bucket:
                 if not there.exists() or there.stat().length != path.stat().st_size:
                     found.append(path)
         return found
-
-
-def names_in(folder) -> set[str]:
-    """Return the names in a folder; fails if the store does not answer, where `exists` would say no."""
-    try:
-        return {path.name for path in folder.iterdir()}
-    except (FileNotFoundError, NotADirectoryError):
-        return set()
 
 
 def _matching(folder, pattern: str) -> list[str]:

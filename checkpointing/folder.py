@@ -11,6 +11,7 @@ import re
 import secrets
 
 from checkpointing.bucket import failures_of_buckets, path_of
+from files.folders import names_in
 from settings.stored_config import UNFINISHED
 
 FAILURES = (OSError, ValueError, RuntimeError)  # errors of writing, from Python and TensorStore
@@ -35,7 +36,7 @@ class CheckpointFolder:
 
     def names(self) -> set[str]:
         """Return the names of all entries of the folder, complete checkpoints or not."""
-        return {path.name for path in self.place.iterdir()} if self.place.exists() else set()
+        return names_in(self.place)
 
     def steps(self) -> list[int]:
         """Return the steps of the complete checkpoints, in order."""

@@ -199,7 +199,7 @@ def open_workdir(workdir: pathlib.Path, config: dict, corpus, origin: dict | Non
     Also write `origin` to run.json. The summary of an earlier, shorter run is removed, and so are files of another
     tokenizer, which an earlier attempt left: nobody shall take them for those of this run.
     """
-    (workdir / "summary.txt").unlink(missing_ok=True)
+    (workdir / stored_config.SUMMARY).unlink(missing_ok=True)
     files = {stored_config.CONFIG: config} | ({stored_config.ORIGIN: origin} if origin else {})
     for name, content in files.items():
         write_atomically(workdir / name, json.dumps(content, indent=1).encode())
@@ -212,7 +212,7 @@ def open_workdir(workdir: pathlib.Path, config: dict, corpus, origin: dict | Non
 
 def show_summary(workdir: pathlib.Path) -> bool:
     """Print the summary of a finished run again; return false if the run has not finished."""
-    path = workdir / "summary.txt"
+    path = workdir / stored_config.SUMMARY
     summary = processes.shared("summary", lambda: path.read_text() if path.exists() else None)
     if summary is not None and processes.index() == 0:
         print(summary)
@@ -220,4 +220,4 @@ def show_summary(workdir: pathlib.Path) -> bool:
 
 
 def write_summary(workdir: pathlib.Path, lines: list[str]) -> None:
-    write_atomically(workdir / "summary.txt", "\n".join(lines).encode())
+    write_atomically(workdir / stored_config.SUMMARY, "\n".join(lines).encode())

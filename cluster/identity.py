@@ -11,7 +11,7 @@ import platform
 from collections.abc import Iterable
 
 from cluster import processes
-from files.paths import source_files
+from files.folders import source_files
 from settings.loading import ROOT
 
 NO_CODE = ("tests", "benchmarks", "scripts", "runs")  # folders that no run imports

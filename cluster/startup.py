@@ -129,8 +129,8 @@ def shares_of_devices(workers: int, topology: Topology | None = None) -> list[di
 def choose_caching(accelerator: str, num_processes: int) -> None:
     """Switch the cache of compiled programs off for several processes on GPUs, unless the environment says otherwise.
 
-    They tune a program together (XLA's sharded autotuning). One that loads it from its cache takes
-    no part, and the others wait for ever; jax writes the cache in process 0 alone.
+    They tune a program together (XLA's sharded autotuning). One that loads it from its cache takes no part, and
+    the others wait for ever; jax writes the cache in process 0 alone.
     """
     if accelerator == "gpu" and num_processes > 1 and "JAX_ENABLE_COMPILATION_CACHE" not in os.environ:
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"

@@ -27,13 +27,3 @@ def expanded(path: str | os.PathLike) -> pathlib.Path:
     if any(len(os.fsencode(name)) > LONGEST_NAME for name in found.parts):
         raise PathError(f"{shown}: a name in this path has over {LONGEST_NAME} bytes; is a quote missing?")
     return found
-
-
-def source_files(folder: pathlib.Path, pattern: str = "**/*.py") -> list[pathlib.Path]:
-    """Return the Python files of a folder, sorted; by default those below it too.
-
-    Hidden ones are not source code: an editor keeps `.#NAME.py` beside an open file, a link to nothing, macOS keeps
-    binary `._NAME.py` on other file systems, and Jupyter copies in `.ipynb_checkpoints/`.
-    """
-    found = (path for path in folder.glob(pattern) if path.is_file())
-    return sorted(path for path in found if not any(part[0] == "." for part in path.relative_to(folder).parts))

@@ -19,8 +19,8 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from files.atomic import write_atomically
+from files.folders import source_files
 from files.json_reader import JsonError, Object, read_json
-from files.paths import source_files
 from input_pipeline.cache import digest, digest_of_json
 
 RECENT_NS = 2_000_000_000  # since a file's last change: more than any file system's resolution of time

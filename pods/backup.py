@@ -16,9 +16,9 @@ from pods.errors import PodError, usage_error
 from pods.life import local_folder
 from pods.settings import Settings
 from pods.transports import Transport, expect_success
+from settings.stored_config import SUMMARY
 
 BACKUP = "/tmp/backup_models"
-SUMMARY = "summary.txt"  # in the folder of a run that has finished
 SOURCE = "backup.json"  # in the folder of a backup, so that no other run is mixed with it
 
 

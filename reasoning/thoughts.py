@@ -15,8 +15,8 @@ class Thought:
       parent: None for the root.
       log_prob: of the line after its parents, by the model.
       value: how promising the answer so far is, in [0, 1] for most values; NaN until it is asked for.
-      state: what is left to do, as the task reads it from the line. Siblings in the same state are one
-        thought; where whole answers are drawn, those with the same line are.
+      state: what is left to do, as the task reads it from the line. Siblings in the same state are one thought;
+        where whole answers are drawn, those with the same line are.
       num_draws: how often the model drew it.
       visits: how often Monte-Carlo tree search went through it.
       is_final: whether the answer is complete.

@@ -25,7 +25,8 @@ from configs import topologies
 from configs.base import keys_of
 from configs.errors import ConfigError
 from configs.key import UNCOMPILED
-from files.paths import expanded, source_files
+from files.folders import source_files
+from files.paths import expanded
 from rehearsal import sealed
 from settings import loading
 from settings.keys import flat

@@ -114,15 +114,13 @@ def check(names: Sequence[str], manager: TaskManager) -> None:
       ConfigError: the data of a task cannot be read, or its definition cannot be used.
     """
     for name in names:
-        try:
-            with _readable_data([name]), contextlib.suppress(Asked):
+        with _readable_data([name]), contextlib.suppress(Asked):
+            try:
                 _evaluate(Constant(), [name], manager, limit=1, bootstrap_iters=0)
-        except MISTAKES as error:
-            if isinstance(error, ConfigError):
-                raise
-            why = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            file = manager.task_index[name].yaml_path or "which has no file"
-            raise ConfigError(f"--tasks={name}: its definition, {file}, cannot be used: {why}") from error
+            except MISTAKES as error:
+                why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                file = manager.task_index[name].yaml_path or "which has no file"
+                raise ConfigError(f"--tasks={name}: its definition, {file}, cannot be used: {why}") from error
 
 
 def score(

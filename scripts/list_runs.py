@@ -115,7 +115,7 @@ def state(folder: pathlib.Path, step: int | None) -> str:
     """Return whether the run is running, finished, stopped, failed, imported or not saved."""
     if is_held(folder / "lock"):
         return "running"
-    if (folder / "summary.txt").is_file():
+    if (folder / stored_config.SUMMARY).is_file():
         return "finished"
     if step is not None:
         return "failed" if read(folder / "workers" / "0.json", Worker).get("phase") == "failed" else "stopped"

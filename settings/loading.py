@@ -21,7 +21,8 @@ from ml_collections.config_dict import RequiredValueError
 
 from configs import base
 from configs.errors import ConfigError, did_you_mean, similar
-from files.paths import expanded, source_files
+from files.folders import source_files
+from files.paths import expanded
 from settings import stored_config
 from settings.keys import flat, refuse_passwords
 from settings.resolving import Loaded, resolve

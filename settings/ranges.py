@@ -7,7 +7,7 @@ import re
 
 from configs.base import KEYS
 from configs.errors import ConfigError, check_text, one_of, shown
-from files.paths import source_files
+from files.folders import source_files
 from settings.loading import ROOT
 from settings.stored_config import check_types
 

@@ -14,6 +14,7 @@ from configs import base
 from configs.base import BUILT_IN_TOKENIZERS, KEYS, keys_of
 from configs.errors import ConfigError, shown
 from configs.key import MACHINE, READ, RESUME, SECRET, WEIGHTS
+from files.folders import names_in
 from files.json_reader import JsonError, Object, Scalar, read_json
 from files.paths import expanded
 from settings import together
@@ -21,6 +22,7 @@ from settings.keys import DATA_READ, flat, from_flat, parse_typed
 from settings.resolving import Loaded, resolve
 
 CONFIG, ORIGIN = "config.json", "run.json"
+SUMMARY = "summary.txt"  # of a run that has finished
 OF_TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "tokenizer.model"}  # of any kind
 UNFINISHED = ".unfinished"  # STEP.unfinished marks the folder of a checkpoint that is being written or deleted
 RUNS = "train.init_from", "distillation.teacher"  # keys that name another run; a recipe there may only be typed
@@ -68,10 +70,7 @@ def trained_to(folder) -> int | None:
 def _newest_record(folder) -> tuple[int | None, _Record]:
     """Return (step, record) of the newest checkpoint; (None, {}) without one."""
     checkpoints = folder / "checkpoints"
-    try:  # whether a folder exists is answered with no if its bucket does not answer
-        names = [path.name for path in checkpoints.iterdir()]
-    except (FileNotFoundError, NotADirectoryError):
-        names = []
+    names = names_in(checkpoints)
     is_marked = {name.removesuffix(UNFINISHED) for name in names if name.endswith(UNFINISHED)}  # in a bucket a file
     steps = [int(name) for name in names if name.isdecimal() and name.isascii() and name not in is_marked]
     if not steps:

@@ -56,9 +56,8 @@ def run(
       Failed: trials have failed or were cancelled.
     """
     digests = set(task.digests)
-    for line in retention.elsewhere(queue, digests, task.limits, task.root):
-        print(line, flush=True)
-    for line in retention.enforce(queue, digests, task.limits, task.root):  # what an earlier run could not, or kept
+    how = queue, digests, task.limits, task.root
+    for line in (*retention.elsewhere(*how), *retention.enforce(*how)):  # what an earlier run could not delete, or kept
         print(line, flush=True)
     left = sum(not trial.state.is_finished() for digest, trial in queue.latest().items() if digest in digests)
     _judge(queue, digests, start(task, devices[:left]), task.limits)

@@ -13,7 +13,8 @@ from configs.base import KEYS, keys_of
 from configs.errors import ConfigError, did_you_mean, shown, similar
 from configs.group import Base, Changes, Group, Suite
 from configs.key import MACHINE
-from files.paths import expanded, source_files
+from files.folders import source_files
+from files.paths import expanded
 from settings import loading, validation
 from settings.keys import flat
 from settings.resolving import resolve

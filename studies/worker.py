@@ -21,15 +21,17 @@ from typing import TypeVar
 
 from optuna.trial import FrozenTrial
 
-from checkpointing.bucket import SUMMARY, failures_of, kind_of, names_in, path_of
+from checkpointing.bucket import failures_of, kind_of, path_of
 from cluster import identity
 from cluster.hub import RunError
 from cluster.parent import end_with
 from configs.errors import ConfigError
 from core import ending
+from files.folders import names_in
 from files.json_reader import JsonError, Scalar, read_json
 from files.lock import is_held
 from settings import stored_config
+from settings.stored_config import SUMMARY
 from studies import outcome, program, progress, trials
 from studies.claims import BEAT_SECONDS, STALE_SECONDS
 from studies.cost import budget, retention

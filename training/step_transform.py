@@ -2,8 +2,8 @@
 """The interface of what acts inside the jitted step, between the gradient and the new state.
 
 A file of training/transforms/ has `make(config, weights, schedule)`, which returns a `StepTransform`, or None if the
-configuration does not ask for it. The step applies them in alphabetical order of the files; those
-that see all changes come last.
+configuration does not ask for it. The step applies them in alphabetical order of the files; those that see all changes
+come last.
 """
 
 import dataclasses

@@ -11,7 +11,7 @@ from configs.errors import ConfigError
 from files.json_reader import JsonError, Object, Scalar, parse_json, read_json
 from reporting import metrics
 from reporting.goodput import last_account, newest_parts
-from settings.stored_config import CONFIG, ORIGIN, Origin
+from settings.stored_config import CONFIG, ORIGIN, SUMMARY, Origin
 
 METRICS = "metrics.jsonl"
 TRAIN, EVENT = "train", "event"  # kinds of lines
@@ -124,7 +124,7 @@ def read_run(folder: pathlib.Path, name: str) -> RunRecord:
         return RunRecord(
             name, kinds_of(lines), np.array(progress).reshape(-1, 2), events, seconds,
             _optional(folder / CONFIG, dict[str, Scalar]) or {}, origin.get("recipe_config", {}),
-            origin.get("command", []), _text(folder / "summary.txt"), _last_answers(folder / "rollouts.jsonl"),
+            origin.get("command", []), _text(folder / SUMMARY), _last_answers(folder / "rollouts.jsonl"),
             _profile(folder / "profile.json"), _optional(folder / "rehearsal.json", Rehearsal),
         )  # fmt: skip
     except OSError as error:

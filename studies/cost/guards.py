@@ -57,7 +57,7 @@ def has_done_trial(recipe: str, url: str) -> bool:
 def has_finished(workdir: str, recipe: str) -> bool:
     """Return whether a folder has a run of a recipe that has finished."""
     folder = path_of(workdir)
-    origin = stored_config.read_origin(folder) if (folder / "summary.txt").exists() else {}
+    origin = stored_config.read_origin(folder) if (folder / stored_config.SUMMARY).exists() else {}
     return str(origin.get("recipe", "")).endswith(recipe)
 
 

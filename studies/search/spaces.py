@@ -6,7 +6,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from configs.base import KEYS
 from configs.errors import ConfigError, did_you_mean
 from configs.space import Choice, Range, Space, Value
-from files.paths import expanded, source_files
+from files.folders import source_files
+from files.paths import expanded
 from settings.keys import similar_keys
 from settings.loading import ROOT, run_file
 

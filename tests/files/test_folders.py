@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which files of a folder are source code."""
 
-from files.paths import source_files
+from files.folders import source_files
 
 
 def test_what_editors_and_systems_leave_beside_a_file_is_not_source_code(tmp_path):

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is in a folder."""
+
+import pathlib
+
+
+def names_in(folder) -> set[str]:
+    """Return the names in a folder, local or of a bucket; none if it does not exist.
+
+    A bucket that does not answer is an error of its library. `exists` would say no then.
+    """
+    try:
+        return {path.name for path in folder.iterdir()}
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+
+
+def source_files(folder: pathlib.Path, pattern: str = "**/*.py") -> list[pathlib.Path]:
+    """Return the Python files of a folder, sorted; by default those below it too.
+
+    Hidden ones are not source code: an editor keeps `.#NAME.py` beside an open file, a link to nothing, macOS keeps
+    binary `._NAME.py` on other file systems, and Jupyter copies in `.ipynb_checkpoints/`.
+    """
+    found = (path for path in folder.glob(pattern) if path.is_file())
+    return sorted(path for path in found if not any(part[0] == "." for part in path.relative_to(folder).parts))
