@@ -17,7 +17,7 @@ evaluated. An export to the Hugging Face format is only written if a second read
 import sys
 
 from core import command_line
-from configs.base import OF_PLAIN_PROOF
+from configs.base import OF_A_MODULE
 from configs.errors import ConfigError
 
 command_line.flags.DEFINE_string("trm", "", "file of weights, .safetensors, to import or export")
@@ -191,7 +191,7 @@ def check_local_language_model(command: command_line.Command) -> None:
     """Raise ConfigError for a run of another kind of model, or one in a bucket."""
     if command.config.model.name != "decoder_lm":
         raise ConfigError(f"{command.address} has model.name={command.config.model.name}, but this needs a decoder_lm")
-    if (objective := command.config.train.objective) in OF_PLAIN_PROOF:
+    if (objective := command.config.train.objective) in OF_A_MODULE:
         raise ConfigError(
             f"{command.address} has the module of train.objective={objective}, which is not part of a language model "
             "elsewhere; convert the run of its train.init_from"

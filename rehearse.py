@@ -11,6 +11,7 @@ from core import command_line, output_files
 from core.command_line import FLAGS, flags
 from core.overrides import split_overrides
 
+OTHERS = ("search", "compare", "scaling", "advise_sharding", "prove", "decode")  # flags in place of one rehearsal
 MODES = ("same_batch", "any_batch", "model")
 NOT_READ = ("workdir", "join_seconds")  # flags of the other commands
 MOST_DIMS = 6  # of a tensor; every mesh axis may shard each of them
@@ -27,6 +28,7 @@ flags.DEFINE_enum(
 flags.DEFINE_list("compare", [], "rehearse on these topologies, separated by commas, and rank them by cost per token")
 flags.DEFINE_bool("scaling", False, "rehearse on data = 1, 2, 4, 8 and fsdp = 1, 2, 4: throughput per chip")
 flags.DEFINE_bool("checklist", False, "judge ten points that a long run needs, with evidence")
+flags.DEFINE_bool("prove", False, "compare the step of a small copy on simulated chips with that of one device")
 flags.DEFINE_bool("decode", False, "rehearse a server: prefill and decode of --rows prompts of --length tokens")
 flags.DEFINE_integer("rows", 64, "prompts that are decoded together", 1, MOST_ROWS)
 flags.DEFINE_integer(
@@ -53,6 +55,9 @@ import math
 import os
 import re
 
+from cluster import startup
+from cluster.hub import RunError
+from core import layout_proof
 from settings import loading, validation
 from configs import topologies
 from configs.base import batch_shards
@@ -81,6 +86,8 @@ def main(loaded: Loaded) -> None:
     if FLAGS.scaling:
         return show(compare.scaling(loaded, topology, display), display)
     validation.validate(loaded.config, topology.chips, loaded)
+    if FLAGS.prove:
+        return prove(loaded, topology, display)
     if FLAGS.decode:
         return decode(loaded, topology, display)
     if FLAGS.advise_sharding:
@@ -116,7 +123,7 @@ def load_for(name: str) -> Loaded:
 
 def check_flags(loaded: Loaded) -> None:
     """Raise ConfigError for invalid flags, before anything is compiled."""
-    asked = [name for name in ("search", "compare", "scaling", "advise_sharding", "decode") if FLAGS[name].value]
+    asked = [name for name in OTHERS if FLAGS[name].value]
     check_no_secrets(loaded.typed)
     check_tensor()
     if len(asked) > 1:
@@ -137,8 +144,8 @@ def check_flags(loaded: Loaded) -> None:
     for name in ("html", "hlo", "checklist", "advice_seconds"):
         if asked and FLAGS[name].present and FLAGS[name].value:
             raise ConfigError(f"--{name} is for a single rehearsal; leave out --{asked[0]}")
-    if FLAGS.price is not None and FLAGS.advise_sharding:
-        raise ConfigError("--price is for steps; leave out --price or --advise_sharding")
+    if FLAGS.price is not None and (free := [name for name in ("advise_sharding", "prove") if FLAGS[name].value]):
+        raise ConfigError(f"--price is for the cost of a step; leave out --price or --{free[0]}")
     check_decoding(loaded)
 
 
@@ -192,6 +199,21 @@ def rehearse(loaded: Loaded, topology: topologies.Topology, display) -> None:
     figures |= advice.advise(compiled, figures, display, seconds=FLAGS.advice_seconds)
     display.sections(sections.of_changes(figures))
     write(figures | both, compiled)
+
+
+def prove(loaded: Loaded, topology: topologies.Topology, display) -> None:
+    """Prove the layout on simulated devices; RunError if it computes something else than one device."""
+    startup.simulate(topology.chips)
+    startup.update_imported_jax(jax_platforms="cpu")
+    display.line(f"compiling a small copy of the step for {topology.chips} simulated chips and for one (some minutes)")
+    differences = layout_proof.layout_differences(loaded.config)
+    write_json({"topology": topology.name, "mesh": dict(loaded.config.mesh), "differences": differences})
+    for difference in differences:
+        display.line(difference)
+    mesh = " * ".join(f"{axis}={size}" for axis, size in loaded.config.mesh.items() if size > 1) or "one chip"
+    if differences:
+        raise RunError(f"the layout ({mesh}) does not compute what one device computes; see the lines above")
+    display.line(f"The layout ({mesh}) computes what one device computes: loss, gradients, update and state.")
 
 
 def decode(loaded: Loaded, topology: topologies.Topology, display) -> None:

@@ -35,7 +35,7 @@ from configs.recursion_keys import KEYS as OF_RECURSION
 
 MESH_AXES = ("dcn_data", "data", "fsdp", "context", "expert", "model")  # of config.mesh, in their default order
 OF_TWO_MODELS = ("distillation", "dpo")  # objectives whose loss takes the parameters of another model too
-OF_PLAIN_PROOF = ("error_correction", "value_head")  # objectives whose layout is proved by the loss of the model alone
+OF_A_MODULE = ("error_correction", "value_head")  # objectives that train a module on top of a language model
 BATCH_AXES = ("dcn_data", "data", "fsdp", "expert")  # of these, the ones that split the batch
 
 KEYS: dict[str, Key] = {}  # by dotted name

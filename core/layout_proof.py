@@ -1,34 +1,72 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prove a layout: compare the step of a small copy of a run on its mesh with the same step on one device."""
+"""Proves a layout: a step on a mesh computes what it computes on one device, for a small copy of a run.
 
+Both steps start from the same state and the same batch. Their results are compared array by array, by the relative
+error in the L2 norm: the scalars, every gradient, the update, and the rest of the state.
+"""
+
+import dataclasses
 import math
+from collections.abc import Callable
 
 import jax
+import numpy as np
 
-from configs.base import MESH_AXES, OF_PLAIN_PROOF
+from configs.base import MESH_AXES, OF_A_MODULE
 from core.assembly import Run, assemble
-from parallelism import proof
 from parallelism.mesh import mesh_context
 from settings import simulation, stored_config
+from training.optimizers import path_of_weight
+
+# Float32 sums in another order differ by about 1e-6. The limit for an update is wider: an update is a small difference
+# of rounded weights, and Adam turns the rounding error of a gradient near 0 into a step. A wrong layout causes an error
+# of the order of the value itself, not of a thousandth.
+LIMITS = {"forward": 1e-5, "gradient": 1e-5, "update": 1e-3, "state": 1e-5}
+# A loss may be near 0 because its terms cancel, as GRPO's is. Its error is then that of the terms, which are about 1.
+SCALE = {"forward": 1.0}
+# A gradient is 0 but for rounding if its terms cancel, as that of a bias which all distances of a loss share. This
+# share of the norm of all gradients is such rounding, and an optimizer may make a whole step of it.
+ROUNDING = 1e-6
+BY_PLAIN_LOSS = (*OF_A_MODULE, "meta_language_modeling")  # objectives proved by the loss of a language model
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A step on a mesh.
+
+    Attributes:
+      step: (state, batch) -> (state, scalars, gradients), run inside `mesh_context(mesh)`; the state is a dataclass
+        with `params`.
+      state, batch: trees of shardings with the structure of the step's arguments.
+    """
+
+    mesh: jax.sharding.Mesh
+    step: Callable
+    state: object
+    batch: object
 
 
 def layout_differences(config) -> list[str]:
     """Return differences between the results of a scaled-down configuration on its mesh and on one device.
 
-    The copy keeps mesh, kinds of layers, remat, scan, microbatches, optimizer and objective. It computes in float32 and
-    without dropout, and with the model's own loss instead of one that draws, because random draws depend on the layout,
-    or of one that trains a head on frozen weights.
+    The copy keeps mesh, kinds of layers, remat, microbatches, optimizer and objective. It scans over layers unless the
+    configuration says otherwise, as a TPU would. It computes in float32 and without dropout, and with the model's own
+    loss instead of one that draws or takes each device's first rows for tasks, because these depend on the layout, or
+    of one that trains a head on frozen weights.
     """
     config = config.copy_and_resolve_references()
     simulation.scale_down(config, {})
     config.model.update(dtype="float32", dropout=0.0)
+    if config.model.layer_loop == "auto":
+        config.model.layer_loop = "scan"
     stored_config.drop_other_models(config)  # layouts are a property of the model, so its own loss suffices
-    if config.train.objective in OF_PLAIN_PROOF:
+    if config.train.objective in BY_PLAIN_LOSS:
         config.train.objective = "language_modeling"
     config.batch.update(ramp="none", first=0, noise_scale=False)  # the parts of a batch depend on the layout too
     alone = config.copy_and_resolve_references()
     alone.mesh.update(dict.fromkeys(MESH_AXES, 1))
-    alone.train.gradient_accumulation = 1
+    if not config.model.num_experts:  # their loads are balanced and reported for each microbatch
+        alone.train.gradient_accumulation = 1
     one = assemble(alone, devices=jax.devices()[:1])
     many = assemble(config, devices=jax.devices()[: math.prod(config.mesh.values())])
     batches = [jax.device_get(one.objective.random_batch(jax.random.key(seed))) for seed in range(3)]
@@ -38,10 +76,69 @@ def layout_differences(config) -> list[str]:
         for batch in batches[:2]:  # two steps, so that the moments are more than the first gradient
             placed = jax.device_put((state, batch), (reference.state, reference.batch))
             state, *_ = one.train_step_with_grads(*placed)
-    return proof.differences(reference, _layout(many), jax.device_get(state), batches[2])
+    return differences(reference, _layout(many), jax.device_get(state), batches[2])
 
 
-def _layout(run: Run) -> proof.Layout:
+def _layout(run: Run) -> Layout:
     """Return the step of a run without frozen models, and the shardings of its arguments."""
     state, batch = jax.tree.map(lambda leaf: leaf.sharding, (run.abstract_state, run.abstract_batch))
-    return proof.Layout(run.mesh, run.train_step_with_grads, state, batch)
+    return Layout(run.mesh, run.train_step_with_grads, state, batch)
+
+
+def differences(reference: Layout, candidate: Layout, state, batch) -> list[str]:
+    """Return a line for each array in which the candidate differs from the reference; empty if both agree.
+
+    Of a weight whose gradient is 0 but for rounding, update and moments are not compared. `state` and `batch` are host
+    arrays of the global shapes.
+    """
+    wanted, got = (_observe(layout, state, batch) for layout in (reference, candidate))
+    norms = {path: np.linalg.norm(leaf) for path, leaf in _leaves(wanted["gradient"])}
+    rounding = ROUNDING * np.linalg.norm(list(norms.values()))
+    without_gradient = {tuple(key.key for key in path) for path, norm in norms.items() if norm <= rounding}
+    least = SCALE | {"gradient": rounding / LIMITS["gradient"]}
+    lines = []
+    for part, limit in LIMITS.items():
+        if (found := jax.tree.structure(got[part])) != (expected := jax.tree.structure(wanted[part])):
+            lines.append(f"{part}: {found} in place of {expected}")
+            continue
+        for (path, expected), actual in zip(_leaves(wanted[part]), jax.tree.leaves(got[part]), strict=True):
+            error = relative_error(actual, expected, least.get(part, 0.0))
+            is_rounding = part in ("update", "state") and path_of_weight(path, without_gradient) is not None
+            if not error <= limit and not is_rounding:
+                name = jax.tree_util.keystr(path, simple=True, separator=".")
+                lines.append(f"{part} {name}: relative error {error:.1e}, limit {limit:.0e}")
+    return lines
+
+
+def _leaves(tree) -> list[tuple]:
+    return jax.tree_util.tree_flatten_with_path(tree)[0]
+
+
+def relative_error(actual, expected, least: float = 0.0) -> float:
+    """Return |actual - expected| / max(|expected|, least) in the L2 norm.
+
+    It is infinite if shapes differ or `actual` is not finite.
+    """
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    if actual.shape != expected.shape or not np.isfinite(actual).all():
+        return np.inf
+    return float(np.linalg.norm(actual - expected) / max(np.linalg.norm(expected), least, 1e-30))
+
+
+def _observe(layout: Layout, state, batch) -> dict:
+    """Run one step from host arrays and return its results as host arrays, by the keys of LIMITS."""
+    placed = jax.device_put((state, batch), (layout.state, layout.batch))
+    with mesh_context(layout.mesh):
+        after, scalars, gradients = jax.tree.map(_agreed, layout.step(*placed))
+    update = jax.tree.map(lambda new, old: np.float64(new) - old, after.params, state.params)
+    state = dataclasses.replace(after, params={})  # leaves counts, moments, an average, a carry
+    return {"forward": scalars, "gradient": gradients, "update": update, "state": state}
+
+
+def _agreed(array: jax.Array) -> np.ndarray:
+    """Return the array on the host, with NaN wherever the replicas on different devices disagree."""
+    whole = np.array(array)
+    for shard in array.addressable_shards:
+        if not np.array_equal(shard.data, whole[shard.index]):
+            whole[shard.index] = np.nan
+    return whole

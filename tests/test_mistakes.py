@@ -147,6 +147,7 @@ MISTAKES = [
     ("rehearse.py --topology=v4-8 --config.logging.alerts=https://x.y/z", {}, "--config.logging.alerts is a secret"),
     ("rehearse.py --topology=v4-8 --compare=v4-32", {}, "--compare names its topologies itself; leave out --topology"),
     ("rehearse.py --topology=v4-8 --compare", {}, "--compare has no value; write --compare=VALUE"),
+    ("rehearse.py --topology=v4-8 --prove --price=2", {}, "leave out --price or --prove"),
     ("rehearse.py --topology=v4-8 --price=-1", {}, "--price=-1.0 must be 0 or greater"),
     ("rehearse.py --topology=v4-8 --price=nan", {}, "--price=nan must be 0 or greater"),
     ("rehearse.py --topology=v4-8 --advise_sharding=8,x", {}, "--advise_sharding: 'x' is not a whole number"),

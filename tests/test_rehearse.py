@@ -8,11 +8,14 @@ import shutil
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
+import rehearse as command
 import train
 from cluster import identity
+from cluster.hub import RunError
 from configs import base, topologies
 from configs.errors import ConfigError
 from core import assembly
@@ -208,6 +211,27 @@ def test_what_does_not_fit_is_a_verdict_with_what_would(rehearse, tmp_path):
     assert "DOES NOT FIT" in out
     assert [next(iter(r["keys"])) for r in report["remedies"]][:2] == ["train.gradient_accumulation", "model.remat"]
     assert not any(r["verified"] for r in report["remedies"])  # in no time
+
+
+@pytest.mark.slow
+def test_a_layout_is_proved_on_simulated_chips(rehearse, tmp_path):
+    """By a process that has one CPU device otherwise."""
+    mesh = ("--config.mesh.fsdp=2", "--config.mesh.model=2", "--config.optimizer.name=sgd")
+    status, out, err = rehearse(*SMALL, *mesh, "--topology=v4-8", "--prove", f"--json={tmp_path}/proof.json")
+    assert status == 0, err
+    assert "The layout (fsdp=2 * model=2) computes what one device computes" in out
+    assert json.loads((tmp_path / "proof.json").read_text())["differences"] == []
+
+
+def test_a_layout_that_computes_something_else_is_a_failure(monkeypatch, capsys):
+    """Status 1, with a line for each array; tests/parallelism/test_proof.py finds the arrays."""
+    monkeypatch.setattr(command.startup, "simulate", lambda chips: chips)  # this process has its devices
+    monkeypatch.setattr(command.layout_proof, "layout_differences", lambda config: ["gradient norm.scale: relative"])
+    monkeypatch.setattr(command, "FLAGS", types.SimpleNamespace(json=""))
+    loaded = loading.load("configs/tiny.py", "v4-8", {})
+    with pytest.raises(RunError, match=r"the layout \(fsdp=4\) does not compute what one device computes"):
+        command.prove(loaded, loaded.topology, types.SimpleNamespace(line=print))
+    assert "gradient norm.scale" in capsys.readouterr().out
 
 
 def test_what_the_mesh_does_not_divide_is_one_line(rehearse):
