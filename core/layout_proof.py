@@ -27,6 +27,7 @@ SCALE = {"forward": 1.0}
 # A gradient is 0 but for rounding if its terms cancel, as that of a bias which all distances of a loss share. This
 # share of the norm of all gradients is such rounding, and an optimizer may make a whole step of it.
 ROUNDING = 1e-6
+MOST_PUZZLES = 1024  # of ARC's million, whose embeddings would be held several times
 BY_PLAIN_LOSS = (*OF_A_MODULE, "meta_language_modeling")  # objectives proved by the loss of a language model
 
 
@@ -56,7 +57,7 @@ def layout_differences(config) -> list[str]:
     """
     config = config.copy_and_resolve_references()
     simulation.scale_down(config, {})
-    config.model.update(dtype="float32", dropout=0.0)
+    config.model.update(dtype="float32", dropout=0.0, num_puzzles=min(config.model.num_puzzles, MOST_PUZZLES))
     if config.model.layer_loop == "auto":
         config.model.layer_loop = "scan"
     stored_config.drop_other_models(config)  # layouts are a property of the model, so its own loss suffices
