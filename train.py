@@ -165,6 +165,8 @@ def train(
         corpus = corpus.resume(record) if corpus and record else corpus
         start, last_step = set_steps(config, corpus, record)
         has_ended = is_done(record, start, last_step, workdir)
+        if not has_ended:
+            run.objective.check_to_train()
         since = "has no effect, since no step follows" if has_ended else f"from step {start} on"
         for change in stored_config.changes(record["config"], flat(config)) if start else ():
             announce(f"{change} {since}")

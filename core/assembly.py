@@ -262,10 +262,14 @@ def _update(
         name, of_steps = config.optimizer.name, config.optimizer.schedule
         schedule = vars(schedules)[of_steps](config.optimizer, config.train.steps)
         check_returned(f"optimizer.schedule={of_steps}", schedule, callable(schedule), "a function of the step")
+        rate = jax.eval_shape(schedule, jnp.int32(0))
+        is_number = isinstance(rate, jax.ShapeDtypeStruct) and rate.shape == ()
+        check_returned(f"optimizer.schedule={of_steps} for a step", rate, is_number, "a number")
         schedule = schedules.scaled(schedule, rate_factor)
         direction = vars(optimizers)[name](config.optimizer, weights)
         is_right = isinstance(direction, optax.GradientTransformation)
         check_returned(f"optimizer.name={name}", direction, is_right, "an optax.GradientTransformation")
+        direction = step_transform.checked_direction(f"optimizer.name={name}", direction)
         optimizer = optimizers.make(direction, config.optimizer, schedule, weights)
     else:
         schedule, optimizer = optax.constant_schedule(math.nan), optax.with_extra_args_support(optimizer)

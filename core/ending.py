@@ -131,6 +131,8 @@ def _with_one_line(kind: type, error: BaseException, trace: types.TracebackType 
             line, status = f"error: {place}: {error.strerror}", 1
         case _:
             frame, status = traceback.extract_tb(trace)[-1], 1
+            of_text = isinstance(error, SyntaxError) and error.filename
+            place = f"{error.filename}:{error.lineno}" if of_text else f"{frame.filename}:{frame.lineno}"
             files = _log_files()
             note = "".join(f"; traceback in {_relative(file)}" for file in files)
             for file in files:
@@ -138,7 +140,7 @@ def _with_one_line(kind: type, error: BaseException, trace: types.TracebackType 
                     file.parent.mkdir(parents=True, exist_ok=True)
             is_full = FULL_DEVICE.search(message) and not OF_KERNEL.search(message)
             advice = f"; {LESS_MEMORY}" if is_full else ""
-            line = f"error: {kind.__name__}: {message[:400]}{advice} ({frame.filename}:{frame.lineno}{note})"
+            line = f"error: {kind.__name__}: {message[:400]}{advice} ({place}{note})"
             LOG.error("the process ends with", exc_info=(kind, error, trace))
             if processes.count() > 1 and kind.__module__.startswith("jax"):
                 time.sleep(BLAME_SECONDS)  # if another process died, the hub's message ends this one

@@ -85,7 +85,6 @@ class Job:
             callback.on_start(self, record)
         step, examples, _ = position_of(record)
         self.begin_stage(step, self.stages.shape(step))
-        self.run.objective.check_to_train()
         self.begun = []
         stages = self._stages(step, examples)
         return chain(next(stages, ()), chain.from_iterable(stages))

@@ -7,6 +7,7 @@ They have shapes, types and shardings here. Nothing is allocated.
 import dataclasses
 import functools
 import importlib
+import inspect
 import math
 import numbers
 from collections.abc import Callable
@@ -97,8 +98,17 @@ def hidden_units(config) -> tuple[Units, ...]:
 
 
 def flops_per_token(config, length: int, **how) -> float:
-    """Return the floating-point operations of a token; TypeError if the model's module returns no number."""
-    found = model_module(config).flops_per_token(config.model, length, **how)
+    """Return the floating-point operations of a token; TypeError if the model's module returns no number.
+
+    `how` may be frozen=True, which a module needs to take only if weights of its model are frozen.
+    """
+    function = model_module(config).flops_per_token
+    try:
+        inspect.signature(function).bind(config.model, length, **how)
+    except TypeError as error:
+        where = f"flops_per_token of models/{config.model.name}.py"
+        raise ConfigError(f"{where} {error}; give it the arguments of that in models/decoder_lm.py") from None
+    found = function(config.model, length, **how)
     is_right = isinstance(found, numbers.Real)
     check_returned(f"flops_per_token of models/{config.model.name}.py", found, is_right, "a number")
     return found
@@ -123,7 +133,13 @@ def build(config, mesh, objective: Objective) -> Models:
         check_returned(f"make of models/{config.model.name}.py", plain, isinstance(plain, nnx.Module), "an nnx.Module")
         return objective.transform(plain, rngs, **others)
 
-    graph, trained, base = nnx.split(_declared(make, mesh), objective.trainable, ...)
+    declared = _declared(make, mesh)
+    if config.lora.rank and not jax.tree.leaves(nnx.state(declared, nnx.LoRAParam)):
+        raise ConfigError(
+            f"lora.rank={config.lora.rank} has no effect: train.objective={config.train.objective} adds no adapters to "
+            f"model.name={config.model.name}, so all weights would be trained; leave it out, or add them in `transform`"
+        )
+    graph, trained, base = nnx.split(declared, objective.trainable, ...)
     if not jax.tree.leaves(trained):
         raise ConfigError(
             f"train.objective={config.train.objective}: no parameter of model.name={config.model.name} is trained, "

@@ -73,6 +73,8 @@ def prepare(
         with layouts.named(after):
             run = assemble(on_mesh)
             preflight.check_device(run)
+    if is_new:
+        run.objective.check_to_train()
     check_sources(run.objective, config, is_new=is_new)
     if reads_corpus:
         check_name(config.data)

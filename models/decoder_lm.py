@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decoder language model of the Llama family (arXiv:2302.13971, section 2.2).
 
-A model is a module with `make(config.model, *, dtype, scan, kernel, rngs)`, `flops_per_token` and `hidden_units`, and
-its blocks name their SUBLAYERS (layers/block.py). Loss, evaluation and generation, also that of the sample after the
-last step (`evaluation.sample_tokens`), need these methods of a language model; causality.prompt needs the activations
-of layers/taps.py too:
+A model is a module with `make(config.model, *, dtype, scan, kernel, rngs)`, `hidden_units`, and `flops_per_token`,
+which takes `frozen` if weights may be frozen, as by adapters. Its blocks name their SUBLAYERS (layers/block.py).
+
+Loss, evaluation and generation, also that of the sample after the last step (`evaluation.sample_tokens`), need these
+methods of a language model; causality.prompt needs the activations of layers/taps.py too:
 
 - `forward_with_aux(tokens, positions, segments, cache, key=)`: (normalised stream, cache, router statistics or {});
   `__call__` returns the first two;

@@ -4,13 +4,17 @@
 from ml_collections import ConfigDict
 
 from configs.errors import ConfigError
+from settings.together import OBJECTIVES
 
 SOURCE = "preferences"  # of data.source
 
 
 def to_evaluate(config: ConfigDict) -> None:
-    """Evaluate preference data with the objective that trains on them; ConfigError without a model to compare with."""
-    if config.data.source != SOURCE:
+    """Evaluate preference data with the objective that trains on them; ConfigError without a model to compare with.
+
+    An objective that was added to ours stays.
+    """
+    if config.data.source != SOURCE or config.train.objective not in OBJECTIVES:
         return
     if not config.train.init_from:
         raise ConfigError(
@@ -21,8 +25,9 @@ def to_evaluate(config: ConfigDict) -> None:
 
 
 def check_source(config: ConfigDict) -> None:
-    """Raise ConfigError if preference data is given to an objective that would train on both answers alike."""
-    if config.data.source == SOURCE and config.train.objective != "dpo":
+    """Raise ConfigError if preference data is given to one of our objectives that would train on both answers alike."""
+    others = set(OBJECTIVES) - {"dpo"}
+    if config.data.source == SOURCE and config.train.objective in others:
         raise ConfigError(
             f"data.source={SOURCE} does not go with train.objective={config.train.objective}; "
             "use --config.train.objective=dpo"

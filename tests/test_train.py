@@ -21,6 +21,7 @@ from checkpointing.checkpoints import Checkpoints
 from configs import base
 from configs.errors import ConfigError
 from core import assembly, evaluators, job
+from objectives.language_modeling import LanguageModeling
 from parallelism.mesh import mesh_context
 from reporting.step_log import NonFinite
 from tests import warm
@@ -350,6 +351,29 @@ def test_the_loop_takes_batches_of_the_callers_own(single_device, tmp_path):
     trained = lines_of(tmp_path, "train")
     assert sorted(trained) == [1, 2, 3, 4, 5, 6] and trained[6]["loss"] < trained[1]["loss"]
     assert (tmp_path / "checkpoints" / "6").is_dir()
+
+
+def test_what_only_training_lacks_changes_no_folder(single_device, tmp_path, monkeypatch):
+    """As a reward of a recipe that is not named; a run that has ended does not need it."""
+    config, run = in_process(train__steps=2), tmp_path / "run"
+    train.train(config, run, own_batches(config, 2))
+
+    def contents():
+        return {path: path.read_bytes() for path in run.iterdir() if path.is_file() and path.name != "lock"}
+
+    before = contents()
+
+    def refuse(objective):
+        raise ConfigError("name the recipe")
+
+    monkeypatch.setattr(LanguageModeling, "check_to_train", refuse)
+    longer = in_process(train__steps=4)
+    for workdir in (run, tmp_path / "new"):
+        with pytest.raises(ConfigError, match="name the recipe"):
+            train.train(longer, workdir, own_batches(longer, 4))
+    assert contents() == before
+    assert not (tmp_path / "new").exists()
+    assert train.train(config, run, own_batches(config, 2)).reason == "nothing to train"
 
 
 def test_no_value_of_a_step_is_waited_for_before_the_next_is_launched(single_device, tmp_path, monkeypatch):

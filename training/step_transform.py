@@ -154,6 +154,18 @@ def updated(
     return changed, remembered, scalars
 
 
+def checked_direction(name: str, direction: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Return the same optimizer, which raises TypeError with its `name` for updates that are not like the gradients."""
+    inner = optax.with_extra_args_support(direction)
+
+    def update(gradients, state, params=None, **extra):
+        updates, state = inner.update(gradients, state, params, **extra)
+        check_like(f"{name} returned", updates, gradients)
+        return updates, state
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
 def check_like(what: str, tree: object, wanted: object) -> None:
     """Raise TypeError unless a tree has the names and shapes of another one, and no wider types; `what` begins it."""
     found, expected = (dict(jax.tree_util.tree_flatten_with_path(one)[0]) for one in (tree, wanted))

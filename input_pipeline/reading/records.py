@@ -39,7 +39,10 @@ class RecordFile:
         self.path, self.field, self.most_bytes = path, field, most_bytes
 
     def values(self) -> Iterator[tuple[int, object]]:
-        """Yield (number, record) from the start, with rising numbers; TOO_LARGE replaces a record over `most_bytes`."""
+        """Yield (number, record) from the start; TOO_LARGE replaces a record over `most_bytes`.
+
+        Numbers are at least 1, and each is greater than the one before.
+        """
         raise NotImplementedError
 
     def text(self, number: int, value) -> bytes:
@@ -127,9 +130,15 @@ class Reader:
         except UNREADABLE as error:
             where = f"after {self._file.name(self._number)}" if self._number else "from the start"
             raise DataError(f"{self._file.path}: cannot be read {where}: {reason(error)}; fix or remove it") from error
-        if following is not None:
-            (self._number, self._value), self._text = following, None
-        return following is not None
+        if following is None:
+            return False
+        if following[0] <= self._number:
+            raise TypeError(
+                f"values of {type(self._file).__name__} yielded the number {following[0]} after {self._number}; "
+                "numbers begin with 1 and rise"
+            )
+        (self._number, self._value), self._text = following, None
+        return True
 
 
 def reason(error: BaseException) -> str:

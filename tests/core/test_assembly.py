@@ -11,6 +11,7 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -22,6 +23,7 @@ from input_pipeline.errors import DataError
 from models import decoder_lm
 from objectives import language_modeling
 from objectives.language_modeling import LanguageModeling
+from parallelism.mesh import mesh_context
 from tests.support import one_device_mesh
 from training import optimizers, platform_defaults, schedules
 from training.transforms import guard
@@ -240,6 +242,37 @@ def test_what_an_addition_returns_is_checked_by_its_name(monkeypatch, module, na
     with pytest.raises(TypeError) as error:
         assembly.assemble(small_config())
     assert str(error.value).startswith(says)
+
+
+def test_a_learning_rate_that_is_not_a_number_is_named(monkeypatch):
+    monkeypatch.setattr(schedules, "constant", lambda config, num_steps: lambda step: jnp.ones(1) * step)
+    with pytest.raises(TypeError, match=r"^optimizer\.schedule=constant for a step returned .*must return a number$"):
+        assembly.assemble(small_config())
+
+
+def test_an_optimizer_whose_updates_have_other_shapes_is_named(monkeypatch):
+    """They would broadcast: one number for a whole weight."""
+    sums = optax.stateless(lambda gradients, params: jax.tree.map(lambda g: g.sum(keepdims=True), gradients))
+    monkeypatch.setattr(optimizers, "sgd", lambda config, weights: sums)
+    run = assembly.assemble(small_config())
+    with mesh_context(run.mesh), pytest.raises(TypeError, match=r"^optimizer\.name=sgd returned: embed\.embedding is "):
+        jax.eval_shape(run.train_step, run.abstract_state, run.abstract_batch)
+
+
+def test_adapters_that_an_objective_does_not_add_are_refused(monkeypatch):
+    """All weights would be trained without a word."""
+    monkeypatch.setitem(sys.modules, "objectives.counting", counting_objective())
+    config = small_config(objective="counting")
+    config.lora.rank = 2
+    with pytest.raises(ConfigError, match=r"^lora\.rank=2 has no effect: train\.objective=counting adds no adapters"):
+        assembly.assemble(config)
+
+
+def test_a_model_that_does_not_count_frozen_weights_is_named(monkeypatch):
+    monkeypatch.setattr(decoder_lm, "flops_per_token", lambda config, length: 7)
+    assert models.flops_per_token(small_config(), 8) == 7
+    with pytest.raises(ConfigError, match=r"^flops_per_token of models/decoder_lm\.py got an unexpected .*'frozen'"):
+        models.flops_per_token(small_config(), 8, frozen=True)
 
 
 def test_figures_of_numpy_and_lists_of_units_are_taken_from_a_model(monkeypatch):

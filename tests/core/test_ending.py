@@ -40,6 +40,13 @@ def test_the_last_line_has_no_character_that_a_terminal_obeys():
     assert process.communicate()[1].splitlines()[-1].startswith("error: ValueError: a\ufffd[2J (")
 
 
+def test_the_last_line_names_the_place_of_a_syntax_error(tmp_path):
+    """And not the importing code of Python."""
+    (tmp_path / "mine.py").write_text("x = 1\ny = (\n")
+    process = started(f"ending.install(); sys.path.insert(0, {str(tmp_path)!r}); import mine")
+    assert f"({tmp_path}/mine.py:2" in process.communicate()[1].splitlines()[-1]
+
+
 def test_output_in_an_encoding_without_a_character_has_its_number():
     """A run whose sample could not be printed would never end well."""
     words = [sys.executable, "-c", f'{BEGINS}ending.install(); print("\ufffd!")']

@@ -5,9 +5,13 @@ import functools
 
 import jax
 import numpy as np
+import pytest
 from flax import nnx
 
+from configs.base import get_config
+from configs.errors import ConfigError
 from objectives.dpo import DPO
+from settings import preference
 from tests.support import assert_close, forward, make_model, model_config, packed_batch, random_weights
 
 BETA = 0.3
@@ -91,3 +95,17 @@ def test_against_itself_the_loss_is_log_2_and_a_pair_without_an_answer_weighs_no
     cut = batch | {"targets": np.where((np.arange(3) == 1)[:, None] & (batch["segments"] == 2), -1, batch["targets"])}
     total, (weight, _) = jax.jit(loss)(params, params, cut)
     assert weight == 2 and abs(float(total) / 2 - np.log(2)) < 1e-6
+
+
+def test_pairs_are_for_dpo_and_for_objectives_that_were_added():
+    """Ours would train on both answers alike; one of a user's own may be another loss of pairs."""
+    config = get_config()
+    config.data.source = "preferences"
+    for allowed in ("dpo", "mine"):
+        config.train.objective, config.train.init_from = allowed, "runs/first"
+        preference.check_source(config)
+        preference.to_evaluate(config)
+        assert config.train.objective == allowed
+    config.train.objective = "language_modeling"
+    with pytest.raises(ConfigError, match=r"^data.source=preferences does not go with train.objective=language_model"):
+        preference.check_source(config)

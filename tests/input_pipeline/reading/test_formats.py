@@ -409,6 +409,21 @@ def test_a_file_that_shrinks_meanwhile_is_an_error(read, tmp_path):
         check_unchanged(spans)
 
 
+@pytest.mark.parametrize(("numbers", "says"), [((0, 1), "0 after 0"), ((1, 3, 3), "3 after 3"), ((2, 1), "1 after 2")])
+def test_a_format_of_ones_own_whose_numbers_do_not_rise_is_named(numbers, says):
+    """Number 0 would be no record, and an equal one a file that changes."""
+
+    class Own(RecordFile):
+        def values(self):
+            yield from ((number, b"a record") for number in numbers)
+
+        def text(self, number, value):
+            return value
+
+    with pytest.raises(TypeError, match=f"values of Own yielded the number {says}; numbers begin with 1 and rise"):
+        list(Reader().records(Own("mine.own", "text", 100)))
+
+
 @pytest.mark.parametrize("returned", ["a text", None])
 def test_a_format_of_ones_own_whose_text_is_not_bytes_is_named(returned):
 
