@@ -100,7 +100,7 @@ reasoning: setup ## train on arithmetic countdown; compare searches, then reinfo
 	$(python) benchmarks/countdown.py $(ARGS)
 	$(python) benchmarks/grpo.py $(ARGS)
 
-tensorboard: setup ## show the metrics and profiles of runs in a browser [WORKDIR=runs/mine] [PORT=6006]
+tensorboard: setup ## show the metrics of runs in a browser [WORKDIR=runs/mine] [PORT=6006]
 	@test -d '$(or $(WORKDIR),runs)' || { echo "error: $(or $(WORKDIR),runs) is not a folder; name that of a run, or of runs" >&2; exit 2; }
 	.venv/bin/tensorboard --logdir='$(or $(WORKDIR),runs)' --host=127.0.0.1 --port=$(or $(PORT),6006)
 

@@ -84,7 +84,7 @@ class Blame(NamedTuple):
       processes: their numbers.
       first: heartbeat of the first of them, in the phase that is to blame.
       seconds: time that they were silent, in this phase, or slow.
-      waited: seconds in which no process moved on.
+      waited: seconds in which no process moved on; of a slow process, those that the others waited longer than it.
       text: a description in words.
       idle: seconds in which none of these processes made progress.
     """

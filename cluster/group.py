@@ -70,7 +70,8 @@ def find_group(environment: Mapping[str, str], accelerator: str, join_seconds: f
     Variables take precedence over jax: JAX_COORDINATOR_ADDRESS, JAX_PROCESS_INDEX, JAX_PROCESS_COUNT; or
     TPU_COORDINATOR_ADDRESS, TPU_WORKER_ID, TPU_WORKER_COUNT; or MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE. Raises
     ConfigError if one is missing or not a number, if two of them contradict each other, or if they make a TPU slice
-    anything but a run of one process on each host. A process that uses the chips of one host alone is in no group.
+    anything but a run of one process on each host. Without these variables, a process that uses the chips of one host
+    alone is in no group.
     """
     groups = [group for names in FAMILIES if (group := _of_variables(names, environment))]
     for other in groups[1:]:

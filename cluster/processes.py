@@ -33,11 +33,14 @@ _hub: Hub | None = None
 def start(
     group: Group, join_seconds: float, on_end: Callable[[str, int], None], workdir: pathlib.Path | None = None
 ) -> None:
-    """Join the group and initialize jax.distributed, before any device is initialized; RunError names late processes.
+    """Join the group and initialize jax.distributed, before any device is initialized.
+
+    If processes are late, `on_end` is called with a line that names them. Raises RunError if process 0 cannot be
+    reached or is silent.
 
     Args:
-      on_end: ends this process; called with a line and an exit status, in a thread, when another one has died or
-        failed.
+      on_end: ends this process; called with a line and an exit status, in a thread, when another one has died,
+        failed or not joined in time.
       workdir: a folder that all processes share; process 0 may keep the secret of the run there while they join.
     """
     import jax

@@ -22,6 +22,8 @@ def join(default_devices: int = 0) -> str:
     Without an accelerator, devices are simulated: as many as TPU_MESH_CONFIG has, or as XLA_FLAGS and
     JAX_NUM_CPU_DEVICES ask for.
 
+    Processes that are late end this one with status 1, after a line that names them.
+
     Args:
       default_devices: simulated devices of all processes if no variable says how many; 0: one for each process.
 
@@ -30,7 +32,7 @@ def join(default_devices: int = 0) -> str:
 
     Raises:
       ConfigError: variables that place a process contradict each other, or one is missing.
-      RunError: not all processes joined in time; names those that are late.
+      RunError: process 0 cannot be reached or is silent.
     """
     accelerator = startup.attached_accelerator()
     startup.choose_platform(None, accelerator, cache_path(""))

@@ -77,8 +77,10 @@ class Compiled:
     facts: `total_bytes` (that the program needs), `out_of_memory` (whether the compiler refused it), `state`
     (parameters, optimizer, extra, carry, batch), `on_host` (bytes of the optimizer in the host's memory), `frozen`
     (bytes of frozen parameters), `decoded` (rows, and tokens of a row, of the cache in which the objective draws
-    answers, or None), `mesh`, `num_parameters`, `flops_per_step` (the model's, of all devices), `num_microbatches`,
-    `compile_seconds`. Those of a Call: `state` (weights, cache), `tokens` (rows, and tokens of a row, that a call
+    answers, or None), `steps_of_batch` (that train on the answers of one rollout), `mesh`, `device_coordinates` (of
+    each device, in the order of the mesh; empty where a device has none), `num_parameters`, `flops_per_step` (the
+    model's, of all devices), `num_microbatches`, `compile_seconds`, and for CPUs `measured_peak_flops` (FLOP/s of a
+    matrix product). Those of a Call: `state` (weights, cache), `tokens` (rows, and tokens of a row, that a call
     computes), `total_bytes`, `out_of_memory`, `mesh`, `num_parameters` and `compile_seconds`.
     """
 

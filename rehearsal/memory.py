@@ -75,7 +75,9 @@ def usage(module: Module, entry_seconds: dict[str, float]) -> Usage:
 def breakdown(
     usage_at_peak: dict[str, float], state: dict[str, float], frozen: float, total: float
 ) -> dict[str, float]:
-    """Return bytes of each class. They add up to `total`; unattributed bytes count as temporaries.
+    """Return bytes of each class. They add up to `total`, unless the attributed bytes alone exceed it.
+
+    Unattributed bytes count as temporaries.
 
     Args:
       state, frozen: bytes of the parts of the state, and of frozen parameters.

@@ -72,7 +72,7 @@ class TPUMeshContext:
     def optimal_sharding_strategy(self, shape: tuple[int, ...], tensor_type: str = "weights"):
         """Return the PartitionSpec with which a step takes least time, by rehearsal/sharding.py at the rates of a v4.
 
-        Small tensors are replicated. An axis that does not divide a dimension never splits it.
+        Vectors and small tensors are replicated. An axis that does not divide a dimension never splits it.
 
         Args:
           tensor_type: weights, gradients, optimizer or activations; ConfigError for another one.
