@@ -21,6 +21,7 @@ CSS = """
 :root { --bad: #b3261e; } @media (prefers-color-scheme: dark) { :root { --bad: #ff8a80; } }
 h3 { font-size: 15px; margin: 20px 0 4px; } .bad { color: var(--bad); }
 .bar i { display: inline-block; height: 11px; border-radius: 2px; margin-right: 8px; }
+.bar td:first-child { white-space: nowrap; } td { overflow-wrap: break-word; }
 """
 
 
@@ -46,7 +47,7 @@ def _section(section: sections.Section, report: dict) -> str:
     ]  # fmt: skip
     return "\n".join([
         f'<h2 class="{"bad" if section.bad else ""}">{html.escape(section.title)}</h2>',
-        f"<table>{''.join(bars)}</table>" if bars else "",
+        f'<div class="wide"><table>{"".join(bars)}</table></div>' if bars else "",
         paragraphs(section.lines),
         *(PLOTS[name](report) for name in section.plots),
         *(_table(table, numbered="roofline" in section.plots) for table in section.tables),

@@ -80,8 +80,9 @@ def of_changes(report: dict) -> list[Section]:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return a time with three digits and a unit: 3.20 s, 12.8 ms, 41.0 us."""
-    unit, times = ("s", 1) if seconds >= 0.9995 or not seconds else ("ms", 1e3) if seconds >= 0.9995e-3 else ("us", 1e6)
+    """Return a time with three digits and a unit: 3.20 s, 12.8 ms, 41.0 us, 0.950 ns."""
+    units = (("s", 1.0), ("ms", 1e3), ("us", 1e6), ("ns", 1e9))
+    unit, times = next((one for one in units if seconds * one[1] >= 0.9995 or not seconds), units[-1])
     return f"{times * seconds:,.0f} {unit}" if times * seconds >= 99.95 else f"{times * seconds:#.3g} {unit}"
 
 

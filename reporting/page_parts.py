@@ -20,6 +20,9 @@ STYLE = {
 }  # fmt: skip
 COLOURS = ("#6ea8dc", "#e28a7c", "#5fc0b0", "#e9b44c", "#9a9fe0", "#93c572", "#b39ad6", "#b9a58c")  # of series
 WIDE = 10.6  # inches; the page is 1100 units wide
+FINE = 300  # pixels of an inch; with fewer, sizes of texts are rounded up, and a legend seems to need more room
+MOST_COLUMNS = 8  # of a legend
+LINE, LETTER = 0.6, 0.08  # inches of a legend's line with its gaps, and of a letter
 CSS = """
 figure { margin: 8px 0 0; overflow-x: auto; } svg { width: 100%; min-width: 700px; }
 svg text { font-family: system-ui, sans-serif !important; } .wide { overflow-x: auto; }
@@ -47,7 +50,7 @@ def figure_of(draw: Callable, report, name: str, height: float, width: float = W
     tips: dict[str, str] = {}
     with matplotlib.style.context(["default", STYLE | {"svg.hashsalt": name}]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the browser has fonts of all scripts
-        figure, file = Figure(figsize=(width, height)), io.StringIO()
+        figure, file = Figure(figsize=(width, height), dpi=FINE), io.StringIO()
         draw(report, figure, tips)
         figure.savefig(file, format="svg", metadata={"Date": None})
     text = file.getvalue()[file.getvalue().index("<svg") :].replace(INK, "var(--ink)").replace(GRID, "var(--rule)")
@@ -58,9 +61,40 @@ def figure_of(draw: Callable, report, name: str, height: float, width: float = W
     return f"<figure>{text}</figure>"
 
 
-def table_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return an HTML table with escaped cells; a column whose name begins with a capital holds numbers."""
-    kinds = [' class="number"' if name[0].isupper() else "" for name in columns]
+def add_legend(axes, handles: Sequence, labels: Sequence[str]) -> float:
+    """Draw a legend above axes with as many columns as fit; the figure becomes higher by its inches, which it returns.
+
+    Args:
+      handles, labels: artists, and their words; a label that is longer than a row loses its middle.
+    """
+    figure, most = axes.figure, int((axes.bbox.width / axes.figure.dpi - LINE) / LETTER)
+    words = [shortened(label, most) for label in labels]
+    for columns in range(max(1, min(MOST_COLUMNS, len(words))), 0, -1):
+        legend = axes.legend(
+            handles, words, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=columns, borderaxespad=0.2, fontsize=8.5
+        )  # fmt: skip
+        if legend.get_window_extent().width <= axes.bbox.width:
+            break
+    added = (legend.get_window_extent().y1 - axes.bbox.y1) / figure.dpi
+    left, bottom, width, height = axes.get_position().bounds
+    kept = figure.get_figheight() / (figure.get_figheight() + added)
+    figure.set_figheight(figure.get_figheight() + added)
+    axes.set_position((left, bottom * kept, width, height * kept))
+    return added
+
+
+def shortened(name: str, most: int = 18) -> str:
+    """Return a name that fits next to a plot, its middle left out: names of runs differ at either end."""
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[len(name) - (most - 1) // 2 :]}"
+
+
+def table_of(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:
+    """Return an HTML table with escaped cells; a column whose name begins with a capital holds numbers.
+
+    Args:
+      numbers: False if no column holds numbers, as where columns have the names of runs.
+    """
+    kinds = [' class="number"' if numbers and name[0].isupper() else "" for name in columns]
     lines = [
         "".join(f"<{cell}{kind}>{html.escape(text)}</{cell}>" for kind, text in zip(kinds, row, strict=True))
         for cell, row in (("th", columns), *(("td", row) for row in rows))

@@ -19,7 +19,7 @@ HALF = 5.2  # inches of the width of one of two plots side by side
 OF_EVERY_RUN = ("train", "eval")  # kinds of lines with plots of their own; the others are evaluations
 NOT_FIGURES = ("step", "time")
 LONGEST_CELL = 600  # characters of a prompt or an answer
-ABSENT = "-"
+ABSENT, NOT_FINITE = "-", "not finite"
 CSS = """
 nav a { margin-right: 14px; color: inherit; white-space: nowrap; } h3 { font-size: 15px; margin: 20px 0 4px; }
 pre { margin: 8px 0; padding: 10px; background: var(--panel); border-radius: 6px; font-size: 13px; overflow-x: auto; }
@@ -69,12 +69,20 @@ def utc(seconds: float) -> str:
 def _overview(runs: Sequence[RunRecord]) -> str:
     rows = [(name, *(text(run) for run in runs)) for name, text in OVERVIEW.items()]
     rows = [row for row in rows if any(cell != ABSENT for cell in row[1:])]
-    return table_of(("figure", *(run.name for run in runs)), rows)
+    return table_of(("figure", *(run.name for run in runs)), rows, numbers=False)
 
 
-def _last(run: RunRecord, kind: str, name: str, form: str = ",.4f") -> str:
+def _last(run: RunRecord, kind: str, name: str, form: str) -> str:
     _, values = run.column(kind, name)
     return f"{values[-1]:{form}}" if len(values) else ABSENT
+
+
+def _last_loss(run: RunRecord, kind: str, name: str) -> str:
+    """Return the loss of the last line of a kind, each of which has one, also if it is not finite."""
+    if kind not in run.kinds:
+        return ABSENT
+    losses = run.kinds[kind].get(name)
+    return NOT_FINITE if losses is None or not np.isfinite(losses[-1]) else f"{losses[-1]:,.4f}"
 
 
 def _best_heldout(run: RunRecord) -> str:
@@ -106,8 +114,8 @@ def _events(run: RunRecord) -> str:
 OVERVIEW: dict[str, Callable[[RunRecord], str]] = {
     "last step": lambda run: _last(run, "train", "step", ",.0f"),
     "tokens": lambda run: _last(run, "train", "total_tokens", ",.0f"),
-    "training loss, last": lambda run: _last(run, "train", "loss"),
-    "held-out loss, last": lambda run: _last(run, "eval", "eval_loss"),
+    "training loss, last": lambda run: _last_loss(run, "train", "loss"),
+    "held-out loss, last": lambda run: _last_loss(run, "eval", "eval_loss"),
     "held-out loss, lowest": _best_heldout,
     "speed, median": lambda run: _median(run, "tokens_per_second", "{:,.0f} tokens/s".format),
     "MFU, median": lambda run: _median(run, "mfu", "{:.1%}".format),
@@ -121,14 +129,14 @@ OVERVIEW: dict[str, Callable[[RunRecord], str]] = {
 def _pair(name: str, *panels: plots.Panel | None) -> str:
     """Return two plots side by side, without those that have no figures."""
     there = [one for one in panels if one]
-    figures = [figure_of(plots.draw_panel, one, f"{name}{at}", one.height, HALF) for at, one in enumerate(there)]
+    figures = [figure_of(plots.draw_panel, one, f"{name}{at}", plots.HEIGHT, HALF) for at, one in enumerate(there)]
     return f'<div class="pair">{"".join(figures)}</div>' if there else ""
 
 
 def _loss(runs: Sequence[RunRecord]) -> str:
     figures = (("train", "loss", "training", "-"), ("eval", "eval_loss", "held-out", "--"))
-    shown = plots.panel("loss", runs, figures, logarithmic=True, columns=4)
-    return figure_of(plots.draw_panel, shown, "loss", shown.height) + paragraphs([THINNED]) if shown else ""
+    shown = plots.panel("loss", runs, figures, logarithmic=True)
+    return figure_of(plots.draw_panel, shown, "loss", plots.HEIGHT) + paragraphs([THINNED]) if shown else ""
 
 
 def _speeds(runs: Sequence[RunRecord]) -> str:
@@ -268,7 +276,7 @@ def _configuration(runs: Sequence[RunRecord]) -> str:
         names, columns = ["recipe", "run"], [known[0].recipe, known[0].config]
         none = "The run has the values of its recipe."
     rows = differing(columns)
-    table = table_of(("key", *names), rows) if rows else paragraphs([none])
+    table = table_of(("key", *names), rows, numbers=False) if rows else paragraphs([none])
     every = "".join(
         f"<details><summary>all keys of {html.escape(run.name)}</summary>"
         f"{table_of(('key', 'value'), [(key, str(value)) for key, value in sorted(run.config.items())])}</details>"

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from reporting.goodput import PARTS
-from reporting.page_parts import COLOURS, INK, short
+from reporting.page_parts import COLOURS, INK, add_legend, short, shortened
 from reporting.run_report.reading import RunRecord
 from reporting.run_report.thinning import Curve, thin
 
 LOGARITHMIC = 50.0  # an axis of positive values with a greater ratio of its ends has a logarithmic scale
 PLOT, TITLE, LABELS, POINTS = 1.65, 0.32, 0.45, 72  # inches of the parts of a plot; points of an inch
-COLUMN = 30  # letters that fit into a column of a legend of two, and twice as many without a second
+HEIGHT = PLOT + TITLE + LABELS  # without a legend
+LEFT = 0.86  # inches; a tick label of five digits has at most ten characters, as 0.00012525
 FEW = 3  # points of a curve that gets markers, since a line of them is hardly seen
 ROW = 0.24  # inches of a row of the time line
 UNITS = ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))  # of the time line
@@ -47,7 +48,6 @@ class Panel:
     title: str
     series: Sequence[Series]
     may_be_logarithmic: bool  # if its values are positive and very different
-    columns: int  # of the legend
 
     @property
     def is_logarithmic(self) -> bool:
@@ -56,20 +56,9 @@ class Panel:
         highs = [series.curve.high.max() for series in self.series]
         return self.may_be_logarithmic and min(lows) > 0 and max(highs) > LOGARITHMIC * min(lows)
 
-    @property
-    def legend_height(self) -> float:
-        """The height of the legend in inches; a single series needs none."""
-        return 0.19 * -(-len(self.series) // self.columns) if len(self.series) > 1 else 0.0
-
-    @property
-    def height(self) -> float:
-        """The height of the plot with its title, legend and labels, in inches."""
-        return PLOT + self.legend_height + TITLE + LABELS
-
 
 def panel(
-    title: str, runs: Sequence[RunRecord], figures: Sequence[tuple[str, str, str, str]], *, logarithmic: bool = False,
-    columns: int = 2,
+    title: str, runs: Sequence[RunRecord], figures: Sequence[tuple[str, str, str, str]], *, logarithmic: bool = False
 ) -> Panel | None:  # fmt: skip
     """Return a plot of figures of all runs; None if no run has one of them.
 
@@ -84,16 +73,13 @@ def panel(
                 words = " ".join(word for word in (run.name if len(runs) > 1 else "", label) if word)
                 colour = COLOURS[(number if len(runs) > 1 else which) % len(COLOURS)]
                 found.append(Series(words or run.name, colour, thin(steps, values), dashes, (steps[-1], values[-1])))
-    if not found:
-        return None
-    longest = max(len(series.label) for series in found)
-    return Panel(title, found, logarithmic, max(1, min(columns, columns * COLUMN // longest)))
+    return Panel(title, found, logarithmic) if found else None
 
 
 def draw_panel(shown: Panel, figure, tips: dict[str, str]) -> None:
     """Draw the lines of a plot, each with the band of its extremes."""
-    (width, height), left = figure.get_size_inches(), 0.58
-    axes = figure.add_axes((left / width, LABELS / height, 1 - (left + 0.15) / width, PLOT / height))
+    width, height = figure.get_size_inches()
+    axes = figure.add_axes((LEFT / width, LABELS / height, 1 - (LEFT + 0.15) / width, PLOT / height))
     for number, series in enumerate(shown.series):
         curve = series.curve
         if (curve.high > curve.low).any():
@@ -107,15 +93,12 @@ def draw_panel(shown: Panel, figure, tips: dict[str, str]) -> None:
         axes.set_yscale("log")
     format_ticks(axes.yaxis)
     axes.xaxis.set_major_formatter(lambda value, _: short(value))
-    axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
+    axes.xaxis.get_major_locator().set_params(integer=True, nbins=6, min_n_ticks=1)
     axes.set(xlabel="step")
-    axes.set_title(shown.title, loc="left", fontsize=9.5, pad=6 + POINTS * shown.legend_height)
     axes.grid(axis="y")
-    if len(shown.series) > 1:
-        axes.legend(
-            axes.lines, [shortened(series.label, 2 * COLUMN) for series in shown.series], loc="lower left",
-            bbox_to_anchor=(0.0, 1.0), ncols=shown.columns, borderaxespad=0.1, fontsize=8.5,
-        )  # fmt: skip
+    several = len(shown.series) > 1
+    above = add_legend(axes, axes.lines, [series.label for series in shown.series]) if several else 0.0
+    axes.set_title(shown.title, loc="left", fontsize=9.5, pad=6 + POINTS * above)
 
 
 def format_ticks(axis) -> None:
@@ -130,7 +113,7 @@ def format_ticks(axis) -> None:
 def draw_goodput(runs: Sequence[RunRecord], figure, tips: dict[str, str]) -> None:
     """Draw the time of each run as a bar of its parts, in percent."""
     height = figure.get_figheight()
-    axes = figure.add_axes((0.14, 0.5 / height, 0.83, 1 - 0.85 / height))
+    axes = figure.add_axes((0.14, 0.5 / height, 0.83, 1 - 0.55 / height))
     named = {}
     for row, run in enumerate(runs):
         whole, left = sum(run.seconds.values()) or 1.0, 0.0
@@ -147,15 +130,12 @@ def draw_goodput(runs: Sequence[RunRecord], figure, tips: dict[str, str]) -> Non
             left += share
     axes.set(yticks=range(len(runs)), yticklabels=[shortened(run.name) for run in runs], xlim=(0, 100))
     axes.set(xlabel="percent of the time since the run began", ylim=(len(runs) - 0.5, -0.5))
-    axes.legend(
-        named.values(), named.keys(), loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=8, borderaxespad=0.2,
-        handlelength=1.2, columnspacing=1.2,
-    )  # fmt: skip
+    add_legend(axes, list(named.values()), list(named))
 
 
 def goodput_height(runs: Sequence[RunRecord]) -> float:
-    """Return the height of `draw_goodput` in inches."""
-    return 0.95 + 0.34 * len(runs)
+    """Return the height of `draw_goodput` in inches, without its legend."""
+    return 0.65 + 0.34 * len(runs)
 
 
 def rows_of(run: RunRecord) -> dict[str, np.ndarray]:
@@ -183,7 +163,8 @@ def draw_timeline(run: RunRecord, figure, tips: dict[str, str]) -> None:
         passed, steps = (run.progress[order, 0] - began) / unit, run.progress[order, 1]
         curve = thin(passed, steps)
         above.fill_between(curve.x, curve.low, curve.high, color=COLOURS[0], alpha=0.25, linewidth=0)
-        line = above.plot(curve.x, curve.mean, color=COLOURS[0], linewidth=1.3, gid="steps")
+        marker = "." if len(curve.x) <= FEW else ""
+        line = above.plot(curve.x, curve.mean, color=COLOURS[0], linewidth=1.3, marker=marker, gid="steps")
         tips[line[0].get_gid()] = f"step {steps[-1]:,.0f} after {passed[-1]:.3g} {word}"
     for row, (name, at) in enumerate(rows.items()):
         seen = thin(np.sort(at - began) / unit, np.full(len(at), float(row)))
@@ -197,6 +178,7 @@ def draw_timeline(run: RunRecord, figure, tips: dict[str, str]) -> None:
     below.grid(axis="x")
     above.set(ylabel="step")
     above.yaxis.set_major_formatter(lambda value, _: short(value))
+    above.yaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     above.tick_params(labelbottom=False)
     above.grid()
     below.spines["left"].set_visible(False)
@@ -206,8 +188,3 @@ def draw_timeline(run: RunRecord, figure, tips: dict[str, str]) -> None:
 def timeline_height(run: RunRecord) -> float:
     """Return the height of `draw_timeline` in inches."""
     return 2.1 + ROW * len(rows_of(run))
-
-
-def shortened(name: str, most: int = 18) -> str:
-    """Return a name that fits next to a plot, its middle left out: names of runs differ at either end."""
-    return name if len(name) <= most else f"{name[: most // 2]}…{name[len(name) - (most - 1) // 2 :]}"

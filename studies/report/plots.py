@@ -8,12 +8,13 @@ import statistics
 
 import numpy as np
 
-from reporting.page_parts import COLOURS, GRID, INK, short
+from reporting.page_parts import COLOURS, GRID, INK, add_legend, short
 from studies.report.answers import Answer, Row, digits, figure
 from studies.report.costs import FLOPS, Costs
 
-HEIGHT = 3.2  # inches of a plot
-PLACE = (0.06, 0.15, 0.93, 0.72)  # of the axes in a figure
+HEIGHT = 2.9  # inches of a plot without a legend
+PLACE = (0.06, 0.165, 0.93, 0.795)  # of the axes in a figure
+MARKERS = ".s^Dv*"  # of each way of choosing
 ALONE = "alone"  # one trajectory, as core/evaluations/breadth.py names it
 LINE_POINTS = 60  # of a drawn line and its band
 
@@ -32,25 +33,27 @@ def draw_curves(drawn: tuple[list[Row], str], figure_, tips: dict[str, str]) -> 
             tips[line[0].get_gid()] = f"{row.name}, seed {seed}: {digits(curve[steps[-1]])}" if steps else row.name
     axes.set(xlabel="step", ylabel=metric)
     axes.grid(axis="y")
-    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=8, borderaxespad=0.2)
+    add_legend(axes, *axes.get_legend_handles_labels())
 
 
 def draw_breadth(rows: list[Row], figure_, tips: dict[str, str]) -> None:
     """Draw accuracy over supervision steps, the mean over seeds: alone, and by each way of choosing."""
     axes = figure_.add_axes(PLACE)
-    for number, row in enumerate(rows):
-        for way, curve in depth_curves(row.breadths).items():
+    drawn = [depth_curves(row.breadths) for row in rows]
+    ways = sorted({way for curves in drawn for way in curves}, key=lambda way: (way != ALONE, way))
+    for number, (row, curves) in enumerate(zip(rows, drawn, strict=True)):
+        for way, curve in curves.items():
             line = axes.plot(
                 sorted(curve), [curve[depth] for depth in sorted(curve)], color=COLOURS[number % len(COLOURS)],
-                linewidth=1.3, linestyle="-" if way == ALONE else "--", marker=".", label=f"{row.name}, {way}",
-                gid=f"depth{number}-{way}",
+                linewidth=1.3, linestyle="-" if way == ALONE else "--", marker=MARKERS[ways.index(way) % len(MARKERS)],
+                markersize=4, label=f"{row.name}, {way}", gid=f"depth{number}-{way}",
             )  # fmt: skip
             tips[line[0].get_gid()] = f"{row.name}, {way}: {curve[max(curve)]:.4f} after {max(curve)} steps"
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: short(value))
     axes.set(xlabel="supervision steps", ylabel="accuracy")
     axes.grid(axis="y")
-    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4, borderaxespad=0.2)
+    add_legend(axes, *axes.get_legend_handles_labels())
 
 
 def depth_curves(breadths: list[dict[str, float]]) -> dict[str, dict[int, float]]:
@@ -111,7 +114,7 @@ def draw_costs(drawn: tuple[Costs, str], figure_, tips: dict[str, str]) -> None:
         axes.xaxis.set_major_formatter(lambda value, _: short(value))
     axes.set(xlabel=found.unit, ylabel=metric)
     axes.grid(axis="y")
-    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=8, borderaxespad=0.2)
+    add_legend(axes, *axes.get_legend_handles_labels())
 
 
 def log_ticks(axes) -> None:

@@ -67,9 +67,11 @@ def _ends(found: Searched) -> list[str]:
     parts = []
     for state, word in ((TrialState.PRUNED, "pruned"), (TrialState.FAIL, "failed")):
         why = searches.reason if state == TrialState.FAIL else lambda one: one.user_attrs["reason"]
-        rows = [(str(one.number), searches.point(one), why(one)) for one in found.in_state(state)]
+        rows = [
+            (str(one.number), searches.point(one), one.user_attrs["workdir"], why(one)) for one in found.in_state(state)
+        ]  # fmt: skip
         if rows:
-            table = table_of(("trial", "parameters", "reason"), rows)
+            table = table_of(("trial", "parameters", "folder", "reason"), rows)
             parts.append(f"<details><summary>{counted(len(rows), 'trial')} {word}</summary>{table}</details>")
     if found.left_out:
         rows = [(str(count), reason) for reason, count in found.left_out.items()]

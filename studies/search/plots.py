@@ -7,7 +7,7 @@ import textwrap
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from reporting.page_parts import COLOURS, INK
+from reporting.page_parts import COLOURS, INK, add_legend
 from studies.report.plots import PLACE, log_ticks
 from studies.search.searches import Searched, point
 
@@ -26,9 +26,9 @@ def draw_best(found: Searched, figure, tips: dict[str, str]) -> None:
     axes.plot(range(1, len(done) + 1), values, ".", color=TRIAL, markersize=4, label="trial")
     axes.plot(range(1, len(done) + 1), best, color=BEST, linewidth=1.3, drawstyle="steps-post", label="best so far")
     axes.set(xlabel="trials that are done", ylabel=found.objectives[0])
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axes.grid(axis="y")
-    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2, borderaxespad=0.2)
+    add_legend(axes, *axes.get_legend_handles_labels())
 
 
 def height_of_parameters(found: Searched) -> float:

@@ -147,8 +147,11 @@ def table(found: Searched, *, front: bool = False) -> list[tuple[str, ...]]:
 
 
 def failures(found: Searched) -> list[str]:
-    """Return a line for each failed trial, and for each reason why points were left out."""
-    failed = [f"failed: trial {one.number}: {reason(one)}" for one in found.in_state(TrialState.FAIL)]
+    """Return a line for each failed trial, with its folder, and for each reason why points were left out."""
+    failed = [
+        f"failed: trial {one.number} in {one.user_attrs['workdir']}: {reason(one)}"
+        for one in found.in_state(TrialState.FAIL)
+    ]  # fmt: skip
     return failed + [f"left out: {counted(count, 'point')}: {reason}" for reason, count in found.left_out.items()]
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of a rehearsal: whole in itself, true to its report, safe, the same every time."""
 
+import contextlib
 import copy
 import dataclasses
 import html.parser
@@ -15,6 +16,7 @@ import pytest
 from configs import topologies
 from rehearsal import page, sections
 from rehearsal.report import cost
+from tests.browser import Browser
 from tests.support import ROOT
 
 EVIL = "<script>alert('&')</script>"
@@ -135,6 +137,13 @@ def test_page_tells_the_figures_of_its_report():
         assert figure in text
 
 
+def test_on_a_narrow_screen_nothing_but_figures_and_tables_scrolls(tmp_path):
+    (tmp_path / "page.html").write_text(page.page(fitting()))
+    with contextlib.closing(Browser(tmp_path / "profile")) as browser:
+        browser.open((tmp_path / "page.html").as_uri(), width=400)
+        assert browser.value("document.documentElement.scrollWidth") == 400
+
+
 def test_a_cost_that_is_a_bound_says_so():
     """That of a step with a rollout, whose time is a bound; without a price there is no source of one."""
     for more, most in (({}, ""), ({"rollout": {}}, "at most ")):
@@ -195,8 +204,12 @@ def test_nothing_of_the_report_is_read_as_markup():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(3.2, "3.20 s"), (0.9996, "1.00 s"), (0.9994, "999 ms"), (2e-5, "20.0 us"), (0.0, "0.00 s")]
-)
+    ("seconds", "text"),
+    [
+        (3.2, "3.20 s"), (0.9996, "1.00 s"), (0.9994, "999 ms"), (2e-5, "20.0 us"), (9.5e-10, "0.950 ns"),
+        (1.3e-11, "0.0130 ns"), (0.0, "0.00 s"),
+    ],
+)  # fmt: skip
 def test_seconds_have_three_figures(seconds, text):
     assert sections.seconds_text(seconds) == text
 

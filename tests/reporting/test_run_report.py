@@ -14,6 +14,7 @@ import pytest
 from configs.errors import ConfigError
 from files.json_reader import JsonError
 from reporting.goodput import PARTS
+from reporting.page_parts import WIDE
 from reporting.run_report import page, plots, reading
 from reporting.run_report.thinning import thin
 from tests.browser import Browser
@@ -53,6 +54,23 @@ def write_run(folder: pathlib.Path, *, steps: int = 40, rate: float = 0.01) -> p
     (folder / "run.json").write_text(json.dumps(origin))
     (folder / "summary.txt").write_text("held-out loss: 1\nsample:\n  | <script>alert(1)</script>")
     return folder
+
+
+def add_lines(folder: pathlib.Path, *lines: dict) -> pathlib.Path:
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps({"time": BEGAN + 70, **line}) + "\n" for line in lines)
+    return folder
+
+
+def drawn(draw, shown, height: float, width: float = WIDE):
+    """Return the figure of a plot, of which nothing is outside."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    draw(shown, figure, {})
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
+    return figure
 
 
 def run(folder: pathlib.Path, name: str = "mine", **options) -> reading.RunRecord:
@@ -128,6 +146,52 @@ def test_a_page_has_a_section_for_what_there_is_and_none_for_what_there_is_not(t
     assert "<td>60.0% of 2 min</td>" in shown and "Command: train.py &#x27;a b&#x27;" in shown
     assert "<td>train.steps</td><td>7</td><td>40</td>" in shown
     assert shown == page.page([reading.read_run(tmp_path / "mine", "mine")]), "the same files give the same bytes"
+
+
+def test_a_last_loss_that_is_not_finite_is_said_to_be_so(tmp_path):
+    folder = add_lines(
+        write_run(tmp_path / "mine"), {"kind": "train", "step": 41, "loss": None},
+        {"kind": "eval", "step": 41, "eval_loss": None},
+    )  # fmt: skip
+    shown = page.page([reading.read_run(folder, "mine")])
+    assert "<td>last step</td><td>41</td>" in shown and "<td>training loss, last</td><td>not finite</td>" in shown
+    assert "<td>held-out loss, last</td><td>not finite</td>" in shown and "0.1250 at step 40" in shown
+    (tmp_path / "new").mkdir()
+    never = add_lines(tmp_path / "new", {"kind": "train", "step": 1, "loss": None})
+    shown = page.page([reading.read_run(never, "new")])
+    assert "<td>training loss, last</td><td>not finite</td>" in shown and "held-out loss, last" not in shown
+
+
+def test_a_run_whose_name_begins_with_a_capital_has_no_column_of_numbers(tmp_path):
+    shown = page.page([run(tmp_path, "Mine"), run(tmp_path, "other", rate=0.5)])
+    for section in ("overview", "configuration"):
+        table = shown.partition(f'<h2 id="{section}">')[2].partition("</table>")[0]
+        assert "<th>Mine</th><th>other</th>" in table and 'class="number"' not in table
+
+
+def test_the_legend_of_all_parts_of_the_time_stays_inside_the_figure(tmp_path):
+    parts = {"kind": "event", "event": "goodput", "step": 40, "seconds": dict.fromkeys(PARTS, 10.0)}
+    runs = [reading.read_run(add_lines(write_run(tmp_path / "mine"), parts), "mine")]
+    [axes] = drawn(plots.draw_goodput, runs, plots.goodput_height(runs)).axes
+    assert len(axes.get_legend().get_texts()) == len(PARTS)
+
+
+def test_the_legend_and_the_title_of_runs_with_long_names_stay_inside_the_figure(tmp_path):
+    runs = [run(tmp_path, name) for name in ("a" * 80, "b-run-of-thirty-characters-" * 2, "c", "d", "e")]
+    shown = plots.panel("loss", runs, [("train", "loss", "", "-")])
+    [axes] = drawn(plots.draw_panel, shown, plots.HEIGHT, page.HALF).axes
+    assert len(axes.get_legend().get_texts()) == 5
+
+
+def test_a_run_of_one_step_is_seen_in_its_time_line_at_a_whole_step(tmp_path):
+    one = run(tmp_path, steps=1, rate=0.000125)
+    above = drawn(plots.draw_timeline, one, plots.timeline_height(one)).axes[1]
+    assert [line.get_marker() for line in above.lines] == ["."]
+    shown = plots.panel("learning rate", [one], [("train", "learning_rate", "", "-")])
+    [axes] = drawn(plots.draw_panel, shown, plots.HEIGHT, page.HALF).axes
+    for axis in (above.yaxis, axes.xaxis):
+        assert [place for place in axis.get_majorticklocs() if 0.5 < place < 1.5] == [1.0]
+    assert "0.000125" in [label.get_text() for label in axes.get_yticklabels()], "and inside the figure"
 
 
 def test_several_runs_are_drawn_over_each_other_with_the_keys_that_differ(tmp_path):

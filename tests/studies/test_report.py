@@ -136,3 +136,41 @@ def test_a_report_of_recursive_models_plots_accuracy_by_depth_and_names_the_mixe
     shown = page.page(*(lambda study, answer: (study, [answer]))(*answer_of(seeds=2, breadth=DEPTHS)))
     assert shown.count("<svg") == 4 and "Accuracy by depth, as the end of each run" in shown
     assert "01, vote of 8" in shown and "(mlp mixer)" in shown
+
+
+@needs_optuna
+def test_the_legends_of_many_configurations_with_long_names_stay_inside_the_figure():
+    from matplotlib.figure import Figure
+
+    from reporting.page_parts import WIDE
+    from studies.report import costs, plots
+
+    _, answer = answer_of(seeds=2, breadth=DEPTHS)
+    rows = [
+        dataclasses.replace(answer.rows[number % 5], name=f"a-configuration-with-a-long-name-{number}")
+        for number in range(12)
+    ]
+    for draw, shown in (
+        (plots.draw_curves, (rows, "accuracy")), (plots.draw_breadth, rows),
+        (plots.draw_costs, (costs.of_rows(rows, "maximize"), "accuracy")),
+    ):  # fmt: skip
+        figure = Figure(figsize=(WIDE, plots.HEIGHT))
+        draw(shown, figure, {})
+        box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
+        assert len(figure.axes[0].get_legend().get_texts()) == (12 * 3 if draw is plots.draw_breadth else 12)
+
+
+@needs_optuna
+def test_every_way_of_choosing_of_a_configuration_has_a_marker_of_its_own():
+    from matplotlib.figure import Figure
+
+    from studies.report import plots
+
+    _, answer = answer_of(seeds=2, breadth=DEPTHS)
+    figure = Figure()
+    plots.draw_breadth(answer.rows[:2], figure, {})
+    markers = {line.get_label(): line.get_marker() for line in figure.axes[0].lines}
+    for row in answer.rows[:2]:
+        assert len({markers[f"{row.name}, {way}"] for way in ("alone", "vote of 8", "oracle of 8")}) == 3
+    assert markers["01, vote of 8"] == markers["02, vote of 8"]

@@ -105,6 +105,19 @@ def test_of_a_search_the_pruned_trials_are_not_those_that_are_done(pruned, tmp_p
     }  # fmt: skip
 
 
+def test_a_failed_trial_is_named_with_its_folder(pruned):
+    """Its number differs from that of the trial where points were left out before it."""
+    from optuna.trial import TrialState
+
+    from studies.search import page as search_page
+    from studies.search import searches
+
+    [failed] = pruned.in_state(TrialState.FAIL)
+    folder = failed.user_attrs["workdir"]
+    assert searches.failures(pruned)[0] == f"failed: trial 3 in {folder}: status 3: the loss <is> nan"
+    assert f"<td>{folder}</td><td>status 3: the loss &lt;is&gt; nan</td>" in search_page.document(pruned)
+
+
 def test_the_page_of_a_search_is_the_same_each_time_and_needs_no_network(pruned, tmp_path):
     from studies.search import page as search_page
 
@@ -129,7 +142,7 @@ def test_status_and_report_take_the_name_of_a_search(tmp_path):
     status, out, err = ended(sweep(tmp_path, "status", "s"))
     assert status == 0, err
     assert "search s: random over" in out and "the Pareto front:" in out and "number of parameters" in out
-    assert "failed: trial 3: status 3: the loss <is> nan" in out and "left out: 1 point: equals trial 0" in out
+    assert "/0003: status 3: the loss <is> nan" in out and "left out: 1 point: equals trial 0" in out
     status, out, err = ended(sweep(tmp_path, "report", "s", "--html=page.html"))
     assert (status, out) == (0, "wrote page.html\n"), err
     assert "The Pareto front" in (tmp_path / "page.html").read_text()
