@@ -118,7 +118,12 @@ def draw_costs(drawn: tuple[Costs, str], figure_, tips: dict[str, str]) -> None:
 
 
 def log_ticks(axes) -> None:
-    """Give an x axis a logarithmic scale with plain numbers at 1, 2 and 5 of each decade."""
+    """Give an x axis a logarithmic scale with plain numbers at each decade, and at 2 and 5 of each of up to two."""
+
+    def between_decades(value: float, _) -> str:
+        low, high = axes.get_xlim()
+        return short(value) if high <= 100 * low else ""
+
     axes.set_xscale("log", subs=[2, 5])
     axes.xaxis.set_major_formatter(lambda value, _: short(value))
-    axes.xaxis.set_minor_formatter(lambda value, _: short(value))
+    axes.xaxis.set_minor_formatter(between_decades)
