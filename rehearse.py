@@ -207,12 +207,18 @@ def prove(loaded: Loaded, topology: topologies.Topology, display) -> None:
     startup.update_imported_jax(jax_platforms="cpu")
     display.line(f"compiling a small copy of the step for {topology.chips} simulated chips and for one (some minutes)")
     differences = layout_proof.layout_differences(loaded.config)
-    write_json({"topology": topology.name, "mesh": dict(loaded.config.mesh), "differences": differences})
+    not_proved = layout_proof.not_proved(loaded.config)
+    write_json({
+        "topology": topology.name, "mesh": dict(loaded.config.mesh), "differences": differences,
+        "not_proved": not_proved,
+    })  # fmt: skip
     for difference in differences:
         display.line(difference)
     mesh = " * ".join(f"{axis}={size}" for axis, size in loaded.config.mesh.items() if size > 1) or "one chip"
     if differences:
         raise RunError(f"the layout ({mesh}) does not compute what one device computes; see the lines above")
+    if not_proved:
+        display.line(f"not part of the proof: {', '.join(not_proved)}")
     display.line(f"The layout ({mesh}) computes what one device computes: loss, gradients, update and state.")
 
 

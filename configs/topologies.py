@@ -155,6 +155,8 @@ def get(name: str, flag: str = "--topology") -> Topology:
         )  # fmt: skip
     one_of(flag, name, SLICES)
     chip, chips, hosts, compiler_name = SLICES[name]
+    if chip not in CHIPS or chips % hosts:
+        raise ConfigError(f"SLICES: {name} has {chips} chips {chip!r} on {hosts} hosts; use a multiple, of a chip of CHIPS")
     return Topology(
         name=name, chip=chip, chips=chips, hosts=hosts, compiler_name=compiler_name, mesh={"fsdp": chips},
         host_gib=HOST_GIB.get((chip, chips // hosts)), **CHIPS[chip],

@@ -11,11 +11,14 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
+from cluster.hub import RunError
 from configs.base import MESH_AXES, OF_A_MODULE
 from core.assembly import Run, assemble
 from parallelism.mesh import mesh_context
 from settings import simulation, stored_config
+from settings.keys import flat
 from training.optimizers import path_of_weight
 
 # Float32 sums in another order differ by about 1e-6. The limit for an update is wider: an update is a small difference
@@ -28,6 +31,7 @@ SCALE = {"forward": 1.0}
 # share of the norm of all gradients is such rounding, and an optimizer may make a whole step of it.
 ROUNDING = 1e-6
 MOST_PUZZLES = 1024  # of ARC's million, whose embeddings would be held several times
+LEFT_OUT = ("train.objective", "lora.rank", "grpo.kl", "model.quantization", "model.expert_capacity", "model.dropout")
 BY_PLAIN_LOSS = (*OF_A_MODULE, "meta_language_modeling")  # objectives proved by the loss of a language model
 
 
@@ -47,26 +51,45 @@ class Layout:
     batch: object
 
 
-def layout_differences(config) -> list[str]:
-    """Return differences between the results of a scaled-down configuration on its mesh and on one device.
+def small_copy(config) -> ConfigDict:
+    """Return a scaled-down copy of a configuration, whose step computes the same on every mesh, up to rounding.
 
-    The copy keeps mesh, kinds of layers, remat, microbatches, optimizer and objective. It scans over layers unless the
-    configuration says otherwise, as a TPU would. It computes in float32 and without dropout, and with the model's own
-    loss instead of one that draws or takes each device's first rows for tasks, because these depend on the layout, or
-    of one that trains a head on frozen weights.
+    It keeps mesh, kinds of layers, remat, microbatches, optimizer and, if possible, the objective. It scans over layers
+    unless the configuration says otherwise, as a TPU would. It computes in float32, and without what depends on the
+    layout by design: dropout, quantized products, and tokens that experts drop. It has the model's own loss instead of
+    one that draws or takes each device's first rows for tasks, or of one that reads frozen weights.
     """
     config = config.copy_and_resolve_references()
     simulation.scale_down(config, {})
-    config.model.update(dtype="float32", dropout=0.0, num_puzzles=min(config.model.num_puzzles, MOST_PUZZLES))
+    config.model.update(
+        dtype="float32", dropout=0.0, quantization="none", num_puzzles=min(config.model.num_puzzles, MOST_PUZZLES)
+    )
+    if config.model.expert_capacity:
+        config.model.expert_capacity = float(config.model.num_experts)  # room for all tokens
     if config.model.layer_loop == "auto":
         config.model.layer_loop = "scan"
     stored_config.drop_other_models(config)  # layouts are a property of the model, so its own loss suffices
     if config.train.objective in BY_PLAIN_LOSS:
         config.train.objective = "language_modeling"
     config.batch.update(ramp="none", first=0, noise_scale=False)  # the parts of a batch depend on the layout too
+    return config
+
+
+def not_proved(config) -> list[str]:
+    """Return the settings, such as lora.rank=8, that `small_copy` leaves out, so that a proof says nothing of them."""
+    before, after = flat(config), flat(small_copy(config))
+    return [f"{key}={before[key]}" for key in LEFT_OUT if before[key] != after[key]]
+
+
+def layout_differences(config) -> list[str]:
+    """Return differences between the results of the small copy of a configuration on its mesh and on one device.
+
+    One device has no microbatches, except of experts, whose loads are balanced and reported for each microbatch.
+    """
+    config = small_copy(config)
     alone = config.copy_and_resolve_references()
     alone.mesh.update(dict.fromkeys(MESH_AXES, 1))
-    if not config.model.num_experts:  # their loads are balanced and reported for each microbatch
+    if not config.model.num_experts:
         alone.train.gradient_accumulation = 1
     one = assemble(alone, devices=jax.devices()[:1])
     many = assemble(config, devices=jax.devices()[: math.prod(config.mesh.values())])
@@ -90,9 +113,14 @@ def differences(reference: Layout, candidate: Layout, state, batch) -> list[str]
     """Return a line for each array in which the candidate differs from the reference; empty if both agree.
 
     Of a weight whose gradient is 0 but for rounding, update and moments are not compared. `state` and `batch` are host
-    arrays of the global shapes.
+    arrays of the global shapes. Raises RunError if the reference computes something that is not finite.
     """
     wanted, got = (_observe(layout, state, batch) for layout in (reference, candidate))
+    for part, found in wanted.items():
+        for path, leaf in _leaves(found):
+            if not np.isfinite(leaf).all():
+                name = jax.tree_util.keystr(path, simple=True, separator=".")
+                raise RunError(f"{part} {name} is not finite on one device either, so nothing can be compared with it")
     norms = {path: np.linalg.norm(leaf) for path, leaf in _leaves(wanted["gradient"])}
     rounding = ROUNDING * np.linalg.norm(list(norms.values()))
     without_gradient = {tuple(key.key for key in path) for path, norm in norms.items() if norm <= rounding}

@@ -126,12 +126,13 @@ class MetricsWriter:
     def __exit__(self, kind, error, trace):
         with self.lock:
             self._append()
+            sinks, self.sinks = self.sinks, ()  # a save that ends later writes to the file alone
         if self.pending:
             LOG.error(f"{self.path}: {len(self.pending)} lines could not be written: {''.join(self.pending)}")
             with contextlib.suppress(OSError):  # stderr may be on the same disk; do not hide the run's error
                 print(f"{self.path}: {len(self.pending)} lines could not be written", file=sys.stderr, flush=True)
         with contextlib.ExitStack() as all_close:  # even if one fails, or Ctrl-C comes while one waits
-            for sink in reversed(self.sinks):
+            for sink in reversed(sinks):
                 all_close.callback(sink.close, error)
 
     def write(self, kind: str, **figures) -> None:

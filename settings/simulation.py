@@ -15,6 +15,7 @@ from configs.errors import ConfigError
 from settings import layouts
 from settings.architecture import multiples_text
 from settings.keys import LENGTHS, flat
+from settings.together import WITHOUT_TEXT
 
 TARGETS = {  # largest value of each key in a simulation
     "model.num_layers": 2,
@@ -65,8 +66,10 @@ def scale_down(config: ConfigDict, typed: dict[str, object]) -> dict[str, tuple]
             who = "the mesh and train.gradient_accumulation need" if key in ROUNDED else _who_needs(key, config)
             raise ConfigError(f"{key}={before[key]} is not a multiple of {unit}, which {who}; use {fitting}")
     targets = TARGETS | {"model.num_layers": max(TARGETS["model.num_layers"], config.model.global_every)}
+    if config.train.objective in WITHOUT_TEXT:  # the length is that of an input, a task or a puzzle
+        targets = {key: target for key, target in targets.items() if key != "train.sequence_length"}
     if config.model.name == "trm":
-        targets = {key: target for key, target in targets.items() if key != "train.sequence_length"} | OF_PUZZLES
+        targets |= OF_PUZZLES
     if config.batch.ramp != "none":
         targets |= OF_A_RAMP
     for key, target in targets.items():

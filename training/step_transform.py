@@ -155,13 +155,17 @@ def updated(
 
 
 def checked_direction(name: str, direction: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Return the same optimizer, which raises TypeError with its `name` for updates that are not like the gradients."""
+    """Return the same optimizer, which raises TypeError with its `name` for updates unlike the gradients.
+
+    And for a state unlike the one before.
+    """
     inner = optax.with_extra_args_support(direction)
 
     def update(gradients, state, params=None, **extra):
-        updates, state = inner.update(gradients, state, params, **extra)
+        updates, after = inner.update(gradients, state, params, **extra)
         check_like(f"{name} returned", updates, gradients)
-        return updates, state
+        check_like(f"{name} returned a state unlike that of init", after, state)
+        return updates, after
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
 

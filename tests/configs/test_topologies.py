@@ -40,6 +40,13 @@ def test_preset_is_whole(name):
         assert name.startswith(slice_name) and math.prod(int(n) for n in shape.split("x")) == topology.chips
 
 
+@pytest.mark.parametrize("slice_", [("v4", 8, 3, ""), ("nochip", 4, 1, "")])
+def test_a_preset_of_ones_own_that_cannot_be_is_named(monkeypatch, slice_):
+    monkeypatch.setitem(topologies.SLICES, "mine", slice_)
+    with pytest.raises(ConfigError, match=r"^SLICES: mine has \d chips '\w+' on \d hosts; use a multiple"):
+        topologies.get("mine")
+
+
 def test_a_chip_of_a_tpu_has_the_name_of_the_compilers_description():
     """In another process, since libtpu changes how the process that imports it treats signals."""
     names = ("v4-8", "v5e-8", "v5p-8", "v6e-8")

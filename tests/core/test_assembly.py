@@ -259,6 +259,16 @@ def test_an_optimizer_whose_updates_have_other_shapes_is_named(monkeypatch):
         jax.eval_shape(run.train_step, run.abstract_state, run.abstract_batch)
 
 
+def test_an_optimizer_whose_state_changes_its_shape_is_named(monkeypatch):
+    grows = optax.GradientTransformation(
+        lambda params: {"k": jnp.zeros(1)}, lambda updates, state, params: (updates, {"k": jnp.append(state["k"], 1.0)})
+    )
+    monkeypatch.setattr(optimizers, "sgd", lambda config, weights: grows)
+    run = assembly.assemble(small_config())
+    with mesh_context(run.mesh), pytest.raises(TypeError, match=r"^optimizer\.name=sgd returned a state unlike .*: k "):
+        jax.eval_shape(run.train_step, run.abstract_state, run.abstract_batch)
+
+
 def test_adapters_that_an_objective_does_not_add_are_refused(monkeypatch):
     """All weights would be trained without a word."""
     monkeypatch.setitem(sys.modules, "objectives.counting", counting_objective())

@@ -13,6 +13,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from cluster.hub import RunError
 from configs.base import MESH_AXES
 from core import assembly, layout_proof
 from core.layout_proof import Layout, differences
@@ -306,6 +307,27 @@ def test_a_gradient_of_rounding_errors_is_not_compared(found):
         return layout(one, step)
 
     assert differences(with_rounding(1), with_rounding(-1), initial_state(), token_batch()) == []
+
+
+def test_a_step_that_is_not_finite_on_one_device_proves_nothing():
+    one = make_mesh(dict(data=1, fsdp=1, context=1, expert=1, model=1), jax.devices()[:1])
+
+    def diverges(state, batch):
+        after, scalars, gradients = plain_step(state, batch)
+        return after, scalars, gradients | {"up": gradients["up"] * jnp.nan}
+
+    reference = layout(one, diverges)
+    with pytest.raises(RunError, match="gradient up is not finite on one device either"):
+        differences(reference, reference, initial_state(), token_batch())
+
+
+def test_what_depends_on_the_layout_by_design_is_left_out_and_named():
+    keys = {"model.quantization": "int8", "model.dropout": "0.1", "train.init_from": "runs/x", "lora.rank": "4"}
+    config = tiny(**keys)
+    assert layout_proof.not_proved(config) == ["lora.rank=4", "model.quantization=int8", "model.dropout=0.1"]
+    assert layout_proof.not_proved(tiny()) == []
+    config.train.objective = "dpo"
+    assert layout_proof.not_proved(config)[0] == "train.objective=dpo"
 
 
 @pytest.mark.slow

@@ -150,6 +150,24 @@ def test_all_sinks_are_closed_even_if_the_user_interrupts_one(tmp_path):
     assert closed == [None, None]
 
 
+def test_a_sink_gets_nothing_after_its_end(tmp_path):
+    """As the line of a save that ends after the loop; the file has it."""
+    calls = []
+
+    class Records(Sink):
+        def write(self, kind, figures, step):
+            calls.append(step)
+
+        def close(self, error):
+            calls.append("closed")
+
+    with MetricsWriter(tmp_path, sinks=[Records()]) as writer:
+        writer.write("train", step=1)
+    writer.write("event", event="saved", step=1)
+    assert calls == [1, "closed"]
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
 def test_what_is_written_is_read_back_without_a_torn_line(tmp_path):
     write(tmp_path, "train", step=1, loss=2.5, mfu=None)
     write(tmp_path, "event", event="stop", step=1)

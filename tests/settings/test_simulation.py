@@ -135,3 +135,13 @@ def test_what_was_typed_wins():
 def test_a_typed_size_that_the_mesh_does_not_divide_is_an_error(typed, words):
     with pytest.raises(ConfigError, match=words):
         scaled("large", "v4-32", **typed)
+
+
+def test_a_length_that_is_the_size_of_an_input_or_a_task_is_kept():
+    """Of an image of 784 pixels, 64 are another input; a task of 64 examples has no query after a support of 100."""
+    for recipe, keys in (("digits", {}), ("meta_sinusoid", {"support": 100})):
+        config = loading.load(f"configs/{recipe}.py", "v4-8", {}).config
+        config.train.sequence_length = config.model.max_length = 784
+        config.meta.update(keys)
+        simulation.scale_down(config, {})
+        assert config.train.sequence_length == 784
