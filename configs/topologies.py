@@ -156,7 +156,8 @@ def get(name: str, flag: str = "--topology") -> Topology:
     one_of(flag, name, SLICES)
     chip, chips, hosts, compiler_name = SLICES[name]
     if chip not in CHIPS or chips % hosts:
-        raise ConfigError(f"SLICES: {name} has {chips} chips {chip!r} on {hosts} hosts; use a multiple, of a chip of CHIPS")
+        rule = "hosts share their chips equally, and CHIPS has the chip"
+        raise ConfigError(f"SLICES: {name} has {chips} {chip} chips on {hosts} hosts, but {rule}")
     return Topology(
         name=name, chip=chip, chips=chips, hosts=hosts, compiler_name=compiler_name, mesh={"fsdp": chips},
         host_gib=HOST_GIB.get((chip, chips // hosts)), **CHIPS[chip],

@@ -43,7 +43,7 @@ def test_preset_is_whole(name):
 @pytest.mark.parametrize("slice_", [("v4", 8, 3, ""), ("nochip", 4, 1, "")])
 def test_a_preset_of_ones_own_that_cannot_be_is_named(monkeypatch, slice_):
     monkeypatch.setitem(topologies.SLICES, "mine", slice_)
-    with pytest.raises(ConfigError, match=r"^SLICES: mine has \d chips '\w+' on \d hosts; use a multiple"):
+    with pytest.raises(ConfigError, match=r"^SLICES: mine has \d \w+ chips on \d hosts, but hosts share"):
         topologies.get("mine")
 
 
