@@ -57,7 +57,6 @@ import re
 
 from cluster import startup
 from cluster.hub import RunError
-from core import layout_proof
 from settings import loading, validation
 from configs import topologies
 from configs.base import batch_shards
@@ -203,6 +202,8 @@ def rehearse(loaded: Loaded, topology: topologies.Topology, display) -> None:
 
 def prove(loaded: Loaded, topology: topologies.Topology, display) -> None:
     """Prove the layout on simulated devices; RunError if it computes something else than one device."""
+    from core import layout_proof  # imports jax, which otherwise only the processes that compile do
+
     startup.simulate(topology.chips)
     startup.update_imported_jax(jax_platforms="cpu")
     display.line(f"compiling a small copy of the step for {topology.chips} simulated chips and for one (some minutes)")

@@ -18,7 +18,7 @@ from cluster import identity
 from cluster.hub import RunError
 from configs import base, topologies
 from configs.errors import ConfigError
-from core import assembly
+from core import assembly, layout_proof
 from rehearsal import compilation, compiler, hlo, record
 from settings import loading, validation
 from tests.support import ROOT
@@ -226,7 +226,7 @@ def test_a_layout_is_proved_on_simulated_chips(rehearse, tmp_path):
 def test_a_layout_that_computes_something_else_is_a_failure(monkeypatch, capsys):
     """Status 1, with a line for each array; tests/parallelism/test_proof.py finds the arrays."""
     monkeypatch.setattr(command.startup, "simulate", lambda chips: chips)  # this process has its devices
-    monkeypatch.setattr(command.layout_proof, "layout_differences", lambda config: ["gradient norm.scale: relative"])
+    monkeypatch.setattr(layout_proof, "layout_differences", lambda config: ["gradient norm.scale: relative"])
     monkeypatch.setattr(command, "FLAGS", types.SimpleNamespace(json=""))
     loaded = loading.load("configs/tiny.py", "v4-8", {})
     with pytest.raises(RunError, match=r"the layout \(fsdp=4\) does not compute what one device computes"):
