@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from core import assembly
+from core import assembly, layout_proof
 from objectives.language_modeling import LanguageModeling
-from parallelism import proof
 from parallelism.mesh import mesh_context
 from tests.one_step import batch, placed, small_config
 from tests.support import (
@@ -45,8 +44,9 @@ def assembled(num_devices: int, **mesh):
         return run, run.train_step_with_grads.lower(run.abstract_state, run.abstract_batch).compile()
 
 
-def layout(run, step) -> proof.Layout:
-    return proof.Layout(run.mesh, step, *jax.tree.map(lambda x: x.sharding, (run.abstract_state, run.abstract_batch)))
+def layout(run, step) -> layout_proof.Layout:
+    shardings = jax.tree.map(lambda x: x.sharding, (run.abstract_state, run.abstract_batch))
+    return layout_proof.Layout(run.mesh, step, *shardings)
 
 
 @functools.cache
@@ -64,7 +64,7 @@ def after(steps: int):
 @pytest.mark.slow
 def test_a_layout_with_experts_computes_what_one_device_does():
     """Loss, loads, every gradient, the update of weights and of the bias, after steps that give it moments."""
-    assert proof.differences(layout(*assembled(1)), layout(*assembled(8, **MESH)), after(2)[0], batch()) == []
+    assert layout_proof.differences(layout(*assembled(1)), layout(*assembled(8, **MESH)), after(2)[0], batch()) == []
 
 
 def test_a_group_of_devices_does_not_balance_its_experts_by_itself():
