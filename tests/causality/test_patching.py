@@ -84,9 +84,9 @@ def test_restoring_everything_gives_the_clean_run_and_what_is_equal_changes_noth
 
 
 def test_all_sites_are_one_program_whatever_their_number():
-    arguments = *model(), pair()  # which compile programs of their own
+    restored()  # with another number of rows; compiles what does not depend on it
     with compilations() as found:
-        patching.restore(*arguments, num_rows=17)
+        patching.restore(*model(), pair(), num_rows=17)
     assert len(found) == 1
     with compilations() as found:
         patching.restore(*model(), patching.contrast(*model(), CORRUPT, CLEAN), num_rows=17)
