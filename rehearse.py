@@ -57,7 +57,7 @@ import re
 
 from cluster import startup
 from cluster.hub import RunError
-from settings import loading, validation
+from settings import layouts, loading, validation
 from configs import topologies
 from configs.base import batch_shards
 from configs.errors import ConfigError, shown
@@ -79,14 +79,14 @@ def main(loaded: Loaded) -> None:
     if FLAGS.compare:
         wanted = [priced(name) for name in dict.fromkeys(FLAGS.compare)]
         return show(compare.slices(load_for, wanted, display), display)
+    if FLAGS.prove:
+        return prove(loaded, display)
     topology = priced(loaded.topology.name)
     if topology.accelerator == "cpu" and (FLAGS.search or FLAGS.scaling):
         raise ConfigError(f"--topology={topology.name}: --search and --scaling are only for slices of TPUs and GPUs")
     if FLAGS.scaling:
         return show(compare.scaling(loaded, topology, display), display)
     validation.validate(loaded.config, topology.chips, loaded)
-    if FLAGS.prove:
-        return prove(loaded, topology, display)
     if FLAGS.decode:
         return decode(loaded, topology, display)
     if FLAGS.advise_sharding:
@@ -200,27 +200,31 @@ def rehearse(loaded: Loaded, topology: topologies.Topology, display) -> None:
     write(figures | both, compiled)
 
 
-def prove(loaded: Loaded, topology: topologies.Topology, display) -> None:
-    """Prove the layout on simulated devices; RunError if it computes something else than one device."""
+def prove(loaded: Loaded, display) -> None:
+    """Prove the layout on each mesh of the run, on simulated devices.
+
+    Raises RunError if a step on one of them does not compute what one device computes.
+    """
     from core import layout_proof  # imports jax, which otherwise only the processes that compile do
 
-    startup.simulate(topology.chips)
+    chips = loaded.topology.chips
+    validation.validate(loaded.config, chips, loaded)
+    startup.simulate(chips)
     startup.update_imported_jax(jax_platforms="cpu")
-    display.line(f"compiling a small copy of the step for {topology.chips} simulated chips and for one (some minutes)")
-    differences = layout_proof.layout_differences(loaded.config)
-    not_proved = layout_proof.not_proved(loaded.config)
-    write_json({
-        "topology": topology.name, "mesh": dict(loaded.config.mesh), "differences": differences,
-        "not_proved": not_proved,
-    })  # fmt: skip
-    for difference in differences:
-        display.line(difference)
-    mesh = " * ".join(f"{axis}={size}" for axis, size in loaded.config.mesh.items() if size > 1) or "one chip"
-    if differences:
-        raise RunError(f"the layout ({mesh}) does not compute what one device computes; see the lines above")
+    found, not_proved = {}, layout_proof.not_proved(loaded.config)
+    for config in layouts.on_each_mesh(loaded.config).values():
+        mesh = " * ".join(f"{axis}={size}" for axis, size in config.mesh.items() if size > 1) or "one chip"
+        display.line(f"compiling a small copy of the step for {mesh}, simulated, and for one device (a minute or two)")
+        found[mesh] = layout_proof.layout_differences(config)
+        for difference in found[mesh]:
+            display.line(difference)
+    write_json({"topology": loaded.topology.name, "differences": found, "not_proved": not_proved})
+    if differing := [mesh for mesh, differences in found.items() if differences]:
+        raise RunError(f"the layout ({differing[0]}) does not compute what one device computes; see the lines above")
     if not_proved:
         display.line(f"not part of the proof: {', '.join(not_proved)}")
-    display.line(f"The layout ({mesh}) computes what one device computes: loss, gradients, update and state.")
+    meshes = ", then ".join(found)
+    display.line(f"The layout ({meshes}) computes what one device computes: loss, gradients, update and state.")
 
 
 def decode(loaded: Loaded, topology: topologies.Topology, display) -> None:

@@ -262,7 +262,7 @@ def _update(
         name, of_steps = config.optimizer.name, config.optimizer.schedule
         schedule = vars(schedules)[of_steps](config.optimizer, config.train.steps)
         check_returned(f"optimizer.schedule={of_steps}", schedule, callable(schedule), "a function of the step")
-        rate = jax.eval_shape(schedule, jnp.int32(0))
+        rate = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), jnp.int32))
         is_number = isinstance(rate, jax.ShapeDtypeStruct) and rate.shape == ()
         check_returned(f"optimizer.schedule={of_steps} for a step", rate, is_number, "a number")
         schedule = schedules.scaled(schedule, rate_factor)

@@ -9,7 +9,6 @@ because `corpus` is None, as in a run on batches of the caller. Such a run has o
 import dataclasses
 import numbers
 import pathlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -289,13 +288,9 @@ def of_run(
 ) -> list[Evaluator]:  # fmt: skip
     """Return the evaluators of a run's corpus, if it has one, and those of a caller.
 
-    Raises ValueError if several rank the checkpoints, since their losses do not compare, or have one name, since their
-    lines would mix; else as `of_corpus`.
+    Raises ValueError if several rank the checkpoints, since their losses do not compare; else as `of_corpus`.
     """
     evaluators = [*(of_corpus(config, corpus, items) if corpus else []), *given]
-    uses = Counter([*OWN_KINDS, *(evaluator.name for evaluator in evaluators)])
-    if uses.most_common(1)[0][1] > 1:
-        raise ValueError(f"several kinds of lines are called {uses.most_common(1)[0][0]}; rename the evaluator")
     names = [evaluator.name for evaluator in evaluators if evaluator.ranks_checkpoints]
     if len(names) > 1:
         raise ValueError(f"{' and '.join(names)} rank the checkpoints; give {names[-1]} ranks_checkpoints=False")

@@ -98,9 +98,10 @@ def hidden_units(config) -> tuple[Units, ...]:
 
 
 def flops_per_token(config, length: int, **how) -> float:
-    """Return the floating-point operations of a token; TypeError if the model's module returns no number.
+    """Return the floating-point operations of a token.
 
-    `how` may be frozen=True, which a module needs to take only if weights of its model are frozen.
+    Raises ConfigError if the function of the model's module takes other arguments, and TypeError if it returns no
+    number. `how` may be frozen=True, which a module needs to take only if weights of its model are frozen.
     """
     function = model_module(config).flops_per_token
     try:
@@ -136,8 +137,8 @@ def build(config, mesh, objective: Objective) -> Models:
     declared = _declared(make, mesh)
     if config.lora.rank and not jax.tree.leaves(nnx.state(declared, nnx.LoRAParam)):
         raise ConfigError(
-            f"lora.rank={config.lora.rank} has no effect: train.objective={config.train.objective} adds no adapters to "
-            f"model.name={config.model.name}, so all weights would be trained; leave it out, or add them in `transform`"
+            f"lora.rank={config.lora.rank} has no effect: train.objective={config.train.objective} adds no "
+            f"nnx.LoRAParam to model.name={config.model.name}; leave it out, or add adapters in its `transform`"
         )
     graph, trained, base = nnx.split(declared, objective.trainable, ...)
     if not jax.tree.leaves(trained):

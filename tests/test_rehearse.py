@@ -220,17 +220,18 @@ def test_a_layout_is_proved_on_simulated_chips(rehearse, tmp_path):
     status, out, err = rehearse(*SMALL, *mesh, "--topology=v4-8", "--prove", f"--json={tmp_path}/proof.json")
     assert status == 0, err
     assert "The layout (fsdp=2 * model=2) computes what one device computes" in out
-    assert json.loads((tmp_path / "proof.json").read_text())["differences"] == []
+    assert json.loads((tmp_path / "proof.json").read_text())["differences"] == {"fsdp=2 * model=2": []}
 
 
 def test_a_layout_that_computes_something_else_is_a_failure(monkeypatch, capsys):
     """Status 1, with a line for each array; tests/parallelism/test_proof.py finds the arrays."""
     monkeypatch.setattr(command.startup, "simulate", lambda chips: chips)  # this process has its devices
+    monkeypatch.setattr(command.startup, "update_imported_jax", lambda **values: None)
     monkeypatch.setattr(layout_proof, "layout_differences", lambda config: ["gradient norm.scale: relative"])
     monkeypatch.setattr(command, "FLAGS", types.SimpleNamespace(json=""))
     loaded = loading.load("configs/tiny.py", "v4-8", {})
     with pytest.raises(RunError, match=r"the layout \(fsdp=4\) does not compute what one device computes"):
-        command.prove(loaded, loaded.topology, types.SimpleNamespace(line=print))
+        command.prove(loaded, types.SimpleNamespace(line=print))
     assert "gradient norm.scale" in capsys.readouterr().out
 
 

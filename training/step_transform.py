@@ -155,16 +155,17 @@ def updated(
 
 
 def checked_direction(name: str, direction: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Return the same optimizer, which raises TypeError with its `name` for updates unlike the gradients.
+    """Return the same optimizer, which raises TypeError with its `name` if an update changes shapes.
 
-    And for a state unlike the one before.
+    These are the shapes of the gradients, of which updates are made, and those of the arrays of its state.
     """
     inner = optax.with_extra_args_support(direction)
 
     def update(gradients, state, params=None, **extra):
         updates, after = inner.update(gradients, state, params, **extra)
-        check_like(f"{name} returned", updates, gradients)
-        check_like(f"{name} returned a state unlike that of init", after, state)
+        for what, new, old in (("updates", updates, gradients), ("a state", after, state)):
+            if jax.tree.map(jnp.shape, new) != jax.tree.map(jnp.shape, old):
+                raise TypeError(f"{name} returned {what} of other shapes than it was given")
         return updates, after
 
     return optax.GradientTransformationExtraArgs(inner.init, update)

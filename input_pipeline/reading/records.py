@@ -9,6 +9,7 @@ needed, and a document costs a hundred bytes until it is opened.
 import csv
 import io
 import lzma
+import numbers
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,10 +133,11 @@ class Reader:
             raise DataError(f"{self._file.path}: cannot be read {where}: {reason(error)}; fix or remove it") from error
         if following is None:
             return False
-        if following[0] <= self._number:
+        is_pair = isinstance(following, tuple) and len(following) == 2 and isinstance(following[0], numbers.Integral)
+        if not is_pair or following[0] <= self._number:
             raise TypeError(
-                f"values of {type(self._file).__name__} yielded the number {following[0]} after {self._number}; "
-                "numbers begin with 1 and rise"
+                f"values of {type(self._file).__name__} yielded {following!r:.60} after number {self._number}; it must "
+                "yield (number, record), with numbers that begin with 1 and rise"
             )
         (self._number, self._value), self._text = following, None
         return True

@@ -78,7 +78,7 @@ def _last(run: RunRecord, kind: str, name: str, form: str) -> str:
 
 
 def _last_loss(run: RunRecord, kind: str, name: str) -> str:
-    """Return the loss of the last line of a kind, each of which has one, also if it is not finite."""
+    """Return the loss of the last line of a kind. Such a line always has a loss, which may be not finite."""
     if kind not in run.kinds:
         return ABSENT
     losses = run.kinds[kind].get(name)

@@ -118,7 +118,7 @@ def draw_costs(drawn: tuple[Costs, str], figure_, tips: dict[str, str]) -> None:
 
 
 def log_ticks(axes) -> None:
-    """Give an x axis a logarithmic scale with plain numbers at each decade, and at 2 and 5 of each of up to two."""
+    """Give an x axis a logarithmic scale with plain numbers at each decade, and at 2 and 5 if it spans at most two."""
 
     def between_decades(value: float, _) -> str:
         low, high = axes.get_xlim()

@@ -255,7 +255,7 @@ def test_an_optimizer_whose_updates_have_other_shapes_is_named(monkeypatch):
     sums = optax.stateless(lambda gradients, params: jax.tree.map(lambda g: g.sum(keepdims=True), gradients))
     monkeypatch.setattr(optimizers, "sgd", lambda config, weights: sums)
     run = assembly.assemble(small_config())
-    with mesh_context(run.mesh), pytest.raises(TypeError, match=r"^optimizer\.name=sgd returned: embed\.embedding is "):
+    with mesh_context(run.mesh), pytest.raises(TypeError, match=r"^optimizer\.name=sgd returned updates of other shap"):
         jax.eval_shape(run.train_step, run.abstract_state, run.abstract_batch)
 
 
@@ -265,7 +265,7 @@ def test_an_optimizer_whose_state_changes_its_shape_is_named(monkeypatch):
     )
     monkeypatch.setattr(optimizers, "sgd", lambda config, weights: grows)
     run = assembly.assemble(small_config())
-    with mesh_context(run.mesh), pytest.raises(TypeError, match=r"^optimizer\.name=sgd returned a state unlike .*: k "):
+    with mesh_context(run.mesh), pytest.raises(TypeError, match=r"^optimizer\.name=sgd returned a state of other shap"):
         jax.eval_shape(run.train_step, run.abstract_state, run.abstract_batch)
 
 
@@ -274,7 +274,7 @@ def test_adapters_that_an_objective_does_not_add_are_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "objectives.counting", counting_objective())
     config = small_config(objective="counting")
     config.lora.rank = 2
-    with pytest.raises(ConfigError, match=r"^lora\.rank=2 has no effect: train\.objective=counting adds no adapters"):
+    with pytest.raises(ConfigError, match=r"^lora\.rank=2 has no effect: train\.objective=counting adds no nnx"):
         assembly.assemble(config)
 
 

@@ -65,14 +65,6 @@ def test_one_evaluator_ranks_the_checkpoints_which_is_the_held_out_loss_if_there
         evaluators.of_run(config, corpus, [], [other, ranks])
 
 
-def test_evaluators_of_one_name_are_refused():
-    """Their lines would mix; one of core/evaluations/ may be copied from another."""
-    with pytest.raises(ValueError, match="several kinds of lines are called forks; rename the evaluator"):
-        evaluators.of_run(base.get_config(), None, [], [Gives("forks"), Gives("forks")])
-    with pytest.raises(ValueError, match="several kinds of lines are called train"):
-        evaluators.of_run(base.get_config(), None, [], [Gives("train")])
-
-
 def test_arrays_of_one_element_are_numbers():
     figures = {"a": jnp.float32(1.5), "b": np.int64(2), "c": jnp.bfloat16(0.5), "d": math.nan, "e": 3, "f": np.ones(1)}
     numbers = as_numbers(Gives("forks"), figures)

@@ -409,7 +409,11 @@ def test_a_file_that_shrinks_meanwhile_is_an_error(read, tmp_path):
         check_unchanged(spans)
 
 
-@pytest.mark.parametrize(("numbers", "says"), [((0, 1), "0 after 0"), ((1, 3, 3), "3 after 3"), ((2, 1), "1 after 2")])
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [((0, 1), "0, .* after number 0"), ((1, 3, 3), "3, .* after number 3"), ((2, 1), "1, .* after number 2"),
+     (("a",), "'a', .* after number 0")],
+)  # fmt: skip
 def test_a_format_of_ones_own_whose_numbers_do_not_rise_is_named(numbers, says):
     """Number 0 would be no record, and an equal one a file that changes."""
 
@@ -420,7 +424,7 @@ def test_a_format_of_ones_own_whose_numbers_do_not_rise_is_named(numbers, says):
         def text(self, number, value):
             return value
 
-    with pytest.raises(TypeError, match=f"values of Own yielded the number {says}; numbers begin with 1 and rise"):
+    with pytest.raises(TypeError, match=rf"^values of Own yielded \({says}; .* that begin with 1 and rise$"):
         list(Reader().records(Own("mine.own", "text", 100)))
 
 
