@@ -12,6 +12,7 @@ from core.command_line import FLAGS, flags
 from core.overrides import split_overrides
 
 OTHERS = ("search", "compare", "scaling", "advise_sharding", "prove", "decode")  # flags in place of one rehearsal
+UNPRICED = ("advise_sharding", "prove")  # of these
 MODES = ("same_batch", "any_batch", "model")
 NOT_READ = ("workdir", "join_seconds")  # flags of the other commands
 MOST_DIMS = 6  # of a tensor; every mesh axis may shard each of them
@@ -143,8 +144,8 @@ def check_flags(loaded: Loaded) -> None:
     for name in ("html", "hlo", "checklist", "advice_seconds"):
         if asked and FLAGS[name].present and FLAGS[name].value:
             raise ConfigError(f"--{name} is for a single rehearsal; leave out --{asked[0]}")
-    if FLAGS.price is not None and (free := [name for name in ("advise_sharding", "prove") if FLAGS[name].value]):
-        raise ConfigError(f"--price is for the cost of a step; leave out --price or --{free[0]}")
+    if FLAGS.price is not None and (unpriced := [name for name in UNPRICED if FLAGS[name].value]):
+        raise ConfigError(f"--price is for the cost of a step; leave out --price or --{unpriced[0]}")
     check_decoding(loaded)
 
 
@@ -212,10 +213,10 @@ def prove(loaded: Loaded, display) -> None:
     startup.simulate(chips)
     startup.update_imported_jax(jax_platforms="cpu")
     found, not_proved = {}, layout_proof.not_proved(loaded.config)
-    for config in layouts.on_each_mesh(loaded.config).values():
-        mesh = " * ".join(f"{axis}={size}" for axis, size in config.mesh.items() if size > 1) or "one chip"
+    for _, sizes in layouts.meshes(loaded.config):
+        mesh = layouts.text(sizes)
         display.line(f"compiling a small copy of the step for {mesh}, simulated, and for one device (a minute or two)")
-        found[mesh] = layout_proof.layout_differences(config)
+        found[mesh] = layout_proof.layout_differences(layouts.on_mesh(loaded.config, sizes))
         for difference in found[mesh]:
             display.line(difference)
     write_json({"topology": loaded.topology.name, "differences": found, "not_proved": not_proved})

@@ -29,8 +29,8 @@ LIMITS = {"forward": 1e-5, "gradient": 1e-5, "update": 1e-3, "state": 1e-5}
 # A loss may be near 0 because its terms cancel, as GRPO's is. Its error is then that of the terms, which are about 1.
 SCALE = {"forward": 1.0}
 # A gradient whose terms cancel, as that of a bias which all distances of a loss share, has the rounding error of these
-# terms. So a gradient with less than this share of the norm of all gradients is compared at the scale of that share,
-# and the limits of its weight's update and moments, of which an optimizer may make a whole step, are wider by as much.
+# terms, of which an optimizer may make a whole step. So if a weight's gradient has less than this share of the norm of
+# all gradients, the limits of the gradient, the update and the moments are wider by as much.
 SMALL_SHARE = 0.1
 MOST_PUZZLES = 1024  # of ARC's million, whose embeddings would be held several times
 LEFT_OUT = ("train.objective", "lora.rank", "grpo.kl", "model.quantization", "model.expert_capacity", "model.dropout")
@@ -122,26 +122,29 @@ def differences(reference: Layout, candidate: Layout, state, batch) -> list[str]
     `state` and `batch` are host arrays of the global shapes. Raises RunError if the reference is not finite.
     """
     wanted, got = (_observe(layout, state, batch) for layout in (reference, candidate))
-    for part, found in wanted.items():
-        for path, leaf in _leaves(found):
+    for part, tree in wanted.items():
+        for path, leaf in _leaves(tree):
             if not np.isfinite(leaf).all():
-                name = jax.tree_util.keystr(path, simple=True, separator=".")
-                raise RunError(f"{part} {name} is not finite on one device either, so nothing can be compared with it")
+                name = _name(part, path)
+                raise RunError(f"{name} is not finite on one device either, so nothing can be compared with it")
     norms = {tuple(key.key for key in path): np.linalg.norm(leaf) for path, leaf in _leaves(wanted["gradient"])}
     small = SMALL_SHARE * np.linalg.norm(list(norms.values()))
     wider = {path: max(1.0, small / max(norm, 1e-30)) for path, norm in norms.items()}
-    least, lines = SCALE | {"gradient": small}, []
+    lines = []
     for part, limit in LIMITS.items():
         if (found := jax.tree.structure(got[part])) != (expected := jax.tree.structure(wanted[part])):
             lines.append(f"{part}: {found} in place of {expected}")
             continue
         for (path, expected), actual in zip(_leaves(wanted[part]), jax.tree.leaves(got[part]), strict=True):
-            error = relative_error(actual, expected, least.get(part, 0.0))
-            of_array = limit * (wider.get(path_of_weight(path, wider), 1.0) if part in ("update", "state") else 1.0)
+            error = relative_error(actual, expected, SCALE.get(part, 0.0))
+            of_array = limit * wider.get(path_of_weight(path, wider), 1.0)
             if not error <= of_array:
-                name = jax.tree_util.keystr(path, simple=True, separator=".")
-                lines.append(f"{part} {name}: relative error {error:.1e}, limit {of_array:.0e}")
+                lines.append(f"{_name(part, path)}: relative error {error:.1e}, limit {of_array:.0e}")
     return lines
+
+
+def _name(part: str, path: tuple) -> str:
+    return f"{part} {jax.tree_util.keystr(path, simple=True, separator='.')}"
 
 
 def _leaves(tree) -> list[tuple]:

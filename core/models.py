@@ -103,15 +103,13 @@ def flops_per_token(config, length: int, **how) -> float:
     Raises ConfigError if the function of the model's module takes other arguments, and TypeError if it returns no
     number. `how` may be frozen=True, which a module needs to take only if weights of its model are frozen.
     """
-    function = model_module(config).flops_per_token
+    function, name = model_module(config).flops_per_token, f"flops_per_token of models/{config.model.name}.py"
     try:
         inspect.signature(function).bind(config.model, length, **how)
     except TypeError as error:
-        where = f"flops_per_token of models/{config.model.name}.py"
-        raise ConfigError(f"{where} {error}; give it the arguments of that in models/decoder_lm.py") from None
+        raise ConfigError(f"{name} {error}; give it the arguments of that in models/decoder_lm.py") from None
     found = function(config.model, length, **how)
-    is_right = isinstance(found, numbers.Real)
-    check_returned(f"flops_per_token of models/{config.model.name}.py", found, is_right, "a number")
+    check_returned(name, found, isinstance(found, numbers.Real), "a number")
     return found
 
 

@@ -62,9 +62,9 @@ def figure_of(draw: Callable, report, name: str, height: float, width: float = W
 
 
 def add_legend(axes, handles: Sequence, labels: Sequence[str]) -> float:
-    """Draw a legend above axes with as many columns as fit. The figure grows by its height, which is returned.
+    """Draw a legend above axes with as many columns as fit; the figure grows by its height.
 
-    The height is in inches.
+    Returns the height in inches.
 
     Args:
       handles, labels: artists, and their words; a label that is longer than a row loses its middle.

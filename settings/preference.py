@@ -26,9 +26,8 @@ def to_evaluate(config: ConfigDict) -> None:
 
 def check_source(config: ConfigDict) -> None:
     """Raise ConfigError if preference data is given to one of our objectives that would train on both answers alike."""
-    others = set(OBJECTIVES) - {"dpo"}
-    if config.data.source == SOURCE and config.train.objective in others:
+    objective = config.train.objective
+    if config.data.source == SOURCE and objective in OBJECTIVES and objective != "dpo":
         raise ConfigError(
-            f"data.source={SOURCE} does not go with train.objective={config.train.objective}; "
-            "use --config.train.objective=dpo"
+            f"data.source={SOURCE} does not go with train.objective={objective}; use --config.train.objective=dpo"
         )

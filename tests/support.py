@@ -19,6 +19,7 @@ from flax import nnx
 from configs import base
 from models import decoder_lm
 from parallelism.mesh import make_mesh
+from reporting.page_parts import WIDE
 from settings import loading
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -152,6 +153,17 @@ def compilations() -> Iterator[list[float]]:
     jax.monitoring.register_event_duration_secs_listener(listen)  # a listener cannot be removed
     yield found
     is_open = False
+
+
+def drawn(draw, shown, height: float, width: float = WIDE):
+    """Return the figure of a plot, of which nothing is outside."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    draw(shown, figure, {})
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
+    return figure
 
 
 def write_sums(folder, count: int) -> None:

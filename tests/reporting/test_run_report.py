@@ -14,11 +14,10 @@ import pytest
 from configs.errors import ConfigError
 from files.json_reader import JsonError
 from reporting.goodput import PARTS
-from reporting.page_parts import WIDE
 from reporting.run_report import page, plots, reading
 from reporting.run_report.thinning import thin
 from tests.browser import Browser
-from tests.support import ROOT
+from tests.support import ROOT, drawn
 
 BEGAN = 1_780_000_000.0
 
@@ -60,17 +59,6 @@ def add_lines(folder: pathlib.Path, *lines: dict) -> pathlib.Path:
     with (folder / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps({"time": BEGAN + 70, **line}) + "\n" for line in lines)
     return folder
-
-
-def drawn(draw, shown, height: float, width: float = WIDE):
-    """Return the figure of a plot, of which nothing is outside."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height))
-    draw(shown, figure, {})
-    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
-    assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
-    return figure
 
 
 def run(folder: pathlib.Path, name: str = "mine", **options) -> reading.RunRecord:

@@ -8,6 +8,7 @@ import re
 from studies import suites
 from studies.report import guide
 from tests.studies.conftest import ended, needs_optuna, sweep
+from tests.support import drawn
 
 GROUP = "exp02b-h-cycles"
 
@@ -140,9 +141,6 @@ def test_a_report_of_recursive_models_plots_accuracy_by_depth_and_names_the_mixe
 
 @needs_optuna
 def test_the_legends_of_many_configurations_with_long_names_stay_inside_the_figure():
-    from matplotlib.figure import Figure
-
-    from reporting.page_parts import WIDE
     from studies.report import costs, plots
 
     _, answer = answer_of(seeds=2, breadth=DEPTHS)
@@ -154,10 +152,7 @@ def test_the_legends_of_many_configurations_with_long_names_stay_inside_the_figu
         (plots.draw_curves, (rows, "accuracy")), (plots.draw_breadth, rows),
         (plots.draw_costs, (costs.of_rows(rows, "maximize"), "accuracy")),
     ):  # fmt: skip
-        figure = Figure(figsize=(WIDE, plots.HEIGHT))
-        draw(shown, figure, {})
-        box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
-        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
+        figure = drawn(draw, shown, plots.HEIGHT)
         assert len(figure.axes[0].get_legend().get_texts()) == (12 * 3 if draw is plots.draw_breadth else 12)
 
 

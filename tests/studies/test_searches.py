@@ -142,7 +142,8 @@ def test_status_and_report_take_the_name_of_a_search(tmp_path):
     status, out, err = ended(sweep(tmp_path, "status", "s"))
     assert status == 0, err
     assert "search s: random over" in out and "the Pareto front:" in out and "number of parameters" in out
-    assert "/0003: status 3: the loss <is> nan" in out and "left out: 1 point: equals trial 0" in out
+    assert "failed: trial 3 in " in out and "/0003: status 3: the loss <is> nan" in out
+    assert "left out: 1 point: equals trial 0" in out
     status, out, err = ended(sweep(tmp_path, "report", "s", "--html=page.html"))
     assert (status, out) == (0, "wrote page.html\n"), err
     assert "The Pareto front" in (tmp_path / "page.html").read_text()
