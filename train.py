@@ -50,7 +50,7 @@ from cluster.interruption import Interrupted, check_main_thread, interruption
 from cluster.maintenance import maintenance_notices
 from cluster.watch import HeartbeatFile, watchdog
 from core import assembly, ending, inspection
-from core.callbacks import Callback, Recheck, Reshard, Save, StepsInAThread, Stop, Stopped, checked_callbacks, listed
+from core.callbacks import Callback, Recheck, Reshard, Save, StepsInAThread, Stop, Stopped, as_list
 from core.evaluators import Evaluator, evaluate_newest
 from core.between_steps.faults import Fault, Faults, NaNGradients, parse_faults
 from core.job import Job, digest, losses_of
@@ -130,9 +130,8 @@ def train(
     check_main_thread()
     config, workdir = config.copy_and_resolve_references(), workdirs.local_folder(workdir)  # keys are set below
     ending.threads_end_the_process()
-    callbacks = listed("callbacks", callbacks, Callback)
-    callbacks = checked_callbacks([*callbacks, *([batches] if isinstance(batches, Callback) else [])])
-    evaluators = listed("evaluators", evaluators, Evaluator)
+    callbacks = as_list("callbacks", callbacks, Callback) + ([batches] if isinstance(batches, Callback) else [])
+    evaluators = as_list("evaluators", evaluators, Evaluator)
     clock = Clock(time.monotonic() if started is None else started)
     asked = {key: flat(config)[key] for key in ("batch.fit", "train.gradient_accumulation")}
     is_new = not (bucket or store or (workdir / stored_config.CONFIG).exists())

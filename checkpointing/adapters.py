@@ -9,7 +9,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
-from layers.adapters import INPUTS
+from layers.adapters import INPUTS, factors
 from settings import fine_tuning
 
 PARTS = ("a", "b")
@@ -34,12 +34,10 @@ def abstract(params: dict, stored: dict) -> dict:
     targets, rank, found = fine_tuning.targets(stored["lora.targets"]), stored["lora.rank"], {}
     for path, weight in flatten_dict(params).items():
         if path[-1] in targets:
-            inputs, mesh = 1 + INPUTS[path[-1]], weight.sharding.mesh
+            last, mesh = 1 + INPUTS[path[-1]], weight.sharding.mesh
             axes = (*weight.sharding.spec, *[None] * (len(weight.shape) - len(weight.sharding.spec)))
-            for part, shape, spec in (
-                ("a", (*weight.shape[:inputs], rank), (*axes[:inputs], None)),
-                ("b", (weight.shape[0], rank, *weight.shape[inputs:]), (axes[0], None, *axes[inputs:])),
-            ):
+            shapes, specs = factors(weight.shape, 1, last, rank), factors(axes, 1, last, None)
+            for part, shape, spec in zip(PARTS, shapes, specs, strict=True):
                 sharding = NamedSharding(mesh, PartitionSpec(*spec))
                 found[(*adapter_path(path), part)] = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
     return unflatten_dict(found)

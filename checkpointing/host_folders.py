@@ -21,6 +21,7 @@ from checkpointing.host_parts import Part
 from checkpointing.store import CheckpointError, Store
 from cluster import processes
 from reporting.display import listed
+from training.state import named_leaves
 
 MOST_NAMED = 3  # processes that a message names
 
@@ -67,8 +68,7 @@ class HostFolders(FolderStore):
     def describe(self, step: int) -> dict:
         """Return the name of this process, and a digest of the files of its part."""
         landing = self._landing(step)
-        names = sorted(str(path.relative_to(landing)) for path in landing.rglob("*") if path.is_file())
-        self.files = manifest.digests(landing, names)
+        self.files = manifest.digests(landing, manifest.files_below(landing))
         return {"name": processes.name(processes.index()), "digest": manifest.digest_of(self.files)}
 
     def join(self, step: int, parts: list[dict]) -> None:
@@ -136,10 +136,9 @@ def of_config(config, workdir: pathlib.Path, bucket=None) -> Store | None:
 
 def _missing(folder: pathlib.Path, files: Files, arrays: dict) -> list[str]:
     """Return the files that this process's shards of some arrays need, and that are not among `files`."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(arrays)
     missing = []
-    for path, leaf in leaves:
-        layout = f"{STATE}/{jax.tree_util.keystr(path, simple=True, separator='.')}/{host_parts.LAYOUT}"
+    for name, leaf in named_leaves(arrays):
+        layout = f"{STATE}/{name}/{host_parts.LAYOUT}"
         if layout not in files:
             missing.append(layout)
             continue

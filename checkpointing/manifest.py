@@ -32,6 +32,11 @@ class Manifest(Object):
     sha256: str
 
 
+def files_below(folder: pathlib.Path) -> list[str]:
+    """Return the relative names of all files below a folder, sorted."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
 def digests(folder, names: list[str]) -> dict[str, list]:
     """Return {name: [bytes, SHA-256]} of files below a folder. Raises OSError if one cannot be read."""
     with concurrent.futures.ThreadPoolExecutor(THREADS) as executor:

@@ -53,7 +53,7 @@ class SharedFolder(FolderStore):
     def describe(self, step: int) -> Files:
         """Return the digests of this process's files."""
         own = self._own(step)
-        names = sorted(str(path.relative_to(own)) for path in own.rglob("*") if path.is_file())
+        names = manifest.files_below(own)
         layouts = [name for name in names if name.endswith(f"/{host_parts.LAYOUT}")]
         self.chunks = {name: host_parts.chunk_files(own, name) for name in layouts}
         return manifest.digests(own, names)

@@ -25,6 +25,7 @@ from configs.errors import ConfigError, shown
 from configs.key import EXECUTION, TRANSFER
 from layers.adapters import INPUTS
 from settings import loading, stored_config, validation
+from settings.architecture import head_dim
 from settings.keys import flat
 
 
@@ -61,8 +62,7 @@ class SourceRun:
         self.folder()
         may_differ = keys_of(EXECUTION) | keys_of(TRANSFER)
         ours, theirs = (
-            dict(model) | {"head_dim": model.head_dim or model.embed_dim // model.num_heads}
-            for model in (config.model, self.configuration().model)
+            dict(model) | {"head_dim": head_dim(model)} for model in (config.model, self.configuration().model)
         )
         if ours["name"] != theirs["name"]:
             raise ConfigError(

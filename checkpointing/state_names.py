@@ -8,9 +8,7 @@ Other programs and older checkpoints rely on these names. If the fields of Train
 import dataclasses
 from collections.abc import Iterable
 
-import jax
-
-from training.state import TrainState
+from training.state import TrainState, named_leaves
 
 PARAMS, AVERAGE = "params", "average"
 WEIGHTS = (PARAMS, AVERAGE)  # readers of a trained model restore one of these parts
@@ -38,8 +36,7 @@ def as_state(arrays: dict, like: TrainState | dict) -> TrainState | dict:
 
 def names_of(arrays: dict) -> set[str]:
     """Return the name of each array: its path, joined by dots."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(arrays)
-    return {jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves}
+    return {name for name, _ in named_leaves(arrays)}
 
 
 def eval_part(names: Iterable[str]) -> str:

@@ -7,8 +7,9 @@ import pkgutil
 import re
 import unicodedata
 
+from files.paths import shortened
+
 DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # which reorder what follows
-SHOWN_CHARACTERS = 60  # of a wrong value in a message
 OF_KERNEL = re.compile(r"memory space [sv]mem|ScopedVmemOom|shared memory size limit", re.IGNORECASE)  # as XLA says it
 
 
@@ -33,8 +34,7 @@ def is_too_large(message: str) -> bool:
 def shown(value) -> str:
     """Return a value as a message has it: in one line, its end left out where it is long."""
     text = str(value)
-    text = text if text.isprintable() else ascii(text)[1:-1]
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
+    return shortened(text if text.isprintable() else ascii(text)[1:-1])
 
 
 def visible(text: str) -> str:

@@ -56,19 +56,15 @@ class Stopped(Exception):
 Action = Save | Stop | Reshard | RollBack
 
 
-def listed(name: str, given: Iterable, kind: type) -> list:
-    """Return an argument of `train` as a list; TypeError for a single object of a kind, or None."""
+def as_list(name: str, given: Iterable, kind: type) -> list:
+    """Return an argument of `train` as a list; TypeError unless it is an iterable of objects of a kind."""
     if isinstance(given, kind) or not isinstance(given, Iterable):
         raise TypeError(f"{name}={given!r:.60} is not a list; give a list of objects of a subclass of {kind.__name__}")
-    return list(given)
-
-
-def checked_callbacks(callbacks: list) -> list["Callback"]:
-    """Return the callbacks of a caller; TypeError for anything else."""
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
-            raise TypeError(f"{callback!r} is not a callback; give objects of a subclass of core.callbacks.Callback")
-    return callbacks
+    objects = list(given)
+    for one in objects:
+        if not isinstance(one, kind):
+            raise TypeError(f"{name}: {one!r} is not an object of a subclass of {kind.__name__}")
+    return objects
 
 
 def check_action(callback: "Callback", action: object, present: Shape, step: int) -> None:

@@ -4,7 +4,6 @@
 from collections.abc import Callable
 
 import jax
-from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec
@@ -25,8 +24,8 @@ def weights(run: Run) -> dict:
     has a matrix [embed, head_dim] for each head. In the usual layout, the compiler would copy it to this one in every
     step.
     """
-    declared, params = nnx.merge_state(run.models.trained, run.models.base), flatten_dict(stacked_weights(run))
-    for path, (_, names) in declared_axes(declared).items():
+    params = flatten_dict(stacked_weights(run))
+    for path, (_, names) in declared_axes(run.models.declared).items():
         if names[0] == "layers":
             params[path] = (_of_layer(params[path], names[1:]),) * params[path].shape[0]
     return unflatten_dict(params)
@@ -34,8 +33,7 @@ def weights(run: Run) -> dict:
 
 def stacked_weights(run: Run) -> dict:
     """Return the parameters of a run's model as shapes with the types for decoding; layers are stacked, as trained."""
-    declared = nnx.merge_state(run.models.trained, run.models.base)
-    return in_compute_type(declared, platform_defaults.dtype(run.config, run.mesh), run.mesh)
+    return in_compute_type(run.models.declared, platform_defaults.dtype(run.config, run.mesh), run.mesh)
 
 
 def placer(run: Run) -> Callable[[dict], dict]:

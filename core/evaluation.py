@@ -1,36 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluate a model: its loss on held-out documents, its answers by vote, and a sample of text."""
+"""Evaluate a model: its loss on held-out documents, and a sample of text."""
 
-import base64
-import json
-import logging
 import math
-import pathlib
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 
-import jax
 import numpy as np
 
-from cluster import processes
 from configs.errors import visible
 from core import assembly, interpreter
-from files.atomic import write_atomically
 from inference.prompts import text_prompt, text_start
 from inference.sampling import continue_texts
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
-from input_pipeline.errors import DataError
 from input_pipeline.tokenization import AnyTokenizer
-from parallelism import axis_rules
-from parallelism.placement import local_rows, local_values, place
-from puzzles import voting
-from puzzles.voting import Votes
+from parallelism.placement import local_rows, place
 from reporting.step_log import as_count, format_evaluation
 
-LOG = logging.getLogger("torus")
-HEADLINE = "pass@2"
-POOLED = "pooled/"
 OPENING_TOKENS, OPENING_WORDS = 16, 2  # of a held-out document: tokens to read, and words to take as a prompt
 SAMPLE_TEMPERATURE = 0.7
 MOST_NEXT_TOKENS = 64  # of the command that the summary ends with
@@ -104,78 +90,6 @@ def batches_of_rows(
         readers=run.config.data.readers, prefetch=run.config.data.prefetch, on_lost=on_lost,
     )  # fmt: skip
     return place(batches, sharding, rows)
-
-
-def vote(context) -> Votes | None:
-    """Return the votes of the answers to all held-out puzzles, the same in all processes; None if it was stopped."""
-    run, windows, votes = context.run, context.corpus.heldout, Votes()
-    layouts = axis_rules.batch_sharding(run.mesh, 2), axis_rules.batch_sharding(run.mesh, 1)
-    predict = jax.jit(lambda params, batch: run.objective.predict(run.model(params), batch), out_shardings=layouts)
-    for batch in heldout_batches(run, context.corpus, progress=context.progress):
-        if context.stop():
-            return None
-        predictions, halt_logits = map(local_values, predict(context.params, batch))
-        names = [windows.identifiers[row] for row in local_values(batch["puzzle_identifiers"]).tolist()]
-        votes.add_batch(names, local_values(batch["inputs"]), predictions, halt_logits)
-    texts = processes.gather("votes", base64.b64encode(votes.to_bytes()).decode())
-    return Votes().merge(Votes.from_bytes(base64.b64decode(text)) for text in texts)
-
-
-def vote_and_keep(context) -> dict[str, float] | None:
-    """Return `voting.results` of the answers of a step; {} if the held-out data has no votes, None if it is stopped.
-
-    Votes are saved in the workdir's folder `votes`, one file for each step. Their outcome, without those of other
-    steps, is saved in submission.json. `at_step/N/pass@2` is that of the votes of another step alone.
-    """
-    tasks, step = context.corpus.heldout.test_puzzles, context.step
-    if not tasks:
-        return {}
-    votes, file = vote(context), context.workdir / "votes" / f"{step}.gz"
-    if votes is None:
-        return None
-
-    def keep() -> dict[str, float]:
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            votes.save(file)
-            write_atomically(context.workdir / "submission.json", json.dumps(voting.submission(votes, tasks)).encode())
-        except OSError as error:  # such as a full disk, which ends no run
-            LOG.error(f"the votes of step {step} are not saved: {error}")
-        others = earlier_votes(file.parent, step)
-        pooled = context.run.config.evaluation.pooled_votes
-        found = voting.results(votes, tasks, [others[name] for name in sorted(others)] if pooled else [])
-        return found | voting.of_steps(others, tasks, HEADLINE)
-
-    return processes.shared(f"passes {step}", keep)
-
-
-def earlier_votes(folder: pathlib.Path, step: int) -> dict[str, Votes]:
-    """Return the votes of the steps before `step`, by step; files that cannot be read are left out, and named."""
-    found = {}
-    for path in folder.glob("*.gz"):
-        if path.stem.isdigit() and int(path.stem) < step:
-            try:
-                found[path.stem] = Votes.load(path)
-            except DataError as error:
-                LOG.error(f"the votes of step {path.stem} are left out: {error}")
-    return found
-
-
-def vote_lines(figures: dict[str, float], corpus: corpora.Corpus) -> list[str]:
-    """Return the results of votes in words, the headline first; [] if there was no vote."""
-    lines = []
-    for prefix, what in (("", "held-out"), (POOLED, "held-out, pooled with earlier votes,")):
-        of_kind = {k: figures[f"{prefix}pass@{k}"] for k in voting.PASSES if f"{prefix}pass@{k}" in figures}
-        if of_kind:
-            every = ", ".join(f"@{k} {value:.2%}" for k, value in of_kind.items())
-            headline = figures[prefix + HEADLINE]
-            known = voting.num_known(corpus.heldout.test_puzzles)
-            lines.append(f"{what} {HEADLINE}: {headline:.2%} of {known:,} tasks ({every})")
-    steps = {name.split("/")[1]: value for name, value in figures.items() if name.startswith(voting.AT_STEP)}
-    if steps:
-        told = ", ".join(f"step {step} {value:.2%}" for step, value in sorted(steps.items(), key=lambda s: int(s[0])))
-        lines.append(f"held-out {HEADLINE} of other checkpoints, each alone: {told}")
-    return lines
 
 
 def heldout_lines(run: assembly.Run, figures: dict, weight: int, corpus: corpora.Corpus) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of an evaluation during and after training, and those of every run: held-out loss, votes, tasks.
+"""The interface of an evaluation during and after training, and those of every run: held-out loss and tasks.
 
 A file of core/evaluations/ has `KIND`, the name of its evaluator, and `make(config, corpus)`, which returns the
 evaluator, or None if the configuration does not ask for it. `make` raises ConfigError if it cannot be evaluated, also
@@ -21,7 +21,7 @@ from checkpointing.store import Store
 from cluster import processes
 from configs.errors import ConfigError, check_returned, made_by, modules_of
 from core.assembly import Run, assemble
-from core.evaluation import Progress, evaluate_heldout, heldout_lines, vote_and_keep, vote_lines
+from core.evaluation import Progress, evaluate_heldout, heldout_lines
 from core.scored_model import check_same_on_hosts, scored_model
 from files.json_reader import JsonError
 from inference.engine import Engine
@@ -132,34 +132,13 @@ def _split(figures: dict) -> tuple[dict, int]:
     return {name: figure for name, figure in figures.items() if name != "tokens"}, figures["tokens"]
 
 
-class Votes(Evaluator):
-    """The results of votes on the held-out puzzles, of several checkpoints if `evaluation.votes_every` says so."""
-
-    name = "votes"
-
-    def __init__(self, every: int = 0):
-        """Vote every `every` steps; 0: only at the end."""
-        self.every = every
-
-    def evaluate(self, context):
-        """Return the share of solved tasks by number of answers; {} if the data has no votes."""
-        return vote_and_keep(context)
-
-    def lines(self, context, figures):
-        return vote_lines(figures, context.corpus)
-
-
 def check_names(evaluators: Sequence[Evaluator]) -> None:
     """Raise ValueError if an evaluator of a caller has no name, or one whose lines would mix with others.
 
-    Raises TypeError for what is not an evaluator, or if its `every` is not a whole number.
+    Raises TypeError if its `every` is not a whole number.
     """
-    taken = {*OWN_KINDS, HeldOut.name, Votes.name, Tasks.name, *(module.KIND for module in modules_of(FOLDER))}
+    taken = {*OWN_KINDS, HeldOut.name, Tasks.name, *(module.KIND for module in modules_of(FOLDER))}
     for evaluator in evaluators:
-        if not isinstance(evaluator, Evaluator):
-            raise TypeError(
-                f"{evaluator!r} is not an evaluator; give objects of a subclass of core.evaluators.Evaluator"
-            )
         name = evaluator.name
         if not isinstance(name, str) or not name or name in taken:
             raise ValueError(
@@ -304,7 +283,6 @@ def of_corpus(config, corpus: Corpus, items: list[questions.Item]) -> list[Evalu
     of_tasks = [Tasks(config.evaluation.tasks_every, items)] if items else []
     return [
         HeldOut(config.train.eval_every, config.evaluation.batches),
-        Votes(config.evaluation.votes_every),
         *of_tasks,
         *made_by(modules_of(FOLDER), Evaluator, config, corpus),
     ]

@@ -55,6 +55,11 @@ class Models:
     frozen_flops: float
 
     @property
+    def declared(self) -> nnx.State:
+        """All abstract parameters of the trained model, with the names of their axes."""
+        return nnx.merge_state(self.trained, self.base)
+
+    @property
     def num_trained(self) -> int:
         """The number of trained parameters."""
         return num_parameters(self.trained)
@@ -69,7 +74,7 @@ class Models:
 
         `model` is the section of the configuration.
         """
-        declared = declared_axes(nnx.merge_state(self.trained, self.base)).values()
+        declared = declared_axes(self.declared).values()
         of_experts = sum(math.prod(shape) for shape, names in declared if optimizers.EXPERTS in names)
         idle = model.num_experts - model.experts_per_token
         return self.num_parameters - (of_experts * idle // model.num_experts if of_experts else 0)

@@ -16,9 +16,10 @@ from typing import Annotated, TypeVar
 import pydantic
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
+from files.paths import shortened
+
 MAX_BYTES = 16 << 20  # of a file; in memory JSON takes up to about 30 times its size
 MOST_KEYS = 1000  # of an object, among which a mistyped one is looked for
-SHOWN_CHARACTERS = 60  # of a wrong value, or of its key, in a message
 OF_PYDANTIC = re.compile(r"^(Input|List|String|Dictionary|Tuple) | after validation, not \S+$")
 KINDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a string", "none": "null"}
 Schema = TypeVar("Schema")
@@ -80,7 +81,7 @@ def rule_of(error: dict) -> str:
 
 
 def _in_a_line(key: str) -> str:
-    return _shortened(key if key.isprintable() else key.encode("unicode_escape").decode())
+    return shortened(key if key.isprintable() else key.encode("unicode_escape").decode())
 
 
 def _first_line(errors: pydantic.ValidationError) -> str:
@@ -96,10 +97,10 @@ def _first_line(errors: pydantic.ValidationError) -> str:
             near = difflib.get_close_matches(str(first["loc"][-1]), map(str, given), n=1, cutoff=0.8)
             return f"{key} is missing" + (f"; did you mean it by {_in_a_line(near[0])}?" if near else "")
     if choices := _alternatives(every):
-        key = _shortened(key.rpartition(".")[0])
-        return f"{key}: should be {', '.join(choices[:-1])} or {choices[-1]}, but is {_shortened(repr(first['input']))}"
+        key = shortened(key.rpartition(".")[0])
+        return f"{key}: should be {', '.join(choices[:-1])} or {choices[-1]}, but is {shortened(repr(first['input']))}"
     where = f"{key}: " if key else ""
-    return f"{where}{rule_of(first)}, but is {_shortened(repr(first['input']))}"
+    return f"{where}{rule_of(first)}, but is {shortened(repr(first['input']))}"
 
 
 def _alternatives(errors: list) -> list[str]:
@@ -113,7 +114,3 @@ def _alternatives(errors: list) -> list[str]:
     if "float" in kinds and "int" in kinds:
         kinds.remove("int")
     return [KINDS[kind] for kind in kinds] if len(kinds) > 1 and set(kinds) <= KINDS.keys() else []
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."

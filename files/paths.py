@@ -5,7 +5,7 @@ import os
 import pathlib
 
 LONGEST_NAME = 255  # bytes of a name, in the file systems of Linux and macOS
-SHOWN_CHARACTERS = 60
+SHOWN_CHARACTERS = 60  # of a text in a message
 
 
 class PathError(ValueError):
@@ -19,7 +19,7 @@ def expanded(path: str | os.PathLike) -> pathlib.Path:
 
     Raises PathError if there is no such user, or if a name is too long for a file system, as after a missing quote.
     """
-    shown = str(path) if len(str(path)) <= SHOWN_CHARACTERS else f"{str(path)[: SHOWN_CHARACTERS - 3]}..."
+    shown = shortened(str(path))
     try:
         found = pathlib.Path(path).expanduser()
     except RuntimeError:
@@ -27,3 +27,8 @@ def expanded(path: str | os.PathLike) -> pathlib.Path:
     if any(len(os.fsencode(name)) > LONGEST_NAME for name in found.parts):
         raise PathError(f"{shown}: a name in this path has over {LONGEST_NAME} bytes; is a quote missing?")
     return found
+
+
+def shortened(text: str) -> str:
+    """Return a text for a message: dots take the place of what exceeds SHOWN_CHARACTERS."""
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."

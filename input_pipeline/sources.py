@@ -174,21 +174,20 @@ def labeled(data, path: str, **_) -> tuple[LabeledWindows, LabeledWindows]:
 
 
 @source
-def countdown(data, path: str, *, seed: int, **_) -> tuple[CountdownWindows, CountdownWindows]:
+def countdown(data, path: str, *, seed: int, kind=CountdownWindows, **_) -> tuple[Windows, Windows]:
     """Return problems of arithmetic countdown, made at random, whose text has a token for each number."""
     if data.tokenizer != "numbers":
         raise DataError(
             f"data.source=countdown has a token for each number, not data.tokenizer={data.tokenizer}; use "
             "--config.data.tokenizer=numbers"
         )
-    return CountdownWindows(seed, "train"), CountdownWindows(seed, "heldout")
+    return tuple(kind(seed, stream) for stream in ("train", "heldout"))
 
 
 @source
-def countdown_rollouts(data, path: str, *, seed: int, **how) -> tuple[CountdownRollouts, CountdownRollouts]:
+def countdown_rollouts(data, path: str, **how) -> tuple[Windows, Windows]:
     """Return the problems of `countdown` for reinforcement learning."""
-    countdown(data, path, seed=seed, **how)
-    return CountdownRollouts(seed, "train"), CountdownRollouts(seed, "heldout")
+    return countdown(data, path, kind=CountdownRollouts, **how)
 
 
 @source

@@ -45,10 +45,10 @@ class Adapter(nnx.Module):
         first = int(axes[0] == "layers")
         last = first + inputs
         bound = math.prod(shape[first:last]) ** -0.5
-        uniform = jax.random.uniform(rngs.params(), (*shape[:last], rank), minval=-bound, maxval=bound)
-        zeros = jax.numpy.zeros((*shape[:first], rank, *shape[last:]))
-        self.a = nnx.LoRAParam(uniform, out_sharding=(*axes[:last], "rank"))
-        self.b = nnx.LoRAParam(zeros, out_sharding=(*axes[:first], "rank", *axes[last:]))
+        (a_shape, b_shape), (a_axes, b_axes) = factors(shape, first, last, rank), factors(axes, first, last, "rank")
+        uniform = jax.random.uniform(rngs.params(), a_shape, minval=-bound, maxval=bound)
+        self.a = nnx.LoRAParam(uniform, out_sharding=a_axes)
+        self.b = nnx.LoRAParam(jax.numpy.zeros(b_shape), out_sharding=b_axes)
         self.scale = scale
 
     def __call__(self, spec: str, x: jax.Array) -> jax.Array:
@@ -59,6 +59,11 @@ class Adapter(nnx.Module):
         inner = "".join(name for name in left if name not in inputs) + "R"
         y = einsum(f"{left},{inputs}R->{inner}", x, self.a[...])
         return self.scale * einsum(f"{inner},R{outputs}->{out}", y, self.b[...])
+
+
+def factors(dims: tuple, first: int, last: int, rank: int | str | None) -> tuple[tuple, tuple]:
+    """Return the dimensions of A and B for those of a weight, as sizes or axes; a product contracts first:last."""
+    return (*dims[:last], rank), (*dims[:first], rank, *dims[last:])
 
 
 class Freezable(nnx.Module):

@@ -44,6 +44,7 @@ from migration.hugging_face_config import Config
 from migration.hugging_face_tensors import Tensor, folded, tensors_of
 from migration.safetensors_files import DTYPES, Stored, WeightsError, check_names
 from settings import stored_config, validation
+from settings.architecture import head_dim
 from settings.keys import flat
 
 KEPT = "hugging_face"  # folder in a workdir with the published files other than weights, which an export copies
@@ -298,7 +299,7 @@ def as_published(
     Raises:
       ConfigError: no family has such a model.
     """
-    model = dict(config.model) | {"head_dim": config.model.head_dim or config.model.embed_dim // config.model.num_heads}
+    model = dict(config.model) | {"head_dim": head_dim(config.model)}
     if kept := kept_in(config, workdir):
         values = read_config(kept)
         if all(model[key] == value for key, value in families.model_section(values).items()):

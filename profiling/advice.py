@@ -14,7 +14,7 @@ from typing import NamedTuple
 from configs.base import KEYS, batch_shards
 from input_pipeline.batches import faster_reading
 from rehearsal.sections import options
-from settings.architecture import attends
+from settings.architecture import attends, head_dim
 
 REMAT = KEYS["model.remat"].choices  # from the policy that keeps all to the one that recomputes all
 SLOW_INPUT, LONG_REMAT, BUSY, UNEVEN, FREE_MEMORY = 0.05, 0.05, 0.85, 0.10, 0.6
@@ -256,7 +256,7 @@ def checkpoints_at_risk(measured: Measured) -> Advice | None:
 def small_heads(measured: Measured) -> Advice | None:
     """Heads that fill half of a TPU's matrix unit."""
     model = measured.config.model
-    size = model.head_dim or model.embed_dim // model.num_heads
+    size = head_dim(model)
     is_tpu = measured.profile["platform"] == "tpu"
     if not is_tpu or not attends(model) or size >= 128 or model.embed_dim < 256 or model.num_heads * size % 128:
         return None

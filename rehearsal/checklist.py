@@ -20,7 +20,7 @@ from rehearsal.layouts import sizing
 from rehearsal.sections import Section, Table, seconds_text
 from reporting.display import duration
 from settings import cycles
-from settings.architecture import attends
+from settings.architecture import attends, head_dim
 
 REDUCE_SCATTER = "reduce_scatter"  # as in layers/fsdp.py, which would import jax
 SHORT_TYPES = ("bf16", "s8", "u8", "f8e4m3fn", "f8e5m2")  # of operands that matrix units multiply at full speed
@@ -216,7 +216,7 @@ def full_units(seen: Seen) -> Verdict:
     model = seen.config.model
     sizes = {"model.mlp_dim": model.mlp_dim / seen.mesh.get("model", 1)}
     sizes |= {} if model.name in ("mlp_classifier", "mlp_regressor") else {"model.embed_dim": model.embed_dim}
-    sizes |= {"model.head_dim": model.head_dim or model.embed_dim // model.num_heads} if attends(model) else {}
+    sizes |= {"model.head_dim": head_dim(model)} if attends(model) else {}
     odd = [f"{name} is {size:g} on a device" for name, size in sizes.items() if size % SIDE]
     return not odd, "; ".join(odd) or f"{', '.join(sizes)}: multiples of {SIDE}"
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON cache files with a digest of their content, so that a damaged file is detected and made again."""
 
-import hashlib
 import json
 import pathlib
 
+from checkpointing.manifest import digest_of
 from files.atomic import write_atomically
 from files.json_reader import JsonError, Object, read_json
 
@@ -20,7 +20,7 @@ class Sealed(Object):
 
 def write(path: pathlib.Path, content: dict) -> None:
     """Write a file atomically."""
-    write_atomically(path, json.dumps({"sha256": _digest(content), "content": content}).encode())
+    write_atomically(path, json.dumps({"sha256": digest_of(content), "content": content}).encode())
 
 
 def read(path: pathlib.Path) -> dict | None:
@@ -29,8 +29,4 @@ def read(path: pathlib.Path) -> dict | None:
         sealed = read_json(path, Sealed, max_bytes=MAX_BYTES)
     except (OSError, JsonError):
         return None
-    return sealed["content"] if sealed["sha256"] == _digest(sealed["content"]) else None
-
-
-def _digest(content: dict) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return sealed["content"] if sealed["sha256"] == digest_of(sealed["content"]) else None

@@ -16,6 +16,11 @@ def attends(model: ConfigDict) -> bool:
     return model.name in ("decoder_lm", "vector_decoder") or (model.name == "trm" and model.mixer == "attention")
 
 
+def head_dim(model: ConfigDict) -> int:
+    """Return the width of a head."""
+    return model.head_dim or model.embed_dim // model.num_heads
+
+
 def has_remat(model: ConfigDict) -> bool:
     """Return whether a model reads `model.remat`."""
     return model.name in ("decoder_lm", "trm")
@@ -63,7 +68,7 @@ def _check_heads(model: ConfigDict) -> None:
     if not model.head_dim:
         advice = ", or set --config.model.head_dim"
         divisible("model.embed_dim", model.embed_dim, "model.num_heads", model.num_heads, advice)
-    if (model.head_dim or model.embed_dim // model.num_heads) % 2:
+    if head_dim(model) % 2:
         raise ConfigError("the head dim (model.head_dim, or embed_dim / num_heads) must be even for rotary positions")
 
 

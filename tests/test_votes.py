@@ -11,7 +11,8 @@ import pytest
 import train
 from checkpointing.checkpoints import Checkpoints
 from configs.trm import sudoku_mini
-from core import assembly, evaluation, evaluators
+from core import assembly, evaluators
+from core.evaluations.votes import vote
 from input_pipeline.puzzles import arc
 from parallelism.mesh import mesh_context
 from puzzles import voting
@@ -88,7 +89,7 @@ def votes_on(place, config, devices) -> voting.Votes:
     with Checkpoints(place / "run") as checkpoints, mesh_context(run.mesh):
         params = checkpoints.restore_eval_params(2, run.abstract_state.params)
         corpus = train.prepare_corpus(config, vocab_size_typed=True)
-        return evaluation.vote(evaluators.EvaluationContext(run, params, {}, corpus, place, 2))
+        return vote(evaluators.EvaluationContext(run, params, {}, corpus, place, 2))
 
 
 @pytest.mark.slow
@@ -183,6 +184,6 @@ def test_a_task_is_solved_where_all_its_answers_are_among_the_first_k(tmp_path, 
         state = run.init()
         params = jax.tree.map(lambda new, leaf: jax.device_put(new, leaf.sharding), copying(state.params), state.params)
         corpus = train.prepare_corpus(config, vocab_size_typed=True)
-        votes = evaluation.vote(evaluators.EvaluationContext(run, params, {}, corpus, tmp_path, 0))
+        votes = vote(evaluators.EvaluationContext(run, params, {}, corpus, tmp_path, 0))
     found = voting.results(votes, tasks_of(tmp_path))
     assert found == {f"pass@{k}": solved for k in voting.PASSES}

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from cluster import processes
 from cluster.hub import RunError
 from training.offload import on_device
+from training.state import named_leaves
 
 
 def check(state, mesh: jax.sharding.Mesh) -> None:
@@ -36,12 +37,11 @@ def check(state, mesh: jax.sharding.Mesh) -> None:
 
 def checksums(state, mesh: jax.sharding.Mesh) -> dict[str, int]:
     """Return {"name|part|device": checksum} of every shard of every array that this process holds."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    leaves = named_leaves(state)
     specs = tuple(leaf.sharding.spec for _, leaf in leaves)
     sums = _checksums(mesh, specs)(*(leaf for _, leaf in leaves))
     mine = {}
-    for (path, leaf), checksum in zip(leaves, sums, strict=True):
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
+    for (name, leaf), checksum in zip(leaves, sums, strict=True):
         parts = leaf.sharding.devices_indices_map(leaf.shape)
         for shard in checksum.addressable_shards:
             part = str(parts[shard.device])

@@ -2,6 +2,7 @@
 """The training state, which a step takes and returns."""
 
 import dataclasses
+from typing import Any
 
 import jax
 
@@ -31,3 +32,9 @@ class TrainState:
     def eval_params(self) -> dict:
         """The parameters for evaluation, sampling and export: the average if there is one."""
         return self.extra.get("average") or self.params
+
+
+def named_leaves(tree) -> list[tuple[str, Any]]:
+    """Return (dotted path, leaf) of each array of a tree; a checkpoint has the arrays under these names."""
+    leaves = jax.tree.leaves_with_path(tree)
+    return [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in leaves]

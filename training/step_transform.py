@@ -20,7 +20,7 @@ import optax
 from configs.errors import made_by, modules_of
 from layers.taps import Measure
 from training.optimizers import Weights
-from training.state import TrainState
+from training.state import TrainState, named_leaves
 
 NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float)
 
@@ -199,10 +199,9 @@ def type_text(leaf: object) -> str:
 
 def check_storable(part: str, state: object) -> None:
     """Raise ValueError for an array, given by shape and type, that no checkpoint can hold; `part` names the state."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-    paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
-    uses = Counter(paths)
-    for path, (_, leaf) in zip(paths, leaves, strict=True):
+    leaves = named_leaves(state)
+    uses = Counter(path for path, _ in leaves)
+    for path, leaf in leaves:
         problems = {
             "has a slash in its name": "/" in path,
             "has the same name as another one, with dots for levels": uses[path] > 1,

@@ -25,17 +25,15 @@ import numpy as np
 from input_pipeline.cache import digest_of_json
 from input_pipeline.errors import DataError
 from input_pipeline.order import mix
-from input_pipeline.packing import empty_rows, put_sequence
-from input_pipeline.tasks.hashes import is_held_out, stream_key
+from input_pipeline.tasks.generated import GeneratedRows
+from input_pipeline.tasks.hashes import is_held_out
 from input_pipeline.tokenization import NumberTokenizer
-from input_pipeline.windows import Windows
 
 LARGEST, LARGEST_GIVEN = 30, 15  # of results and targets; of the numbers of a problem
 FOUR_SHARE = 0.8  # of the problems; the others have three numbers
 RIGHT_SHARE = 0.1  # of the answers; the others are attempts
 MISTAKEN_SHARE = 0.4  # of the attempts
 HELDOUT_SHARE = 1 / 16  # of the problems
-TOKENS = {"train": 1 << 32, "heldout": 1 << 17}  # by stream
 
 MOST_DRAWS = 1000  # of problems in vain
 USUAL_LENGTH = 128  # of a row
@@ -104,34 +102,22 @@ def is_heldout(numbers: State, target: int) -> bool:
     return is_held_out(question(numbers, target).encode(), HELDOUT_SHARE)
 
 
-class CountdownWindows(Windows):
-    """Rows of problems with answers or verdicts, each in a segment of its own; a window source without files.
+class CountdownWindows(GeneratedRows):
+    """Rows of problems with answers or verdicts.
 
     An answer is a random way to the target, or an attempt: some lines of it, then random moves, or a line with a
     mistake, after which it ends. Without attempts, the model would learn that each last line ends with the target, and
     would claim it of any two numbers. Only answers are learned, without lines that have a mistake: other targets are
-    IGNORED. A row is a pure function of (seed, stream, index). No problem of the training rows is held out, nor is
-    the problem of three numbers that is left after the first line of its right answer.
+    IGNORED. No problem of the training rows is held out, nor is the problem of three numbers that is left after the
+    first line of its right answer.
     """
 
     vocab_size = NumberTokenizer.vocab_size
     tokenizer = NumberTokenizer()
-    batch_exceeds_pass, segment = True, 0
 
     def __init__(self, seed: int, stream: str):
-        self.stream, self.num_tokens = stream, TOKENS[stream]
+        super().__init__(seed, stream)
         self.digest = digest_of_json(["countdown", seed])
-        self._key = stream_key(seed, stream)
-
-    def read(self, indices: np.ndarray, sequence_length: int) -> dict[str, np.ndarray]:
-        """Return rows with the arrays of `packing.pack`, int32 [len(indices), T] each; some targets are IGNORED."""
-        batch = empty_rows(len(indices), sequence_length)
-        keys = mix(np.asarray(indices, np.uint64)) ^ self._key
-        for row, key in enumerate(keys.tolist()):
-            first = 0
-            for number, (tokens, is_learned) in enumerate(self._sequences(key, sequence_length), start=1):
-                first = put_sequence(batch, row, first, number, tokens, np.array(is_learned))
-        return batch
 
     def problems(self, count: int, num_numbers: int) -> list[str]:
         """Return different problems of the stream with this many numbers."""
@@ -139,10 +125,6 @@ class CountdownWindows(Windows):
         found = (self._problem(random.Random(key), num_numbers) for key in keys)
         texts = dict.fromkeys(question(*problem[:2]) for problem in itertools.islice(found, 2 * count))
         return list(texts)[:count]
-
-    def check_counts(self, sequence_length: int) -> None:
-        """Raise DataError if no problem fits in a row."""
-        self.read(np.zeros(1, np.int64), sequence_length)
 
     def _sequences(self, key: int, length: int) -> Iterator[tuple[list[int], list[bool]]]:
         """Yield (tokens, which are learned) of each text of a row."""

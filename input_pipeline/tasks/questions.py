@@ -21,12 +21,11 @@ from input_pipeline.errors import DataError
 from input_pipeline.order import mix
 from input_pipeline.packing import KEYS, empty_rows, put_sequence
 from input_pipeline.tasks.expressions import is_arithmetic, is_formula, is_list
-from input_pipeline.tasks.hashes import is_held_out, stream_key
+from input_pipeline.tasks.generated import GeneratedRows
+from input_pipeline.tasks.hashes import is_held_out
 from input_pipeline.tokenization import open_tokenizer
-from input_pipeline.windows import Windows
 
 HELDOUT_SHARE = 1 / 16  # of the questions
-TOKENS = {"train": 1 << 32, "heldout": 1 << 17}  # by stream
 NUMBERS = 1 << 20  # of questions; some generators allocate a list of this length
 FEWER = dict.fromkeys(("acre", "word_ladder"), 20_000)  # one makes all at once, the other allows no more
 HASHED = (  # generators that draw from sets of texts, whose order differs between processes without PYTHONHASHSEED
@@ -100,43 +99,32 @@ def is_heldout(question: str) -> bool:
     return is_held_out(question.encode(), HELDOUT_SHARE)
 
 
-class QuestionWindows(Windows):
-    """Rows of questions with their answers, each in a segment of its own; a window source without files.
+class QuestionWindows(GeneratedRows):
+    """Rows of questions with their answers.
 
-    Only answers are learned: other targets are IGNORED. A row is a pure function of name, seed, stream, index and
-    length. No question of the training rows is held out. Questions that do not fit in a row are left out.
+    Only answers are learned: other targets are IGNORED. No question of the training rows is held out. Questions that do
+    not fit in a row are left out.
     """
 
-    batch_exceeds_pass, segment = True, 0
     learns = True  # whether answers are learned, so that every question must have one
 
     def __init__(self, name: str, tokenizer: str, seed: int, stream: str):
         """Prepare the rows of a stream; `name` is that of the generator, `tokenizer` a value of data.tokenizer."""
-        self.name, self.stream, self.num_tokens = name, stream, TOKENS[stream]
+        super().__init__(seed, stream)
+        self.name = name
         self.tokenizer = open_tokenizer(tokenizer)
         self.vocab_size = self.tokenizer.vocab_size
         self.digest = digest_of_json(["reasoning_gym", name, self.tokenizer.digest, seed])
         self._generator, self._form = generator(name), format_of_tokenizer(self.tokenizer, tokenizer)
         self._chat = ChatTokenizer(self.tokenizer)
-        self._key = stream_key(seed, stream)
 
-    def check_counts(self, sequence_length: int) -> None:
-        """Raise DataError if no question fits in a row."""
-        self.read(np.zeros(1, np.int64), sequence_length)
-
-    def read(self, indices: np.ndarray, sequence_length: int) -> dict[str, np.ndarray]:
-        """Return rows with the arrays of `packing.pack`, int32 [len(indices), T] each; some targets are IGNORED."""
-        batch = empty_rows(len(indices), sequence_length)
-        for row, key in enumerate(self._keys(indices)):
-            first = 0
-            for number, (_, tokens) in enumerate(self._questions(key, sequence_length), start=1):
-                if first + len(tokens) - 1 > sequence_length:
-                    break
-                first = put_sequence(batch, row, first, number, tokens & IDS, tokens & LEARNED)
-        return batch
-
-    def _keys(self, indices: np.ndarray) -> list[int]:
-        return (mix(np.asarray(indices, np.uint64)) ^ self._key).tolist()
+    def _sequences(self, key, length):
+        left = length
+        for _, tokens in self._questions(key, length):
+            left -= len(tokens) - 1
+            if left < 0:
+                return
+            yield tokens & IDS, tokens & LEARNED
 
     def _questions(self, key: int, length: int) -> Iterator[tuple[int, np.ndarray]]:
         """Yield (number, marked tokens) of the questions of a row that belong to the stream and fit in a row."""

@@ -20,7 +20,7 @@ from rehearsal.compiler import GIB
 from rehearsal.layouts import sizing
 from rehearsal.sections import options
 from reporting.display import duration
-from settings.architecture import divisors, has_remat
+from settings.architecture import divisors, has_remat, head_dim
 from settings.keys import flat
 from settings.validation import changed
 
@@ -140,7 +140,7 @@ def _predicted_seconds(config, topology) -> float:
     number, microbatches = sizing.num_parameters(config), train.gradient_accumulation
     experts = sizing.expert_parameters(model)
     used = number - experts * (1 - model.experts_per_token / model.num_experts) if experts else number
-    heads = model.num_heads * (model.head_dim or model.embed_dim // model.num_heads)
+    heads = model.num_heads * head_dim(model)
     flops = tokens * (6 * used + 6 * model.num_layers * heads * train.sequence_length)
     products = flops * (1 + RECOMPUTED[model.remat]) / (given.peak_flops * USUAL_EFFICIENCY)
     shards = mesh.fsdp * mesh.expert * mesh.model
@@ -278,11 +278,11 @@ def largest_model(loaded, topology, display) -> dict:
 def _widths(config) -> list[dict]:
     """Return the recipe at other widths, with the same head width and an MLP in proportion."""
     model = config.model
-    head_dim, grouped = model.head_dim or model.embed_dim // model.num_heads, model.num_heads // model.num_kv_heads
+    grouped = model.num_heads // model.num_kv_heads
     ratio, found = model.mlp_dim / model.embed_dim, []
     for kv_heads in range(1, 257):
         heads = kv_heads * grouped
-        width = heads * head_dim
+        width = heads * head_dim(model)
         mlp = max(256, round(ratio * width / 256) * 256)
         found.append(
             {"model.embed_dim": width, "model.num_heads": heads, "model.num_kv_heads": kv_heads, "model.mlp_dim": mlp}

@@ -9,6 +9,7 @@ Letters: D embed, F mlp, V vocabulary, N heads, K key and value heads.
 import math
 
 from configs.base import batch_shards
+from settings.architecture import head_dim
 
 BFLOAT16, FLOAT32 = 2, 4
 LANES = 128  # a head narrower than this takes as much memory as one of this width
@@ -56,7 +57,7 @@ def _reference(config) -> int:
 
 def _adapters(model, lora) -> int:
     """Return the parameters of a layer's adapters, which `num_parameters` leaves out; see layers/adapters.py."""
-    D, H = model.embed_dim, model.head_dim or model.embed_dim // model.num_heads
+    D, H = model.embed_dim, head_dim(model)
     heads = {"query": model.num_heads, "key": model.num_kv_heads, "value": model.num_kv_heads, "out": model.num_heads}
     sides = {name: D + number * H for name, number in heads.items()}
     sides |= {} if model.num_experts else dict.fromkeys(("gate", "up", "down"), D + model.mlp_dim)
@@ -75,9 +76,8 @@ def _vocabulary(model) -> int:
 
 def _attention(model) -> int:
     """Return the parameters of a layer's attention and norms."""
-    D = model.embed_dim
-    head_dim = model.head_dim or D // model.num_heads
-    return D * head_dim * (2 * model.num_heads + 2 * model.num_kv_heads) + 2 * D
+    D, H = model.embed_dim, head_dim(model)
+    return D * H * (2 * model.num_heads + 2 * model.num_kv_heads) + 2 * D
 
 
 def _corrector(config) -> int:
@@ -102,7 +102,7 @@ def moments(config) -> float:
 
 def _second_moments(model) -> float:
     """Return how many numbers Adafactor keeps for a weight of the decoder, see training/optimizers.py."""
-    D, F, H = model.embed_dim, model.mlp_dim, model.head_dim or model.embed_dim // model.num_heads
+    D, F, H = model.embed_dim, model.mlp_dim, head_dim(model)
     mlps = [(model.num_experts, D, F)] if model.num_experts else [(D, F)]
     mlps += [(D, model.shared_experts * F)] if model.shared_experts else []
     layer = 2 * [(D, model.num_heads, H), (D, model.num_kv_heads, H)] + 3 * mlps
@@ -125,7 +125,7 @@ def predict(config) -> float:
     frozen *= (FLOAT32 if model.dtype == "float32" else BFLOAT16) / shards
     rows = train.global_batch / (batch_shards(mesh) * microbatches)
     tokens = rows * train.sequence_length / mesh.context
-    padded = math.ceil((model.head_dim or D // model.num_heads) / LANES) * LANES
+    padded = math.ceil(head_dim(model) / LANES) * LANES
     a_head = tokens * padded * BFLOAT16 / mesh.model
     mlps = model.experts_per_token + model.shared_experts if model.num_experts else 1
     owners = mesh.model * (mesh.expert if model.num_experts else 1)  # devices that share an all-gathered layer

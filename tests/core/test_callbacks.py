@@ -8,7 +8,7 @@ import pytest
 
 import train
 from configs import base
-from core.callbacks import Callback, Reshard, RollBack, Save, Stop, Stopped, checked_callbacks, listed
+from core.callbacks import Callback, Reshard, RollBack, Save, Stop, Stopped, as_list
 from core.evaluators import Evaluator
 from core.job import Job
 from training.compiled_steps import Shape
@@ -74,10 +74,10 @@ def test_every_callback_learns_the_end_though_the_first_fails_at_it(monkeypatch,
 
 
 def test_what_is_no_callback_is_named():
-    assert checked_callbacks(given := [Answers(None)]) is given
+    assert as_list("callbacks", given := [Answers(None)], Callback) == given
     for wrong in (print, Callback):
-        with pytest.raises(TypeError, match="is not a callback; give objects of a subclass"):
-            checked_callbacks([Answers(None), wrong])
+        with pytest.raises(TypeError, match=r"^callbacks: .* is not an object of a subclass of Callback"):
+            as_list("callbacks", [Answers(None), wrong], Callback)
 
 
 def test_what_is_no_list_of_callbacks_or_evaluators_is_named_before_anything_is_read(tmp_path):
@@ -89,4 +89,4 @@ def test_what_is_no_list_of_callbacks_or_evaluators_is_named_before_anything_is_
     ):
         with pytest.raises(TypeError, match=message):
             train.train(base.get_config(), tmp_path / "run", **given)
-    assert listed("callbacks", (number for number in (1, 2)), Callback) == [1, 2]
+    assert as_list("callbacks", iter(given := [Answers(None)]), Callback) == given

@@ -9,6 +9,7 @@ import pytest
 
 from configs.base import get_config
 from core import evaluation
+from core.evaluations.votes import earlier_votes
 from core.evaluators import EvaluationContext
 from input_pipeline.tasks.countdown import CountdownWindows
 from input_pipeline.tokenization import open_tokenizer
@@ -59,7 +60,7 @@ def test_votes_of_later_steps_and_damaged_ones_are_left_out(tmp_path, caplog):
     for name in ("10", "20", "30", "other"):
         Votes().save(tmp_path / f"{name}.gz")
     (tmp_path / "10.gz").write_bytes(b"no votes")
-    assert list(evaluation.earlier_votes(tmp_path, 30)) == ["20"]
+    assert list(earlier_votes(tmp_path, 30)) == ["20"]
     assert "the votes of step 10 are left out: " in caplog.text
 
 

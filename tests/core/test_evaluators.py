@@ -31,8 +31,6 @@ def test_a_name_that_would_mix_with_other_lines_is_refused_before_training():
             check_names([Gives(name) for name in names])
     with pytest.raises(ValueError, match=r"^Evaluator.name=''"):
         check_names([Evaluator()])
-    with pytest.raises(TypeError, match="Gives'> is not an evaluator; give objects"):
-        check_names([Gives])
 
 
 @pytest.mark.parametrize("every", [None, "1", 2.5])
@@ -55,7 +53,7 @@ def test_lines_that_are_none_are_refused_with_the_name_of_their_evaluator(lines)
 
 
 def test_one_evaluator_ranks_the_checkpoints_which_is_the_held_out_loss_if_there_is_one():
-    corpus, config = types.SimpleNamespace(heldout=None, tasks=()), base.get_config()
+    corpus, config = types.SimpleNamespace(heldout=types.SimpleNamespace(test_puzzles={}), tasks=()), base.get_config()
     ranks, other, also = Gives("forks", ranks=True), Gives("heads"), Gives("tails", ranks=True)
     assert evaluators.of_run(config, None, [], [other, ranks]) == [other, ranks]
     assert evaluators.of_run(config, corpus, [], [other])[0].ranks_checkpoints

@@ -55,10 +55,10 @@ class Method(StepTransform):
     name = "plasticity"
 
 
-class ReplaceLeastUseful(Method):
-    """In each step, replace the mature units with the lowest utility, at a rate.
+class ContinualBackprop(Method):
+    """Replace mature units with the lowest utility, at a rate (Dohare et al., Nature 632, 2024, algorithm 1).
 
-    For unit i, with eta = `decay`, h its activation, and E the mean over the batch's tokens (Dohare et al., Methods):
+    For unit i, with eta = `decay`, h its activation, and E the mean over the batch's tokens:
 
         age <- age + 1;  f <- eta f + (1 - eta) E[h];  f_hat = f / (1 - eta^age)
         y = sqrt(E[(h - f_hat)^2]) * mean|w_out| / mean|w_in|
@@ -68,7 +68,9 @@ class ReplaceLeastUseful(Method):
 
     The paper's "adaptable contribution" has E|h - f_hat| in place of the root mean square, which follows from the two
     moments that the step measures. A group is a layer, or an expert of a layer. A replaced unit gets incoming weights
-    from their initial distribution, biases of 0, and age, f and u of 0; its moments in the optimizer are zero.
+    from their initial distribution, biases of 0, and age, f and u of 0; its moments in the optimizer are zero. Its
+    outgoing weights become zero, and the mean contribution f_hat * w_out is added to the next bias, if the layer has
+    one.
 
     Memory: `age` (int32), `mean` f, `utility` u (float32) U; `due`, float32 [..., 1]; `replaced`, int32, their number.
     """
@@ -131,15 +133,8 @@ class ReplaceLeastUseful(Method):
         return kept[name] / (1 - self.keys.decay ** kept["age"].astype(jnp.float32))
 
 
-class ContinualBackprop(ReplaceLeastUseful):
-    """Zero the outgoing weights of replaced units (Dohare et al., Nature 632, 2024, algorithm 1).
-
-    The mean contribution f_hat * w_out is added to the next bias, if the layer has one.
-    """
-
-
-class Redraw(ReplaceLeastUseful):
-    """Draw the outgoing weights of replaced units from their initial distribution too.
+class Redraw(ContinualBackprop):
+    """Continual backprop that draws the outgoing weights of replaced units from their initial distribution too.
 
     A replaced unit thus contributes at once, at the cost of a change of the function.
     """
