@@ -36,7 +36,7 @@ command_line.flags.DEFINE_integer(
 command_line.flags.DEFINE_integer(
     "trajectories",
     0,
-    "answers to a puzzle, of which one is chosen; replaces the key inference.trajectories",
+    "answers to a puzzle; one of them is chosen; replaces the key inference.trajectories",
     0,
     100_000,
 )

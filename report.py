@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
 
 
 def positional(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Return the words that name runs, and the flags, of which --html may have its value in the next word."""
+    """Return the words that name runs, and the flags; the value of --html may be the next word."""
     words, rest = [], []
     for before, word in zip(["", *arguments], arguments, strict=False):
         (rest if word.startswith("-") or before == "--html" else words).append(word)

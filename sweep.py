@@ -306,8 +306,8 @@ def folders(asked: Asked) -> None:
 def cancel(asked: Asked) -> None:
     """Cancel all trials of the groups that have not ended."""
     queue = asked.queue(create=False)
-    ended, told = queue.cancel(asked.digests)
-    print(f"cancelled: {counted(ended, 'waiting trial')}; told to save and stop: {counted(told, 'running trial')}")
+    ended, stopping = queue.cancel(asked.digests)
+    print(f"cancelled: {counted(ended, 'waiting trial')}; asked to save and stop: {counted(stopping, 'running trial')}")
     print("".join(f"{line}\n" for line in asked.others(queue.latest())), end="")
 
 

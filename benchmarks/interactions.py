@@ -11,7 +11,7 @@ the same. A set that the rules accept and the start of a run refuses in one line
 is missing.
 
 What each set showed stays in the folder runs/benchmark-interactions, so that the same command continues after an
-interruption; delete it, or the file of a set, to train anew.
+interruption; delete it, or the file of a set, to train again.
 """
 
 import contextlib

@@ -43,7 +43,7 @@ def run(folder: pathlib.Path, longest: float) -> tuple[float, int]:
     """
     pod, rng, struck = LocalPod(folder, ACCEL="v4-32"), random.Random(SEED), 0
     call(pod, "create").wait()
-    packages = f"PYTHONPATH={os.getenv('PYTHONPATH', '')}"  # of which process 0 alone needs Optuna
+    packages = f"PYTHONPATH={os.getenv('PYTHONPATH', '')}"  # process 0 alone needs Optuna of these
     (pod.code_of(0) / ".env").write_text(packages)
     began = time.perf_counter()
     if call(pod, "launch", "--", "python", "sweep.py", "run", *STUDY).wait():

@@ -27,7 +27,7 @@ PARSES_ITS_OWN = ("docs", "interactions", "levers", "record", "same_programs", "
 SERVER_ENDS_SECONDS = 1800
 CLOSING_KEY = "benchmark"
 CLOSING = f'{{"{CLOSING_KEY}": '  # how the closing line begins
-QUIET = {  # of a run of which only steps and held-out loss are asked
+QUIET = {  # for a run that only needs steps and held-out loss
     "train.eval_every": 0, "train.save_every": 0, "evaluation.sample_tokens": 0, "logging.tensorboard": False,
     "logging.report": False,
 }  # fmt: skip

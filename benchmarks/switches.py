@@ -6,8 +6,8 @@ is right if its report names the switches that were on, and the cost of each; if
 these switches and no others; and if the run reached its last step. `--quick` takes the settings all off and all on.
 
 What each setting showed stays in the folder runs/benchmark-switches, so that the same command continues after an
-interruption; delete it to measure anew. Leave the code alone meanwhile: each pod has a copy of it, and its hosts refuse
-to train together if their copies differ.
+interruption; delete it to measure again. Leave the code alone meanwhile: each pod has a copy of it, and its hosts
+refuse to train together if their copies differ.
 """
 
 import itertools

@@ -6,7 +6,7 @@ RULE_BOARDS held-out boards, by accuracy without labels in the choice. Then TEST
 one trajectory at the trained depth, and TRAJECTORIES at up to twice that depth. Intervals are Wilson's at 95 %.
 
 The run stays in runs/benchmark-trm_breadth, so that the same command continues after an interruption; delete it to
-train anew. `--quick` shows that everything runs.
+train again. `--quick` shows that everything runs.
 """
 
 import itertools

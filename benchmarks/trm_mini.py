@@ -4,7 +4,7 @@
 The groups of recursion cycles, augmentation and the average of the parameters get three seeds, so that the report
 concludes something about them; the others have one seed, and must say that it concludes nothing. `--quick` runs
 trm-smoke, without further seeds. The trials stay in the folder runs/benchmark-STUDY, so that the same command continues
-after an interruption; delete it to measure anew.
+after an interruption; delete it to measure again.
 """
 
 import itertools

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a decoder loses without an activation: ablation by zeros, by a mean, or by that of another prompt.
+"""What a decoder loses without an activation: zeros, a mean, or another prompt's activation replace it.
 
 Letters as in causality/sites.py.
 """

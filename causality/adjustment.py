@@ -52,7 +52,7 @@ def _is_treated(values: dict[str, np.ndarray], treatment: str) -> np.ndarray:
 def naive_effect(values: dict[str, np.ndarray], treatment: str, outcome: str) -> float:
     """Return E[y | x = 1] - E[y | x = 0], which is not a causal effect if something causes both.
 
-    Raises ValueError for a treatment other than 0 or 1, or that is the same for all.
+    Raises ValueError if the treatment is neither 0 nor 1, or is the same for all.
     """
     treated = _is_treated(values, treatment)
     if treated.all() or not treated.any():
@@ -86,10 +86,10 @@ def adjusted_effect(values: dict[str, np.ndarray], treatment: str, outcome: str,
 
 
 def linear_effect(values: dict[str, np.ndarray], treatment: str, outcome: str, adjust: Collection[str]) -> float:
-    """Return the coefficient of the treatment in the least-squares fit of the outcome by it and what is adjusted for.
+    """Return the treatment's coefficient in the least-squares fit of the outcome by it and the variables of `adjust`.
 
-    In a linear model it is the total effect, if the set satisfies `is_backdoor_set`. Raises ValueError if the treatment
-    follows from what is adjusted for, so that its coefficient may be anything.
+    In a linear model it is the total effect, if the set satisfies `is_backdoor_set`. Raises ValueError if those
+    variables determine the treatment, so that its coefficient may be anything.
     """
     columns = [values[treatment], *(values[name] for name in sorted(adjust)), np.ones_like(values[treatment])]
     columns = np.stack(columns, axis=1).astype(float)

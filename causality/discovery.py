@@ -40,10 +40,10 @@ def pc(data: np.ndarray, alpha: float = 0.01) -> np.ndarray:
 
 
 def fisher_z(correlation_DD: np.ndarray, n: int, first: int, second: int, given: tuple[int, ...]) -> float:
-    """Return the p-value of no partial correlation: atanh(r) sqrt(n - |given| - 3) is standard normal.
+    """Return the p-value of the partial correlation r: if it is 0, atanh(r) sqrt(n - |given| - 3) is standard normal.
 
-    The residuals of regressions on `given` are correlated, so that variables may be sums of each other; what `given`
-    determines has no residual, and is independent. Fisher, Metron 3, 1924.
+    It is that of the residuals of regressions on `given`, so variables may be sums of each other. A variable that
+    `given` determines has no residual, and counts as independent. Fisher, Metron 3, 1924.
     """
     pair, others = [first, second], list(given)
     of_both = correlation_DD[np.ix_(pair, others)]
@@ -59,7 +59,7 @@ def fisher_z(correlation_DD: np.ndarray, n: int, first: int, second: int, given:
 def skeleton(
     correlation_DD: np.ndarray, n: int, alpha: float
 ) -> tuple[np.ndarray, dict[frozenset[int], tuple[int, ...]]]:  # fmt: skip
-    """Return which variables are adjacent, symmetric bool [D, D], and {two others: what makes them independent}."""
+    """Return which variables are adjacent, symmetric bool [D, D], and {other pair: what makes it independent}."""
     D = len(correlation_DD)
     adjacent_DD, separators = ~np.eye(D, dtype=bool), {}
     for size in range(D - 1):
@@ -77,7 +77,7 @@ def skeleton(
 
 
 def oriented(adjacent_DD: np.ndarray, separators: dict[frozenset[int], tuple[int, ...]]) -> np.ndarray:
-    """Return the skeleton with the directions that follow from it and from what separates variables."""
+    """Return the skeleton with the directions that follow from it and from the separating sets."""
     graph_DD = adjacent_DD.copy()
     for middle in range(len(graph_DD)):
         for left, right in itertools.combinations(np.flatnonzero(adjacent_DD[middle]).tolist(), 2):

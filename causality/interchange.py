@@ -2,8 +2,8 @@
 """Does an activation of a decoder play the part of a variable of a causal model? Interchange interventions.
 
 A base prompt runs with the activation of a source prompt. If the activation is aligned with a variable, the model
-answers as the causal model does whose variable has the source's value (arXiv:2106.02997). Without a rotation, the whole
-activation is interchanged; with one, its part in a subspace (distributed alignment search, arXiv:2303.02536).
+answers like the causal model in which the variable has the source's value (arXiv:2106.02997). Without a rotation, the
+whole activation is interchanged; with one, its part in a subspace (distributed alignment search, arXiv:2303.02536).
 
 Letters: P pairs of prompts, T positions, D embed, R dimensions of the subspace, V vocabulary.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of a decoder whose activations are those of another run at some sites.
+"""Runs of a decoder in which activations at some sites come from another run.
 
 A site is a tap of layers/taps.py, a layer, a position and a head. Patching, tracing, ablation and interchange differ
 only in the other run and in what is read from the logits, so they share `at_each_site`. It computes all sites in one
@@ -160,7 +160,7 @@ def _replaced(
 
 
 def _with_source(source_LPT: jax.Array, number: int, sites_B: Sites, x: jax.Array, layer: jax.Array) -> jax.Array:
-    """Return activations [B, T, ...] with those of the source where the site of a row is."""
+    """Return activations [B, T, ...]; at the site of each row they are the source's."""
     of_layer = source_LPT[layer]
     of_layer = jnp.tile(of_layer, (len(sites_B.name) // len(of_layer), *[1] * (x.ndim - 1)))
     is_here_B = (sites_B.name == number) & _is_at(sites_B.layer, layer)

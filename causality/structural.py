@@ -76,7 +76,7 @@ class StructuralModel:
         """Return the variables of n units; those in `do` are set, and their mechanisms not used (definition 7.1.2)."""
         do = do or {}
         self._check(do)
-        noises = {name: of_name.noise(rng, n) for name, of_name in self.mechanisms.items()}  # the same whatever is set
+        noises = {name: of_name.noise(rng, n) for name, of_name in self.mechanisms.items()}  # the same for any `do`
         values: Values = {}
         for name, mechanism in self.mechanisms.items():
             if name in do:

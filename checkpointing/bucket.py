@@ -193,7 +193,7 @@ def _fetch_file(there, here: pathlib.Path) -> None:
 
 
 def _continues(here: pathlib.Path, there) -> bool:
-    """Return whether a file that grows begins as its copy in the bucket, by the end of what both have."""
+    """Return whether a growing file begins with its copy in the bucket; only the end of the copy is compared."""
     length = there.stat().length
     if here.stat().st_size < length:
         return False
@@ -205,16 +205,16 @@ def _continues(here: pathlib.Path, there) -> bool:
 
 
 def _send_growing(here: pathlib.Path, there, end) -> None:
-    """Send what a growing file has more than its copy in the bucket; all of it if the copy is not its beginning."""
+    """Append to the copy in the bucket what a growing file has gained; send the whole file if that fails."""
     if not (there.exists() and _continues(here, there) and _append(here, there, end)):
         with here.open("rb") as file, there.open("wb") as copy:
             shutil.copyfileobj(file, copy, PIECE_BYTES)
 
 
 def _append(here: pathlib.Path, there, end) -> bool:
-    """Append to the copy of a file what it lacks; return whether it is the copy of the whole file now.
+    """Append the rest of a file to its copy; return whether the copy is complete now.
 
-    A bucket cannot append, but it can join two objects, the copy and `end`.
+    A bucket cannot append, but it can join two objects: the copy, and `end`, which has the rest.
     """
     import fsspec
 
@@ -231,7 +231,7 @@ def _append(here: pathlib.Path, there, end) -> bool:
 
 
 def _join(store, name: str, end: str) -> None:
-    """Append an object of a bucket to another, which stays as it is where the bucket refuses that; remove the first.
+    """Append the object `end` to another object, then delete `end`. If the bucket refuses, the other is unchanged.
 
     gcsfs repeats a request whose answer is lost. The generation lets it succeed once.
     https://docs.cloud.google.com/storage/docs/json_api/v1/objects/compose
@@ -304,7 +304,7 @@ def failures_of(address: str) -> tuple:
 
 
 def kind_of(error: Exception) -> type[ConfigError | RunError]:
-    """Return ConfigError for what the user has to mend, and RunError for what may pass, such as an outage."""
+    """Return ConfigError for an error that the user must fix, and RunError for one that may pass, such as an outage."""
     from gcsfs.retry import HttpError
     from google.auth.exceptions import DefaultCredentialsError, RefreshError
 

@@ -321,7 +321,7 @@ class Checkpoints:
         return True
 
     def _finish(self, step: int, write: Work, blocked: float) -> None:
-        """Take a save from its second phase (see checkpointing/store.py) to its end, in the background, and clean up.
+        """Run a save from its second phase (see checkpointing/store.py) to its end, in the background; then clean up.
 
         `write` is the second phase. The first one stopped the training loop for `blocked` seconds.
         """

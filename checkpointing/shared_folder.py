@@ -76,7 +76,7 @@ class SharedFolder(FolderStore):
         shutil.rmtree(own)
 
     def commit(self, step: int, parts: list[Files]) -> None:
-        """In process 0, add the manifest and give the folder its name; OSError if files of its arrays are missing."""
+        """Add the manifest and give the folder its name, in process 0; OSError if files of its arrays are missing."""
         if processes.index() != 0:
             return
         files, _ = _shared_out(parts)

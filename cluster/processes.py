@@ -202,7 +202,7 @@ def fail(line: str, status: int) -> None:
 
 
 def settle() -> None:
-    """In process 0, which has the hub, wait until all other processes know why the run ends, or a time limit."""
+    """Wait in process 0, which has the hub, until all others know why the run ends; at most SETTLE_SECONDS."""
     if _hub:
         _hub.settle(SETTLE_SECONDS)
         _report_strangers(_hub)

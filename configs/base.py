@@ -120,7 +120,7 @@ model.remat = Key(
     "none", "what the backward pass does not recompute: all (none) to nothing (full)", scope=EXECUTION | RESUME | READ,
     choices=("none", "dots", "mlp", "hidden", "up", "attention", "query", "attended", "full"),
 )  # fmt: skip
-model.levels = Key(256, "of mlp_classifier: inputs are integers below it, of which the largest counts as 1", least=2)
+model.levels = Key(256, "of mlp_classifier: inputs are integers below it; the largest counts as 1", least=2)
 # Of models/trm.py only:
 model.mixer = Key("attention", "what mixes positions; mlp: a SwiGLU over them", choices=("attention", "mlp"))
 model.positions = Key("rope", "how a position is encoded", choices=("rope", "learned", "sinusoidal", "none"))

@@ -3,7 +3,7 @@
 
 Each step draws 16 answers to each of 8 problems, and rewards the right ones. See docs/reasoning.md.
 Expected: 0.44 of 500 held-out problems solved greedily, 0.29 before (benchmarks/grpo.py). Cost: 8 minutes on two CPU
-cores beside other work.
+cores that also did other work.
 Command: python train.py --config=configs/countdown_grpo.py --config.train.init_from=runs/countdown
 """
 

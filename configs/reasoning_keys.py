@@ -55,7 +55,7 @@ error_correction.memory_efficient = Key(
 )  # fmt: skip
 error_correction.rate = Key(0.1, "share of the tokens that are replaced to train the module", above=0, most=0.5)
 error_correction.joint_weight = Key(
-    0.0, "weight of the module's loss beside the model's own, which is then trained too; 0: the model is frozen",
+    0.0, "weight of the module's loss, added to the model's own, which is then trained too; 0: the model is frozen",
     most=1_000,
 )  # fmt: skip
 error_correction.threshold = Key(

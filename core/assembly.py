@@ -95,7 +95,7 @@ class Run:
         return self.models.merge_base(state.eval_params, frozen)
 
     def dropless(self) -> "Run":
-        """Return the run whose experts drop no token, as all that read its checkpoints have it."""
+        """Return this run with experts that drop no token. All readers of its checkpoints use it."""
         devices = list(self.mesh.devices.flat)
         return assemble(dropless(self.config), devices=devices) if self.config.model.expert_capacity else self
 
@@ -230,7 +230,7 @@ def _graphs_to_evaluate(objective: Objective, built: Models) -> Graphs:
 
 
 def _check_jax() -> None:
-    """Raise ConfigError if a variable or the caller set jax so that the same configuration has other numbers."""
+    """Raise ConfigError if an environment variable or the caller has set jax so that a run computes other numbers."""
     changed = {
         "jax_enable_x64": (jax.config.jax_enable_x64, False),
         "jax_disable_jit": (jax.config.jax_disable_jit, False),

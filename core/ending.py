@@ -104,7 +104,7 @@ def _take_any_character() -> None:
 
 
 def _write_output() -> None:
-    """Write what was printed before Python does at its end: a failure there would be two lines and exit status 120."""
+    """Flush stdout before Python exits: Python would report a failure then in two lines, with exit status 120."""
     if not sys.stdout or sys.stdout.closed:
         return
     try:

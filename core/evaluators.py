@@ -291,8 +291,8 @@ def of_corpus(config, corpus: Corpus, items: list[questions.Item]) -> list[Evalu
 def evaluate_newest(config, workdir: pathlib.Path, address, corpus: Corpus, store: Store | None = None) -> None:
     """Print the loss of the newest checkpoint on all held-out documents of a corpus, and the results of votes.
 
-    Votes are saved in `workdir`, those on other puzzles than the run's apart. `address` is that of the checkpoints,
-    which may be in a bucket; another `store` has them, if it is given.
+    Votes are saved in `workdir`; votes on other puzzles than the run's own are saved in a separate folder. The
+    checkpoints are at `address`, which may be in a bucket, or in `store` if it is given.
     """
     run, lines = assemble(config), []
     display = Display(config.train.steps, quiet=processes.index() > 0)
@@ -312,6 +312,6 @@ def evaluate_newest(config, workdir: pathlib.Path, address, corpus: Corpus, stor
 
 
 def _folder_of(workdir: pathlib.Path, corpus: Corpus, record: Record) -> pathlib.Path:
-    """Return where votes on a corpus are saved; those on other puzzles than the run's are not mixed with its own."""
+    """Return where votes on a corpus are saved; votes on other puzzles than the run's own have a separate folder."""
     is_own = record.get("corpus") in (None, corpus.digest) or not corpus.heldout.test_puzzles
     return workdir if is_own else workdir / "evaluated" / corpus.digest[:12]

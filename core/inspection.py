@@ -102,7 +102,7 @@ def documents_of(config, workdir: pathlib.Path, steps: range) -> list[str]:
 
 
 def _table(examples: list[ledger.Example], losses: dict | None = None) -> list[str]:
-    """Return lines for a terminal; the names are those of files and of columns of anybody."""
+    """Return lines for a terminal, without control characters: strangers may have named the files and columns."""
     return [visible(line) for line in aligned(ledger.table(examples, losses))]
 
 

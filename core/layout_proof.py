@@ -28,9 +28,9 @@ from training.optimizers import path_of_weight
 LIMITS = {"forward": 1e-5, "gradient": 1e-5, "update": 1e-3, "state": 1e-5}
 # A loss may be near 0 because its terms cancel, as GRPO's is. Its error is then that of the terms, which are about 1.
 SCALE = {"forward": 1.0}
-# A gradient whose terms cancel, as that of a bias which all distances of a loss share, has the rounding error of these
-# terms, of which an optimizer may make a whole step. So if a weight's gradient has less than this share of the norm of
-# all gradients, the limits of the gradient, the update and the moments are wider by as much.
+# The terms of a gradient may cancel, such as those of a bias that all distances share. Only their rounding error is
+# left then, and an optimizer may turn it into a full step. So if the norm of a weight's gradient is below this share of
+# the norm of all gradients, the limits for its gradient, update and moments are wider by the same factor.
 SMALL_SHARE = 0.1
 MOST_PUZZLES = 1024  # of ARC's million, whose embeddings would be held several times
 LEFT_OUT = ("train.objective", "lora.rank", "grpo.kl", "model.quantization", "model.expert_capacity", "model.dropout")

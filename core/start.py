@@ -119,8 +119,8 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
     largest = max(part.largest_input for part in (*corpus.train.parts, corpus.heldout))
     if config.model.levels and largest >= config.model.levels:
         raise ConfigError(
-            f"model.levels={config.model.levels} is not more than the inputs of the data, of which the largest is "
-            f"{largest}; use --config.model.levels={largest + 1}"
+            f"model.levels={config.model.levels} must be greater than the largest input of the data, {largest}; "
+            f"use --config.model.levels={largest + 1}"
         )
     inputs = corpus.heldout.input_dim
     if inputs not in (0, config.model.input_dim):

@@ -22,8 +22,8 @@ def writing(path: pathlib.Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a file that appears at `path` when it is complete. A link stays, and its file is written.
 
     A `durable` file is also on disk then, and has one writer at a time. A killed one leaves PATH.part, which the next
-    write replaces. Other files may have several writers, of which the last one wins. A device such as /dev/null is
-    written as it is.
+    write replaces. If any other file has several writers, the last one wins. A device such as /dev/null is written as
+    it is.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         with path.open("wb") as file:

@@ -18,8 +18,8 @@ def names_in(folder) -> set[str]:
 def source_files(folder: pathlib.Path, pattern: str = "**/*.py") -> list[pathlib.Path]:
     """Return the Python files of a folder, sorted; by default those below it too.
 
-    Hidden ones are not source code: an editor keeps `.#NAME.py` beside an open file, a link to nothing, macOS keeps
-    binary `._NAME.py` on other file systems, and Jupyter copies in `.ipynb_checkpoints/`.
+    Hidden files are not source code: an editor keeps a dangling link `.#NAME.py` next to an open file, macOS keeps
+    binary `._NAME.py` on other file systems, and Jupyter keeps copies in `.ipynb_checkpoints/`.
     """
     found = (path for path in folder.glob(pattern) if path.is_file())
     return sorted(path for path in found if not any(part[0] == "." for part in path.relative_to(folder).parts))

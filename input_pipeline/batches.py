@@ -20,7 +20,7 @@ MOST_AHEAD = 8  # batches, the default's limit
 MOST_READERS = 4  # the default's limit of threads, which compete for Python's lock
 PREFETCHED_BYTES = 256 << 20  # the default; 2 to 8 batches
 BEFORE_IMPORT = 4  # batches; the import would compete with the first step for the processors
-MOST_BEFORE_IMPORT = 32  # batches, so that what a process holds is settled soon
+MOST_BEFORE_IMPORT = 32  # batches; then the import is done, and the memory of the process stops growing
 
 Batch = dict[str, np.ndarray]
 OnLost = Callable[[DataError], object]
@@ -137,7 +137,7 @@ def check_enough(mixture: Mixture, sequence_length: int, global_batch: int) -> N
 
 
 def faster_reading(data) -> dict[str, int]:
-    """Return the keys with which batches may be read faster: twice the readers and batches ahead of `config.data`."""
+    """Return keys that may make reading faster: twice the readers, and twice the batches ahead, of `config.data`."""
     readers, prefetch = data.readers or MOST_READERS, data.prefetch or MOST_AHEAD
     return {"data.readers": 2 * readers, "data.prefetch": max(4, 2 * prefetch)}
 
@@ -190,7 +190,7 @@ def _by_tf_data(
 def _batches(
     arrays: Iterator[tuple[np.ndarray, ...]], keys: tuple[str, ...], failed: list[DataError]
 ) -> Iterator[Batch]:
-    """Yield the arrays by name; for TensorFlow's error about a failed reader, raise the original one in `failed`."""
+    """Yield the arrays by name; if a reader failed, raise its error, from `failed`, in place of TensorFlow's."""
     try:
         for batch in arrays:
             yield dict(zip(keys, batch, strict=True))

@@ -77,7 +77,7 @@ def locked(path: Path, announce: Callable[[str], object]) -> Iterator[None]:
                 announce(f"waiting for another process, which is preparing {path.with_suffix('')}")
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
-    except BrokenPipeError:  # of the output, not of the cache
+    except BrokenPipeError:  # the output is closed; the cache is fine
         raise
     except OSError as error:
         where, why = error.filename or path.with_suffix(""), error.strerror or error
@@ -93,4 +93,4 @@ def _open_lock(path: Path) -> BinaryIO:
     except PermissionError:
         if not path.exists():
             raise
-        return path.open("rb")  # another user's, whose finished files can be read
+        return path.open("rb")  # another user's cache: its finished files can be read

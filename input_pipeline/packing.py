@@ -79,7 +79,7 @@ def empty_rows(rows: int, length: int) -> dict[str, np.ndarray]:
 
 
 def num_places(num_tokens: int) -> int:
-    """Return the number of places of a row that a sequence takes, in which each token but the first is a target."""
+    """Return the number of places that a sequence takes in a row; each token but the first is a target."""
     return max(0, num_tokens - 1)
 
 

@@ -92,4 +92,4 @@ def _version_of(package: str) -> str:
         return ""
 
 
-CODE = _digest_of_code()  # now: files may be edited while the program runs
+CODE = _digest_of_code()  # computed at once: files may be edited while the program runs

@@ -305,7 +305,7 @@ def _below(root: Path, skipped: set[str] = frozenset()) -> Iterator[Path]:
 
 
 def _check_readable(root: str) -> None:
-    """Raise DataError if a folder below cannot be listed; hidden ones may be."""
+    """Raise DataError if a folder below cannot be listed, unless it is hidden."""
     for _, names, _ in os.walk(root, onerror=_unreadable):
         names[:] = [name for name in names if not name.startswith(".")]
 

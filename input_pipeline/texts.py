@@ -79,7 +79,7 @@ class Texts:
         return self.split(self.data, self.paths, self.read(announce), Said(announce))
 
     def _preparation(self, found: Found, cache: Path) -> Path | None:
-        """Return where the result for the present files is kept; None if it depends on other things than files."""
+        """Return where the result for the present files is kept; None if it does not depend on files alone."""
         if not all(isinstance(documents, FromFiles) and documents.files for documents in found):
             return None
         files = [file for documents in found for file in documents.files]
@@ -107,7 +107,7 @@ class Texts:
         return tokenizer
 
     def _check_pieces(self, tokenizer: AnyTokenizer, announce: Announce) -> None:
-        """Announce that the documents gave fewer pieces than a tokenizer should have; DataError if that was typed."""
+        """Announce that the documents gave fewer pieces than wanted; DataError if the user typed the number."""
         if self.tokenizer or tokenizer.vocab_size == self.vocab_size:
             return
         few = f"the documents give only {tokenizer.vocab_size:,} pieces, not model.vocab_size={self.vocab_size}"
@@ -129,7 +129,7 @@ class Texts:
 
 
 def training_splits(data: ConfigDict, paths: list[str], found: Found, said: Said) -> list[Splits]:
-    """Return the splits of each path, and of data.validation_path after them, whose documents are all held out."""
+    """Return the splits of each path; data.validation_path is last, with all its documents held out."""
     own, validation = found[: len(paths)], found[len(paths) :]
     parts = [_split(path, documents, data, said) for path, documents in zip(paths, own, strict=True)]
     if validation:

@@ -13,8 +13,8 @@ MOST_TOKENS = 1 << 24  # tokens of a split that are counted, spread over its sha
 def unigram_bits_per_byte(train: Sequence[TokenWindows], heldout: TokenWindows, vocab_size: int) -> float:
     """Return the cross-entropy of the held-out tokens under their frequencies in training, in bits per byte of text.
 
-    Frequencies are counts plus one, over all parts of a mixture together. The result is never more than that of a
-    uniform distribution, so an untrained model does not beat it, whatever the tokenizer.
+    Frequencies are counts plus one, over all parts of a mixture together. The result is never more than under a uniform
+    distribution, so an untrained model does not beat it, whatever the tokenizer.
     """
     seen = 1 + sum(part.token_counts(MOST_TOKENS, vocab_size) for part in train)
     counts = heldout.token_counts(MOST_TOKENS, vocab_size)

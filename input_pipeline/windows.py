@@ -74,7 +74,7 @@ def read_arrays(source: Windows, indices: np.ndarray, sequence_length: int) -> d
         found = {name: f"{np.asarray(array).dtype}{list(np.shape(array)[:1])}" for name, array in arrays.items()}
     if found != dict.fromkeys(source.fills, wanted):
         raise TypeError(
-            f"{type(source).__name__}.read returned {found}, of which only the first dimension is shown; it must "
+            f"{type(source).__name__}.read returned {found} (only first dimensions are shown); it must "
             f"return {wanted} for each name of `fills`: {', '.join(source.fills)}"
         )
     return arrays

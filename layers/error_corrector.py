@@ -217,7 +217,7 @@ def points_of(head_DV: jax.Array) -> jax.Array:
 
 
 def written(draft_BT: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    """Return the draft with the next token that the model reads, 0 at the end, where there is no token to judge."""
+    """Return the draft; where it has no token (less than 0), the next input token, and 0 at the end."""
     return jnp.where(draft_BT >= 0, draft_BT, jnp.pad(tokens_BT[:, 1:], ((0, 0), (0, 1))))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the adapters of earlier systems share: their keys in tables, YAML files, flags, and train.py by their names."""
+"""What the adapters of earlier systems share: tables of keys, YAML files, flags, and the start of train.py."""
 
 import argparse
 import dataclasses
@@ -32,7 +32,7 @@ COMMON = {  # keys of several systems, and ours
 
 @dataclasses.dataclass(frozen=True)
 class Keys:
-    """The keys of an earlier system, dotted: `training.max_steps`. Those of configs/base.py may be used beside them.
+    """The keys of an earlier system, dotted: `training.max_steps`. Keys of configs/base.py may be used too.
 
     Attributes:
       renamed: {key: our key of the same meaning}.
@@ -57,7 +57,7 @@ class Keys:
         return found
 
     def read(self, given: Mapping, source: str) -> dict[str, object]:
-        """Return {dotted key: value of the key's type} of nested sections; `source` begins the ConfigError of one."""
+        """Return {dotted key: value of the key's type} of nested sections; a ConfigError begins with `source`."""
         return {key: self._typed(key, value, source) for key, value in self.dotted(given).items()}
 
     def ours(self, values: Mapping) -> dict[str, object]:
@@ -91,7 +91,7 @@ class Keys:
 
 
 def configured(config: ConfigDict, values: Mapping, source: str) -> ConfigDict:
-    """Return the configuration with these values; ConfigError, begun by `source`, if they are inconsistent."""
+    """Return the configuration with these values; a ConfigError, if they are inconsistent, begins with `source`."""
     config.update_from_flattened_dict(values)
     try:
         validation.check_keys(config)
@@ -131,7 +131,7 @@ def take(words: list[str], flag: str) -> tuple[str, list[str]]:
 def train(
     arguments: Callable[[list[str]], list[str]], configuration: Callable[[Mapping, str], ConfigDict], example: str
 ) -> None:
-    """Run train.py with `arguments` of the typed words; `configuration` is that of a YAML file's content and name."""
+    """Run train.py: `arguments` converts the typed words, and `configuration` a YAML file's content and name."""
     ending.install()
     loading.READERS |= dict.fromkeys(SUFFIXES, lambda file: configuration(read_file(file, example), str(file)))
     command_line.typed_by_user = sys.orig_argv[1:]  # also of `python -m`

@@ -2,7 +2,7 @@
 """Imports models in Hugging Face's format as the checkpoint of step 0, and exports runs to that format.
 
 Both process tensors a few rows at a time. So an import, and its export, needs little memory for a model of any size.
-The export of a trained run, whose files have several layers each, needs its weights in float32.
+Each file of a trained run has several layers, so its export needs memory for its weights in float32.
 hugging_face_families.py maps the configuration and tensors of each family to those of Torus. "Their" means Hugging
 Face's, "our" means Torus's.
 """
@@ -275,7 +275,7 @@ def kept_in(config, workdir: pathlib.Path) -> pathlib.Path | None:
 
 
 def _ancestors(config, workdir: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yield the folder of a run, that of its train.init_from, that of the latter's, and so on."""
+    """Yield the folder of a run, the folder of its train.init_from, then that run's train.init_from, and so on."""
     seen, source = [workdir], config.train.init_from
     yield workdir
     while source and (folder := expanded(source)) not in seen:
@@ -292,7 +292,7 @@ def kept_types(kept: pathlib.Path) -> dict[str, str]:
 def as_published(
     config, workdir: pathlib.Path, params: dict
 ) -> tuple[dict, list[Tensor], dict[str, str], pathlib.Path | None]:
-    """Return (config.json, tensors, their types, KEPT) of a run: those of its import, or of a family that fits it.
+    """Return (config.json, tensors, their types, KEPT) of a run, from its import or from a family that fits it.
 
     KEPT is None if the run has no import, or another model.
 
@@ -356,7 +356,7 @@ def check_zeros(family: families.Family, weights: Saved, step: int) -> None:
 def copied(workdir: pathlib.Path, kept: pathlib.Path | None) -> list[pathlib.Path]:
     """Return the files of an export other than weights: those of the import, and then the run's own tokenizer.
 
-    The run was trained on that, whose chat template may be another one than that of the import.
+    The run was trained with its own tokenizer; its chat template may differ from the import's.
     """
     own = [workdir / name for names in TOKENIZERS.values() for name in names if (workdir / name).is_file()]
     left = (TYPES, NAME, TEMPLATE) if (workdir / "tokenizer.json").is_file() else (TYPES, NAME)
@@ -364,7 +364,7 @@ def copied(workdir: pathlib.Path, kept: pathlib.Path | None) -> list[pathlib.Pat
 
 
 def described(config: ConfigDict, workdir: pathlib.Path, values: dict, kept: pathlib.Path | None) -> dict[str, dict]:
-    """Return {name: content} of config.json and generation_config.json; of an import, what its files lack.
+    """Return {name: content} of config.json and generation_config.json; for an import, only what its files lack.
 
     They have the tokens that end a text. A run on conversations may have learned another end of a turn.
     """

@@ -113,7 +113,7 @@ def _translated(words: list[str]) -> tuple[list[str], dict[str, object]]:
 
 
 def _ours(key: str, text: str) -> dict[str, object]:
-    """Return our keys of one of the reference; ConfigError if it is unknown, or has not this value."""
+    """Return our keys of one of the reference; ConfigError if it is unknown, or cannot have this value."""
     KEYS.check(key, text, "the TRM reference")
     if key in (WIDTH, HEADS):  # the reference derives the MLP and the puzzle's embedding from the width
         size = KEYS.read({key: text}, "the TRM reference")[key]

@@ -44,7 +44,7 @@ KEYS = guides.Keys(
 
 
 def setup_multi_host_environment() -> dict:
-    """Join the other processes of the run, as core/joining.py; call it before jax is used.
+    """Join the other processes of the run, as core/joining.py does; call it before jax is used.
 
     Returns numbers of this process, of processes and of devices, and "coordinator": "host:port", "" when alone.
     """
@@ -155,7 +155,7 @@ def create_train_step(
 
 
 def simulate_without_tpu() -> None:
-    """Where JAX_PLATFORMS=tpu, as the guide sets it, and there is none: simulate the devices of TPU_MESH_CONFIG."""
+    """Simulate the devices of TPU_MESH_CONFIG if JAX_PLATFORMS=tpu, as in the guide, and there is no TPU."""
     if os.environ.get("JAX_PLATFORMS") == "tpu" and os.environ.get("TPU_MESH_CONFIG"):
         try:
             startup.attached_accelerator()
@@ -165,7 +165,7 @@ def simulate_without_tpu() -> None:
 
 
 def log_to_tmp() -> None:
-    """Append the log of this process to /tmp/training.log, or that of TMPDIR; if that fails, say so and go on."""
+    """Append the log of this process to training.log in /tmp or TMPDIR; if that fails, print so and continue."""
     path = pathlib.Path(os.environ.get("TMPDIR") or "/tmp") / "training.log"
     how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # no link or pipe of another user
     try:

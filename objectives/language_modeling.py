@@ -122,7 +122,7 @@ class LanguageModeling(Objective):
         return {"loss": sums}
 
     def _chunks_of_part(self, length: int, parts: int) -> int:
-        """Return the chunks of one of so many parts of the sequences, so that no more logits exist than in training."""
+        """Return the number of chunks of one of `parts` parts; at most as many logits exist at once as in training."""
         return next((n for n in range(1, length) if length % n == 0 and n * parts >= self.num_chunks), length)
 
     def _heldout(self, model, batch, cache: dict | None, num_parts: int) -> tuple[tuple, dict | None]:

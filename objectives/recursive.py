@@ -156,7 +156,7 @@ class Recursive(Objective):
         return carry | {"states": states, "steps": steps, **example}, logits, halt[..., 0]
 
     def start(self, model, draws: jax.Array):
-        """Return the initial states of the slots with these keys, for a slot with K `parallel` latents K in a row."""
+        """Return the initial states of the slots with these keys; a slot's `parallel` latents are consecutive rows."""
         begun = model.start(draws.shape[0] * self.parallel)
         if not self.random_start:
             return begun

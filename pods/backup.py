@@ -67,9 +67,9 @@ def _marked(settings: Settings, target: pathlib.Path, source: dict[str, str]) ->
 
 @contextlib.contextmanager
 def _without_summary(settings: Settings, target: pathlib.Path) -> Iterator[None]:
-    """Remove the summary of an earlier backup, since copying removes nothing: the run may have been continued since.
+    """Remove the summary of an earlier backup: copying removes nothing, and the run may have continued since.
 
-    If the copy fails, as of a pod that was deleted, or is interrupted, the summary stays.
+    If the copy is interrupted or fails, for example because the pod was deleted, the summary stays.
     """
     path = target / SUMMARY
     if settings.dry_run or not path.is_file():
@@ -101,7 +101,7 @@ def _default(settings: Settings) -> pathlib.Path:
 
 
 def _run_folder(settings: Settings) -> str:
-    """Return the folder that is typed, else that of the launched run, else that of a run with these settings."""
+    """Return the typed folder, else the launched run's, else the one that a run with these settings has."""
     is_typed = settings.given("workdir") or settings.given("ckpt_out") or not records.launched(settings)
     if is_typed:
         return settings.run_folder()
@@ -110,7 +110,7 @@ def _run_folder(settings: Settings) -> str:
 
 
 def _created_before(target: pathlib.Path, source: dict[str, str]) -> str:
-    """Return when the pod of the backup in `target` was created, "" if nothing says it; PodError if it is another's."""
+    """Return when the pod of the backup in `target` was created, "" if unknown; PodError for another run's backup."""
     path = target / SOURCE  # a backup of an earlier version has none
     if not path.exists():
         return ""
@@ -124,7 +124,7 @@ def _created_before(target: pathlib.Path, source: dict[str, str]) -> str:
 
 
 def _copy_from_storage(settings: Settings, folder: str, target: pathlib.Path) -> None:
-    """Copy a folder that this machine reaches itself: in a bucket, or of a local pod."""
+    """Copy a folder that this machine reaches itself: in a bucket, or in a local pod."""
     in_bucket = "://" in folder
     if not (in_bucket or settings.dry_run or pathlib.Path(folder).is_dir()):
         raise usage_error(f"{folder} is not a folder; `launch` a run first, or name its folder with --workdir")

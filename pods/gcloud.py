@@ -188,7 +188,8 @@ class Gcloud:
     ) -> list[Result]:  # fmt: skip
         """Run a command with one ssh call for each node; for some workers, or for their files, one for each worker.
 
-        gcloud forgets the status of some of several workers, and its own --output-directory opens None/WORKER.log.
+        gcloud loses the status of some workers if there are several, and its own --output-directory opens
+        None/WORKER.log.
         """
 
         def ssh(target: tuple[str, str, int]) -> Result:
@@ -283,7 +284,7 @@ class Gcloud:
         return [(self.nodes[node], str(index), node * size) for node, index in chosen]
 
     def _slice_size(self) -> int:
-        """Return the number of hosts of a slice; if a node is missing, of one that is there, so that it is reached."""
+        """Return the number of hosts of a slice; if a node is missing, ask one that exists, so that it is reached."""
         try:
             return self.num_workers // len(self.nodes)
         except _Missing:

@@ -133,10 +133,10 @@ def launch(
 
 
 def attached(command: str) -> str:
-    """Return `command` for a call that waits for it, with a run.pid meanwhile, so that `stop` ends it as a launch.
+    """Return `command` for a call that waits for it; meanwhile it has a run.pid, so that `stop` ends it like a launch.
 
-    Afterwards the files are those of the last launch again. A killed one leaves them in run.kept for the next.
-    The end of the call does not end it: without a terminal, a lost connection sends no SIGHUP.
+    Afterwards the files of the last launch are put back. A killed command leaves them in run.kept, and the next one
+    puts them back. The end of the call does not end the command: without a terminal, a lost connection sends no SIGHUP.
     """
     busy = fail("another program runs; stop it first")
     files = "run.pid run.boot run.command"
@@ -202,7 +202,7 @@ def status_line(settings: Settings, heartbeat: str = "") -> str:
         "'$1 == p { k += $2 } END { printf \"%.2f\", k / 1048576 }'; }"
     )
     values = " ".join(value for *_, value in fields)
-    known = "K=.; if is_attached && ! alive; then K=run.kept; fi"  # a killed one hides the last launch no longer
+    known = "K=.; if is_attached && ! alive; then K=run.kept; fi"  # a killed `attached` does not hide the last launch
     return in_code(settings, f"{ALIVE}; {memory}; {known}; printf {shlex.quote(form)} {values}")
 
 

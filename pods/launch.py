@@ -97,7 +97,7 @@ def start(
     if was_stopped and not (idle or settings.dry_run):
         raise PodError("the previous program still runs, because it could not be stopped; nothing was launched")
     life.share_secrets(settings, transport)
-    if idle:  # record before the launch: `restart` needs the record if it fails on some workers or is interrupted
+    if idle:  # record first: `restart` needs it if the launch is interrupted or fails on some workers
         records.write(settings, record)
     results = transport.run(command)
     if settings.dry_run:

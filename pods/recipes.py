@@ -63,7 +63,7 @@ def of_pod(settings: Settings, transport: Transport) -> Settings:
 
 
 def ours(accelerator: str) -> str:
-    """Return the name that an accelerator type of Google has here."""
+    """Return our name of an accelerator type of Google."""
     return accelerator.replace(V5E_AT_GOOGLE, V5E)
 
 

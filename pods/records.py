@@ -112,8 +112,8 @@ def created_elsewhere(settings: Settings) -> str:
 def forgotten(settings: Settings) -> Iterator[None]:
     """Delete the records before the block deletes the pod, so that `supervise` stops; restore them if it fails.
 
-    After an interruption the pod may be there or not. How it was created is restored, but not what was launched, since
-    a `supervise` that finds a launch without a pod creates the pod again.
+    After an interruption the pod may or may not exist. The record of its creation is then restored, but not the record
+    of the launch: a `supervise` that finds a launch without a pod creates the pod again.
     """
     files = (_launch_path(settings), _creation_path(settings))
     texts = {file: file.read_bytes() for file in files if file.exists() and not settings.dry_run}
@@ -142,7 +142,7 @@ def code_state() -> tuple[str, list[str]]:
 
 
 def git(*words: str) -> subprocess.CompletedProcess:
-    """Run git in the local checkout, or in that of its option -C."""
+    """Run git in the local checkout, or in the one that option -C names."""
     environment = {name: value for name, value in os.environ.items() if name not in _of_another_checkout()}
     how = {"text": True, "errors": "surrogateescape", "capture_output": True}  # names of files may be any bytes
     return subprocess.run(["git", *words], cwd=ROOT, env=environment, **how)
@@ -150,7 +150,7 @@ def git(*words: str) -> subprocess.CompletedProcess:
 
 @functools.cache
 def _of_another_checkout() -> frozenset[str]:
-    """Return the variables that name a checkout, and win over the folder and -C; a hook of git has some."""
+    """Return the variables that name a checkout; they win over the folder and -C, and hooks of git have some."""
     names = subprocess.run(["git", "rev-parse", "--local-env-vars"], text=True, capture_output=True).stdout.split()
     return frozenset(name for name in names if not name.startswith("GIT_CONFIG"))  # it may hold safe.directory
 

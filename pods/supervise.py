@@ -187,7 +187,7 @@ class Supervisor:
     def adopts_launch(self) -> bool:
         """Return whether `launch` or `restart` was called in another terminal since the last call, and supervise that.
 
-        Another program begins without restarts.
+        The count of restarts begins again for another program.
         """
         record = records.read(self.settings)
         if record["time"] in self.times:
@@ -261,7 +261,7 @@ class Supervisor:
         return True
 
     def _note_progress(self, workers: list[watch.Worker], trial: str) -> None:
-        """Reset the count of restarts if the run has got further than before, or a study has come to another trial."""
+        """Reset the count of restarts if the run got further than before, or the study began another trial."""
         if trial not in ("", self.trial):
             self.trial, self.furthest, self.restarts = trial, 0, 0
         step = max((worker.step or 0 for worker in workers), default=0)
@@ -287,14 +287,14 @@ class Supervisor:
 
 
 def _pause(tries: int) -> float:
-    """Return the seconds to wait after so many tries."""
+    """Return the seconds to wait after a number of tries."""
     return min(FIRST_PAUSE_SECONDS * 2 ** min(tries - 1, 30), LONGEST_PAUSE_SECONDS)
 
 
 def _as_created(settings: Settings, record: dict) -> Settings:
     """Return the settings of the pod's creation, with its actual type and number of workers.
 
-    A usage error for another zone or project than the pod's, where it would seem to be gone and be created anew.
+    Another zone or project than the pod's is a usage error: there the pod would seem to be gone and be created again.
     """
     here, settings = settings, records.as_created(settings)
     places = ("zone", settings.zone, here.zone), ("project", settings.project, here.project)
@@ -302,7 +302,7 @@ def _as_created(settings: Settings, record: dict) -> Settings:
         if there != given and here.transport != "local":
             raise usage_error(
                 f"{here.name} was created with {name.upper()}={there}, but here {name.upper()}={given}; type "
-                f"--{name}={there}, or --{name}={given} if it was created anew"
+                f"--{name}={there}, or --{name}={given} if it was created again"
             )
     pod = connect(settings).describe() or {}
     accel = pod.get("acceleratorType") or record["accelerator"]

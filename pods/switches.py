@@ -19,7 +19,7 @@ SWITCHES = {  # configuration keys that an enabled switch sets
     # faster than gathering them. What a recipe keeps for its backward pass is the fastest that fits.
     TPU_OPT: {"model.dtype": "bfloat16", "batch.fit": "auto"},
     "ENABLE_NEUROPLASTICITY": {"plasticity.method": "continual_backprop"},
-    CAUSAL: {  # the same words in another order, which are as many tokens; at each evaluation
+    CAUSAL: {  # the same words in another order have as many tokens; explained at each evaluation
         "causality.prompt": "red blue green red blue", "causality.corrupt": "red green blue red blue",
     },
     EVOLUTION: {},  # keys come from the search, see pods/launch.py

@@ -45,7 +45,7 @@ def expect_success(results: Iterable[Result], what: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Deletion:
-    """What `Transport.delete` did: a line that reports it, and whether there was a pod."""
+    """The result of `Transport.delete`: a line that reports it, and whether there was a pod."""
 
     line: str
     existed: bool = True

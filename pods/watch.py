@@ -100,7 +100,7 @@ def problems(settings: Settings, pod: dict | None, workers: list[Worker], *, lau
     """Return problems, one line each; [] if all workers run, or all finished, or all were stopped.
 
     Args:
-      launched: whether a program was launched, of which every worker must have a trace then.
+      launched: whether a program was launched; if so, each worker must have a trace of it.
     """
     found = []
     if pod is None:

@@ -152,7 +152,7 @@ def missing_donation(measured: Measured) -> Advice | None:
     copied = measured.profile.get("not_donated_gib")
     if not copied or copied < 0.1 * state:
         return None
-    evidence = f"{copied:.2f} GiB of the old state stay in memory beside the new one"
+    evidence = f"{copied:.2f} GiB of the old state stay in memory next to the new one"
     return Advice("missing donation", evidence, {}, "donate_argnames='state' for the function that is jitted")
 
 

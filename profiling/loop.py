@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times the steps of any loop, that of train.py or a caller's own, and advises by the rules of profiling/advice.py."""
+"""Times the steps of any loop, train.py's or a caller's own, and gives advice by the rules of profiling/advice.py."""
 
 import json
 import statistics

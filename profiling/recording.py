@@ -37,7 +37,7 @@ UNLIMITED = float("inf")
 class Profile(Callback):
     """Trace the steps of a window, and of those that are asked for while the run goes on.
 
-    All steps of a trace have the same batch size, mesh and cycles: it ends before they change. It begins anew if the
+    All steps of a trace have the same batch size, mesh and cycles: it ends before they change. It starts again if the
     run rolls back.
     """
 

@@ -38,9 +38,9 @@ def not_donated_gib(run, compiled) -> float:
 
 
 def joined(processes: list[dict]) -> dict:
-    """Return the figures of a run from those of its processes. What no process has is None.
+    """Return the figures of a run from the figures of its processes; a figure that no process has is None.
 
-    Tables and memory are those of the first process; all of them run the same program.
+    Tables and memory come from the first process, since all run the same program.
     """
     first = processes[0]
     steps = [one["step_seconds"] for one in processes if one.get("step_seconds")]
@@ -80,9 +80,9 @@ def _imbalance(seconds: dict[str, float]) -> dict | None:
 
 
 def rehearsed(config, topology) -> dict:
-    """Return {"rehearsed": estimated seconds}, those of the step and by class.
+    """Return {"rehearsed": estimated seconds}: of the step, and by class.
 
-    It is None if the cache has no rehearsal of this very step, or one that the compiler refused or that cannot be read.
+    The value is None if the cache has no rehearsal of this very step, or only a refused or unreadable one.
     """
     compiler = Compiler(cache_folder(config.data.cache_dir) / "rehearsals")
     if topology is None or not compiler.is_cached(config, topology):

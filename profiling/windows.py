@@ -38,7 +38,7 @@ def parse(text: str) -> Window:
 def requested(workdir: pathlib.Path, step: int) -> Window | None:
     """Return the window that the file asks for, and remove the file; None if there is none.
 
-    The file has a number of steps, of which MOST_STEPS are traced; any other content means USUAL_STEPS.
+    The file has a number of steps; at most MOST_STEPS are traced. Any other content means USUAL_STEPS.
     """
     path = workdir / REQUEST
     try:

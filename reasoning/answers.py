@@ -25,7 +25,7 @@ def reward(function: Reward) -> Reward:
         raise ConfigError(f"@reward: {function.__name__} is the name of a reward of Torus; rename the function")
     before = REWARDS.get(function.__name__, function)
     files = sorted({_file(before), _file(function)})
-    if len(files) > 1 and before.__module__ not in sys.modules:  # that of a module is for recipes that build on it
+    if len(files) > 1 and before.__module__ not in sys.modules:  # a function of a module is for recipes that import it
         raise ConfigError(f"@reward: {function.__name__} is a function of {' and of '.join(files)}; rename one of them")
     REWARDS[function.__name__] = function
     return function

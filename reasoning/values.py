@@ -58,7 +58,7 @@ class Verdict(Value):
 
 
 class Head(Value):
-    """The expected reward of an answer that begins so, by the head of objectives/value_head.py.
+    """The expected reward of an answer that begins with these lines, by the head of objectives/value_head.py.
 
     All thoughts of a level are read in one pass, without the cache.
     """

@@ -144,7 +144,7 @@ def one_reduction(seen: Seen) -> Verdict:
     if not axes:
         return None, "one device has the whole batch"
     if seen.mesh.get("context", 1) > 1:
-        return None, "over mesh.context, gradients of weights and of keys and values are not told apart"
+        return None, "over mesh.context, gradients of weights and of keys and values cannot be distinguished"
     found = [cost for cost in seen.replayed.costs if _reduces(cost, axes)]
     reduced = sum(
         cost.count * _elements_before(cost, seen.mesh) * _sent(cost.axes.split("*"), seen.mesh) for cost in found
@@ -226,7 +226,7 @@ def hidden_collectives(seen: Seen) -> Verdict:
     if math.prod(seen.mesh.values()) == 1:
         return None, "one device exchanges nothing"
     if seen.accelerator != "tpu":
-        return None, "only the TPU compiler schedules collectives beside computation"
+        return None, "only the TPU compiler schedules collectives during computation"
     exposed, step = seen.replayed.exposed_seconds, seen.replayed.seconds
     evidence = f"devices wait {seconds_text(exposed)} of {seconds_text(step)} for collectives, {exposed / step:.1%}"
     return exposed <= MOST_EXPOSED * step, evidence

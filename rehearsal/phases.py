@@ -26,8 +26,8 @@ def rehearse(compiled: Compiled, figures: dict, display) -> dict:
     rows = [_row(topology, "step", figures["fits"], compiled.total_bytes)]
     on_chip = compiled.state_bytes + compiled.facts["frozen"]
     for name, program in zip(names, programs, strict=True):
-        beside = max(0.0, on_chip - program.facts["state"]["weights"])  # what is not an argument of the program
-        rows.append(_row(topology, name, program.fits, program.total_bytes + beside))
+        resident = max(0.0, on_chip - program.facts["state"]["weights"])  # what is not an argument of the program
+        rows.append(_row(topology, name, program.fits, program.total_bytes + resident))
     on_host = topology.chips_per_host * (on_chip + compiled.facts["on_host"]) + HOST_GIB * GIB
     rows += [_row(topology, name, True, on_chip, on_host) for name in ("save", "restore")]
     return {"phases": rows, "fits": all(row["fits"] for row in rows)}

@@ -40,9 +40,9 @@ def is_kernel(instruction: Instruction) -> bool:
 
 
 def in_place_of_kernels(module: Module) -> set[Instruction]:
-    """Return what stands for a GPU's attention kernel: what has its scope, and all that is in a loop that has it.
+    """Return the instructions that replace a GPU's attention kernel: those in its named scope, and all in its loops.
 
-    The compiler drops the names of some instructions, but not those of loops.
+    The compiler drops the scopes of some instructions, but not those of loops.
     """
     left = [i for body in module.computations.values() for i in body if GPU_ATTENTION in i.rest]
     found = set()

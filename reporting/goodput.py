@@ -75,7 +75,7 @@ class Goodput:
         self.before["idle"] += self.process_began - last["time"]
 
     def lost_since(self, saved: Mapping[str, float]) -> None:
-        """Count what the steps after an account's `parts` took as lost: these steps are repeated."""
+        """Count the time of the steps after an account's `parts` as lost: these steps are repeated."""
         for part in ("training", "data"):
             repeated = max(0.0, self.parts()[part] - max(0.0, saved.get(part, 0.0)))
             self.before[part] -= repeated
@@ -127,12 +127,12 @@ def newest_parts(account: Account | None, lines: Sequence[Line]) -> dict[str, fl
     The event is taken if it is later: another host may have continued the run, or the folder has no heartbeats.
 
     Args:
-      account: that of the heartbeat of process 0; None if there is none.
-      lines: those of metrics.jsonl, in order.
+      account: from the heartbeat of process 0; None if there is none.
+      lines: of metrics.jsonl, in order.
     """
-    told = next((line for line in reversed(lines) if line.get("event") == "goodput" and "time" in line), None)
-    if told is None or (account and account["time"] >= told["time"]):
+    event = next((line for line in reversed(lines) if line.get("event") == "goodput" and "time" in line), None)
+    if event is None or (account and account["time"] >= event["time"]):
         return account["parts"] if account else {}
-    seconds = told.get("seconds")
+    seconds = event.get("seconds")
     parts = seconds.items() if isinstance(seconds, dict) else ()
     return {part: number for part, number in parts if isinstance(number, int | float) and abs(number) <= MOST_SECONDS}

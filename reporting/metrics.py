@@ -74,7 +74,7 @@ def parse_lines(content: bytes, source: str) -> list[Line]:
 def read_steps(path: pathlib.Path, kind: str) -> list[Line]:
     """Return the last line of each step in metrics.jsonl of a kind (train, eval, event), in order of the steps.
 
-    Lines without a step are left out, and figures of steps that the run went back before and has not done again.
+    Lines without a step are left out, and so are figures of steps that were undone and not repeated.
 
     Raises:
       JsonError: as `read_lines`.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of a page of reporting/html_page.py: paragraphs, tables, and plots that follow its light or dark colours.
 
-Only what draws imports matplotlib, so that a command without a page starts without it.
+Only functions that draw import matplotlib, so that a command without a page starts without it.
 """
 
 import html

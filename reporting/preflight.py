@@ -21,7 +21,7 @@ ORDERED_SUMS = "exclude_nondeterministic_ops", "deterministic_ops"  # options of
 MORE_OF_A_GPU = "export XLA_CLIENT_MEM_FRACTION=.95"  # the default is .75
 LARGE_INITIAL_PART = 0.1  # of an average of the parameters at the end of a run
 _measured_peak = functools.cache(throughput.measured_matmul_peak)  # a process that trains several runs measures once
-# Of the peak, for the estimate before step 1. With AMX only products are that fast: tiny measured 11 and 17 %.
+# Shares of the peak, for the estimate before step 1. AMX speeds up only products: `tiny` measured 11 and 17 %.
 USUAL_EFFICIENCY = {"cpu": 0.5, "cpu with AMX": 0.17, "gpu": 0.4, "tpu": 0.5}
 
 

@@ -29,7 +29,7 @@ class Sink:
         """Take the figures of a line; one call at a time, from any thread. A figure that is not finite is None."""
 
     def close(self, error: BaseException | None) -> None:
-        """End; `error` ends the run, None if it has finished."""
+        """Close the sink; `error` is what ends the run, None if the run has finished."""
 
 
 def is_interruption(error: BaseException | None) -> bool:

@@ -219,7 +219,7 @@ class StepLog:
 
 
 def _short(figure):
-    """Return a figure for metrics.jsonl; those of an array, of which a line has many, get four digits, or are null."""
+    """Return a figure for metrics.jsonl. An array has many numbers, so each gets four digits, or null if not finite."""
     numbers = np.asarray(figure)
     if not numbers.ndim or numbers.dtype.kind != "f":
         return figure

@@ -143,7 +143,7 @@ def _tasks(path: pathlib.Path) -> list[dict]:
     text = json.dumps(parse_yaml(_content(path), str(path)), default=str)
     tasks = parse_json(text, TasksOfCore, str(path))["icl_tasks"]
     label, count = collections.Counter(task["label"] for task in tasks).most_common(1)[0]
-    if count > 1:  # results are told apart by it
+    if count > 1:  # labels distinguish the results
         raise ConfigError(f"{path} has {count} tasks with the label {label}; give each its own")
     return tasks
 

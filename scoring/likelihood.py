@@ -98,7 +98,7 @@ class Likelihood(NamedTuple):
 
 
 def log_likelihoods(model: LanguageModel, rows: Sequence[Row]) -> list[Likelihood]:
-    """Return the likelihood of each row, the same in all processes, each of which must be given all rows.
+    """Return the likelihood of each row, the same in all processes; each process must get all rows.
 
     A row that exceeds `max_length` loses the first tokens of its context. Sums over tokens are float64.
 

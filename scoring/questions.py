@@ -101,7 +101,7 @@ def item_of(line: bytes, source: str) -> tuple[str, dict]:
     keys = parse_json(line, Object, source)
     kind = next((kind for kind in KINDS if kind in keys), None)
     if kind is None:
-        raise JsonError(f"{source}: has no key choices, exact or text, one of which says how an item is scored")
+        raise JsonError(f"{source}: has no key choices, exact or text; one of them says how an item is scored")
     content = parse_json(line, KINDS[kind], source)
     if kind == "choices" and content["answer"] >= len(content["choices"]):
         raise JsonError(

@@ -40,7 +40,7 @@ class Answer:
     """One answer while it is decoded.
 
     Attributes:
-      num_tokens: so far, with those of a stop string, without one that the prompt ends with.
+      num_tokens: drawn so far, with those of a stop string; a token that the prompt ends with does not count.
     """
 
     def __init__(self, index: int, prompt: Prompt, tokenizer: AnyTokenizer, stops: Sequence[str]):

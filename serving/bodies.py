@@ -17,7 +17,7 @@ Schema = TypeVar("Schema", bound=pydantic.BaseModel)
 async def read(request: Request, schema: type[Schema], model: str) -> Schema:
     """Return the body of a request for this model; ApiError if it is not what the schema describes.
 
-    Only JSON is read: the page of another site cannot send it here without asking first, which is refused.
+    Only JSON is read: a page of another site has to ask before it sends JSON, and that is refused.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":

@@ -12,7 +12,7 @@ from configs.errors import did_you_mean, shown, similar
 from files.json_reader import rule_of
 
 NOT_SUPPORTED = "not_supported"  # a parameter of the API that this server does not have
-OF_SEVERAL_TYPES = {  # parameters of which pydantic's message would describe one type only
+OF_SEVERAL_TYPES = {  # of these parameters, pydantic's message would describe only one type
     "prompt": "should be a string, up to 128 strings, token ids, or up to 128 lists of token ids",
     "stop": "should be a string or up to 16 strings, of 1 to 1,024 characters each",
     "content": 'should be a string or a list of {"type": "text", "text": "..."}',

@@ -90,7 +90,7 @@ def end_following() -> None:
 
 
 def messages_of(changes: Sequence[dict]) -> Iterator[list[dict]]:
-    """Yield the changes in order, as many together as have the length of MOST_TOKENS, or one."""
+    """Yield the changes in order, in messages of at most MOST_TOKENS; a longer change is a message of its own."""
     message, room = [], MOST_TOKENS
     for change in changes:
         size = TOKENS_OF_REST + len(change["add"]["prompt"]) if "add" in change else 0

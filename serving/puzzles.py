@@ -38,7 +38,7 @@ class PuzzleService:
     has_failed = False  # a puzzle that fails ends its own request alone
 
     def __init__(self, name: str, config, solve: Solve, mesh: Callable[[], AbstractContextManager], max_waiting: int):
-        """Serve a run, whose `config` this is, under a name; return when the model is compiled.
+        """Serve the run of this `config` under a name; return when the model is compiled.
 
         Args:
           solve: called in the thread, in the mesh.

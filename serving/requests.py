@@ -30,7 +30,7 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 def _few(given: Any) -> Any:
-    """Refuse an object of many entries before their values are read, each of which might be an error."""
+    """Refuse an object with too many entries before its values are read: each value might be an error."""
     if isinstance(given, dict) and len(given) > MOST_ENTRIES:
         raise PydanticCustomError("too_long", "should have at most {most} entries", {"most": MOST_ENTRIES})
     return given

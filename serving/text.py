@@ -242,7 +242,7 @@ class EventStream(StreamingResponse):
 
 
 def _several(prompt: str | list) -> list[str] | list[list[int]]:
-    """Return the prompts of a completion, of which there may be one alone."""
+    """Return the prompts of a completion as a list; a request may have a single one."""
     return prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
 
 

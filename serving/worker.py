@@ -18,7 +18,7 @@ FAILED = "failed"  # the reason of an update that ends a request because the thr
 
 
 class Update(NamedTuple):
-    """What is new of the request `index` of a job; `reason` as a continuation has it or FAILED, "" while it goes on."""
+    """New tokens of the request `index` of a job; `reason` is a continuation's or FAILED, "" while it goes on."""
 
     index: int
     tokens: list[int]
@@ -29,7 +29,7 @@ class Update(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Part:
-    """A request of a job, of which `num_sent` tokens were sent to the event loop."""
+    """A request of a job; `num_sent` of its tokens were sent to the event loop."""
 
     request: Request
     send: Callable[[list[int], list[float], list[dict[int, float]], str], None]

@@ -89,7 +89,7 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("data.source", OF_QUESTIONS, "data.path", ANY, "a generator of reasoning-gym, such as leg_counting"),
     ("train.objective", DRAWS, "batch.ramp", ("none",), "its rows are groups of answers"),
     ("train.objective", DRAWS, "mesh.context", (1,), "answers are drawn whole"),
-    ("train.objective", DRAWS, "evaluation.chunk_tokens", NONE, "its rows have rewards beside the tokens"),
+    ("train.objective", DRAWS, "evaluation.chunk_tokens", NONE, "its rows also have rewards"),
     ("train.objective", DRAWS, "model.expert_capacity", NONE, "answers are drawn without it"),
     ("train.objective", ("dpo", *DRAWS), "train.balance_loss", NONE, "a part of another loss"),
     ("train.objective", ("dpo", *DRAWS), "train.router_z_loss", NONE, "a part of another loss"),
@@ -98,7 +98,7 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("train.objective", ("value_head",), "grpo.kl", NONE, "the model does not change"),
     ("grpo.kl", ANY, "train.init_from", ANY, "the folder of a run: it begins there, held to it"),
     ("train.objective", ("error_correction",), "model.name", ("decoder_lm",), ""),
-    ("train.objective", ("error_correction",), "mesh.model", (1,), "a token is judged by the tokens beside it"),
+    ("train.objective", ("error_correction",), "mesh.model", (1,), "a token is judged by its neighbours"),
     ("train.objective", ("error_correction",), "lora.rank", NONE, "the module is trained instead of adapters"),
     ("train.objective", ("error_correction",), "evaluation.chunk_tokens", NONE, "it sees both sides of a token"),
     ("error_correction.use_error_correction", (True,), "train.objective", ("error_correction",), "which trains it"),
@@ -107,7 +107,7 @@ NEEDS = (  # a key, its values (or ANY) that need another key, the values (or AN
     ("causality.prompt", ANY, "causality.corrupt", ANY, "the text that it is compared with"),
     ("causality.corrupt", ANY, "causality.prompt", ANY, "the text that it is compared with"),
     ("causality.every", ANY, "causality.prompt", ANY, "the text that is explained"),
-    ("causality.prompt", ANY, "model.expert_capacity", NONE, "what is dropped depends on the tokens beside it"),
+    ("causality.prompt", ANY, "model.expert_capacity", NONE, "whether a token is dropped depends on the others"),
     ("train.objective", META, "mesh.context", (1,), SHARED),
     ("train.objective", META, "mesh.expert", (1,), SHARED),
     ("train.objective", META, "mesh.model", (1,), SHARED),
@@ -257,7 +257,7 @@ def _wanted(now, wanted: tuple):
 
 
 def accepts(config: ConfigDict, key: str, value) -> bool:
-    """Return whether the rules of NEEDS accept a value of a key beside the others of a configuration."""
+    """Return whether the rules of NEEDS accept a value of a key together with the other values of a configuration."""
     return all(other != key for _, _, other, _, _ in _violated(flat(config) | {key: value}))
 
 

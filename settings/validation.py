@@ -210,7 +210,7 @@ def _check_parts(config: ConfigDict) -> None:
 def _check_computation(config: ConfigDict) -> None:
     if ramp.measures_noise(config) and config.batch.fit == "none" and ramp.num_parts(config) < 2:
         raise ConfigError(
-            "the noise scale is measured between parts of a batch, of which there has to be more than one: use "
+            "the noise scale compares parts of a batch, so it needs at least two: use "
             "--config.train.gradient_accumulation of at least 2 (and of batch.first at least 2 microbatches), or, "
             "without mesh.context, --config.mesh.data"
         )

@@ -37,7 +37,7 @@ class Asked:
 
     @functools.cached_property
     def owners(self) -> dict[str, suites.Member]:
-        """The first member that has each digest: of the counted groups if all of them are asked for, else of all."""
+        """The first member with each digest, in the counted groups if all of them are asked for, else in all."""
         is_whole = self.groups == self.study.counted
         return suites.owners(self.members if is_whole else suites.members(self.study, self.study.groups, **self.how))
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claims: rows of a table in the studies' database, by which each trial has at most one worker.
 
-Optuna's own queue cannot serve: on SQLite two processes may pop one trial, and its heartbeats mark a trial as failed
-that only takes long to compile. Here a claim is a row with a primary key, so that the database accepts one of two. A
+Optuna's own queue cannot serve: on SQLite two processes may pop one trial, and its heartbeats mark a trial as failed if
+it only takes long to compile. Here a claim is a row with a primary key, so that the database accepts one of two. A
 worker counts `beat` up, from a random number, so that no two holdings look the same. Another worker takes a claim over
 if its holder was a process of this machine that has ended, or if the count has stood still for STALE_SECONDS on the
 observer's own clock. The clocks of two machines are never compared.
@@ -44,7 +44,7 @@ class Claims:
 
     def __init__(self, engine: sqlalchemy.Engine):
         self.engine, self.worker = engine, this_process()
-        self._seen: dict[str, tuple[Holder, float]] = {}  # of others' claims: the row, and since when it is so
+        self._seen: dict[str, tuple[Holder, float]] = {}  # claims of others: the row, and when it last changed
         made(lambda: TABLE.create(engine, checkfirst=True))
 
     def take(self, name: str) -> bool:
@@ -66,7 +66,7 @@ class Claims:
 
     @contextlib.contextmanager
     def kept(self, name: str):
-        """Count a claim up in a thread, so that no other worker takes it over while this one works for long.
+        """Count a claim up in a thread, so that no other worker takes it over during long work of this one.
 
         The block gets an event, which is set once another worker has taken it over.
         """

@@ -31,12 +31,12 @@ class OnAllHosts(Worker):
         processes.ask_to_stop()
 
     def attempt(self, trial: FrozenTrial, output) -> tuple[int, str]:
-        """Run a process of the trial on every host; a status that is not 0 on any host is that of the trial."""
+        """Run a process of the trial on every host; return a status that is not 0 if any host has one."""
         processes.shared(pod.TRIAL, lambda: {name: trial.user_attrs[name] for name in pod.READ})
         status, ended_for = -signal.SIGKILL, ""
         try:
             status, ended_for = super().attempt(trial, output)
-        finally:  # also if the claim is lost: the process here was killed, so that those of the other hosts end too
+        finally:  # also if the claim is lost: the process here was killed, and the others have to end too
             statuses = processes.gather(pod.STATUS, status)
         if self.asked_to_stop and any(statuses):  # a process that only began is killed by SIGTERM, and ends the others
             return INTERRUPTED, ended_for
@@ -57,7 +57,7 @@ def search_on_all_hosts(search: Search, devices: launch.Devices) -> list[int]:
 
 
 def lead(run: Callable[[], None]) -> pod.End:
-    """Run a study, and tell the others how it ended; the exceptions of `run` are those of `launch.run`."""
+    """Run a study, and tell the others how it ended; `run` raises the exceptions of `launch.run`."""
     try:
         with reaching():
             run()

@@ -56,7 +56,7 @@ def chips_of(topology: str) -> int:
 
 
 class GrowingCurve:
-    """A metric by step in the folder of a run that goes on; a look parses only the lines that are new."""
+    """A metric by step, from the folder of a run that goes on; each look parses only the new lines."""
 
     def __init__(self, workdir: str, metric: str):
         """Begin before the first line."""
@@ -91,7 +91,7 @@ class GrowingCurve:
 
 
 def _if_readable(read: Callable[[], Found], otherwise: Found) -> Found:
-    """Return what `read` returns, and `otherwise` for a file that is missing or damaged."""
+    """Return the result of `read`, or `otherwise` if a file is missing or damaged."""
     try:
         return read()
     except (ValueError, FileNotFoundError, NotADirectoryError):
@@ -115,8 +115,8 @@ def read(
     """Return the outcome in a folder; figures that it does not have are 0 or absent.
 
     Args:
-      ran_seconds: time that the worker counted; it counts if the folder has no heartbeats, as in a bucket, and no later
-        account of a longer time.
+      ran_seconds: time that the worker counted; it is used if the folder has no heartbeats, as in a bucket, and no
+        later account of a longer time.
       price: dollars per chip-hour; None: the preset's.
       ran_before: the same time of earlier trials in this folder, see trials.RAN_BEFORE.
 

@@ -64,7 +64,7 @@ def join(group: Group, join_seconds: float, on_end: Callable[[str, int], None], 
 def follow(command: Sequence[str] = program.TRAIN) -> End:
     """Run this host's process of each trial that process 0 claims; return how the study ended.
 
-    `command` is that of a trial, before its flags.
+    `command` starts a trial; its flags are added.
     """
     while True:
         order = processes.shared(TRIAL, lambda: None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sweep.py run`: on one host with several workers, or on all hosts of a pod, of which process 0 leads."""
+"""`sweep.py run`: on one host with several workers, or on all hosts of a pod, led by process 0."""
 
 import importlib
 import os
@@ -40,8 +40,8 @@ def run(asked: Asked) -> int:
 def on_hosts_or_here(parsed, root: str, work: Callable[[bool, list[dict[str, str]]], None]) -> int:
     """Work here, or lead or follow the other hosts of this pod; return the exit status.
 
-    Only process 0 calls `work`, which runs all trials, on all hosts if its first argument is true. The second has, for
-    each worker, the variables that choose its devices.
+    Only process 0 calls `work`, which runs all trials, on all hosts if its first argument is true. Its second argument
+    has, for each worker, the variables that choose its devices.
     """
     group = group_of_hosts(parsed.join_seconds)
     if not parsed.allow_local:
@@ -102,7 +102,7 @@ def queue_and_work(asked: Asked, devices: list[dict[str, str]], start: Callable)
 
 
 def check_root(root: str, topology: str, group: Group | None) -> None:
-    """Raise ConfigError if trials run on several hosts and write to a local folder, which every host has for itself."""
+    """Raise ConfigError if trials run on several hosts and write to a local folder: each host has its own."""
     is_pod = group is not None or (topology and topologies.get(topology).hosts > 1)
     if is_pod and "://" not in root:
         where = f"the hosts of {topology}" if topology else "the hosts of this group"

@@ -69,7 +69,7 @@ class OutOfReach(RuntimeError):
 
 @contextlib.contextmanager
 def reaching():
-    """Raise OutOfReach or ConfigError for the errors of SQLAlchemy and Optuna that mean it."""
+    """Raise OutOfReach or ConfigError for errors of SQLAlchemy and Optuna about a database that cannot be used."""
     try:
         yield
     except (exc.DatabaseError, optuna.exceptions.StorageInternalError) as error:
@@ -85,7 +85,7 @@ def reaching():
 
 @contextlib.contextmanager
 def understood(what: str):
-    """Raise ConfigError, which says what is read, for stored JSON that is none or not as a schema describes it."""
+    """Raise ConfigError if stored text is not JSON or does not match its schema; `what` names it in the message."""
     try:
         yield
     except (json.JSONDecodeError, JsonError) as error:  # someone has edited the database
@@ -99,7 +99,7 @@ def study_names(url: str) -> list[str]:
 
 
 def made(make: Callable[[], Made]) -> Made:
-    """Return what `make` returns, which makes tables; it is called again if another process made them meanwhile."""
+    """Return what `make` returns. It makes tables, and is called again if another process made them meanwhile."""
     for _ in range(TRIES - 1):
         try:
             return make()

@@ -101,7 +101,7 @@ def find(asked: str, base: str = "") -> tuple[Study, list[str]]:
 
 
 def is_known(name: str) -> bool:
-    """Return whether a name is that of a group or a suite, which a search may not have."""
+    """Return whether a group or a suite has this name; a search may not have it."""
     try:
         return bool(find(name))
     except ConfigError:
@@ -141,7 +141,7 @@ def members(
 
 
 def owners(members: Iterable[Member]) -> dict[str, Member]:
-    """Return {digest: the first member that has it}; if these are of a whole study, it names the trial's folder."""
+    """Return {digest: the first member that has it}; in a whole study, this member names the trial's folder."""
     found = {}
     for member in members:
         if not member.refusal:
@@ -150,7 +150,7 @@ def owners(members: Iterable[Member]) -> dict[str, Member]:
 
 
 def _name_of(asked: str) -> str:
-    """Return the name that a name or a path below configs/experiments/ means; another path is not a name."""
+    """Return the name of a group or suite, given a name or a path below configs/experiments/; other paths stay."""
     path = expanded(asked)
     places = [loading.ROOT / path, path.absolute()]
     if len(path.parts) > 1 and not any(place.exists() and EXPERIMENTS in place.parents for place in places):
@@ -197,7 +197,7 @@ def member_of(
 
 
 def loaded_from(recipe: tuple, typed: dict[str, str], topology: str) -> loading.Loaded:
-    """Return a configuration that is not validated; ConfigError if a typed key or value is none."""
+    """Return a configuration that is not validated; ConfigError if a typed key or value is not valid."""
     config, origins = recipe
     return resolve(config.copy_and_resolve_references(), dict(origins), "", "", topology, typed, environment={})
 

@@ -29,7 +29,7 @@ RAN_SECONDS = "ran_seconds"  # user attribute: time in which processes of the tr
 RAN_BEFORE = "ran_before"  # user attribute of a trial of `retry`: that time of the trials before it, in the same folder
 SECOND = "second_objective"  # user attribute of a trial: its value, in a search that has one
 CANCELLED = "cancelled by sweep.py cancel"
-ATTRIBUTES = sqlalchemy.table(  # of Optuna, which does not change those of a trial that has ended
+ATTRIBUTES = sqlalchemy.table(  # of Optuna, whose functions change none of an ended trial
     "trial_user_attributes", *map(sqlalchemy.column, ("trial_id", "key", "value_json"))
 )
 
@@ -109,7 +109,7 @@ class Queue:
             self.claims.drop(lock)
 
     def adopt(self, trial: optuna.Trial, order: dict) -> FrozenTrial:
-        """Claim a trial that Optuna has begun, and give it what it runs."""
+        """Claim a trial that Optuna has begun, and store what it runs."""
         self.claims.take(self._claim(trial))
         for name, content in order.items():
             trial.set_user_attr(name, content)

@@ -136,7 +136,7 @@ class Worker:
         if has_run and (reason := self._reach(trial, lambda: other_run_in_folder(trial))):
             nothing = outcome.Outcome([], 0.0, outcome.chips_of(trial.user_attrs["topology"]), None, 0.0, "", None, 0.0)
             return self.end(trial, None, {"status": USAGE, "reason": reason}, nothing)
-        if has_finished:  # its checkpoints were deleted by `keep`, and the database that had it is lost
+        if has_finished:  # its checkpoints were deleted by `keep`, and the database that recorded it is lost
             self._began = None
             with self.queue.kept(trial):
                 return self._complete(trial)
@@ -260,8 +260,8 @@ class Worker:
     def _reach(self, trial: FrozenTrial, act: Callable[[], Found]) -> Found:
         """Return what `act` does with the trial's folder. If its storage does not answer, ask again for a while.
 
-        Raises LostClaim; ConfigError for what the user has to mend; and RunError if the storage does not answer within
-        OUTAGE_SECONDS, or before `stop`.
+        Raises LostClaim; ConfigError for an error that the user must fix; and RunError if the storage does not answer
+        within OUTAGE_SECONDS, or before `stop`.
         """
         workdir, failed = trial.user_attrs["workdir"], None
         while True:
@@ -359,7 +359,7 @@ def task_of(content: dict) -> Task:
 
 
 def main(make: Callable[[dict], Worker] = lambda content: Worker(task_of(content))) -> None:
-    """Run the worker of the JSON on standard input; end with the process that started this one."""
+    """Run the worker that the JSON on standard input describes; end with the process that started this one."""
     ending.install()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)  # until there is a worker to stop

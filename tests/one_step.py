@@ -29,7 +29,7 @@ def small_config(**mesh):
 
 
 def simply_updated(config) -> None:
-    """Have a run update in the fewest operations, each of which is compiled, where the gradient is the subject."""
+    """Have a run update in the fewest operations, since each is compiled, where the gradient is the subject."""
     config.optimizer.update(name="sgd", schedule="constant", clip_norm=0.0, weight_decay=0.0)
 
 

@@ -156,7 +156,7 @@ def compilations() -> Iterator[list[float]]:
 
 
 def drawn(draw, shown, height: float, width: float = WIDE):
-    """Return the figure of a plot, of which nothing is outside."""
+    """Return the figure of a plot; assert that nothing is outside of it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height))

@@ -22,7 +22,7 @@ from tests.test_train import command, finish, lines_of
 
 
 def config_of(place):
-    """Return the configuration of a model of one cycle, of which a run ends with the weights that it began with."""
+    """Return the configuration of a model of one cycle; its run ends with the weights that it began with."""
     config = small_config(place)
     config.model.update(high_cycles=1, low_cycles=1)
     config.optimizer.update(learning_rate=1e-30, table_learning_rate=0.0)

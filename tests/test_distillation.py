@@ -116,7 +116,7 @@ def taught(folder, **mesh):
     config = small_config(**mesh)
     config.train.objective = "distillation"
     config.distillation.update(teacher=str(folder), hidden_weight=0.3, divergence="reverse")
-    config.optimizer.update(name="sgd", clip_norm=0.0)  # of which nothing is asked
+    config.optimizer.update(name="sgd", clip_norm=0.0)  # the simplest one
     return config
 
 

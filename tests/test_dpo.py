@@ -32,13 +32,13 @@ def preferred(folder, **mesh):
     config = small_config(**mesh)
     config.train.update(objective="dpo", init_from=str(folder), z_loss=0.0)
     config.data.source = "preferences"
-    config.optimizer.update(name="sgd", clip_norm=0.0)  # of which nothing is asked
+    config.optimizer.update(name="sgd", clip_norm=0.0)  # the simplest one
     validate(config, math.prod(config.mesh.values()))
     return config
 
 
 def pairs() -> dict:
-    """Return pairs of many lengths, of which some tokens do not count, and in one row no token at all of an answer."""
+    """Return pairs of many lengths; some tokens do not count, and in one row no token of an answer does."""
     rng = np.random.default_rng(0)
     batch = packed_batch([[int(n) for n in rng.integers(3, 12, 2)] for _ in range(16)], LENGTH, VOCAB)
     first = np.where(np.arange(16)[:, None] == 5, 12, 2)

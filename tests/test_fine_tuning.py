@@ -164,7 +164,7 @@ def adapted(base, **changes):
 
 @pytest.fixture(scope="module")
 def tuned(base, tmp_path_factory):
-    """A run of adapters, on batches of which each token is what comes after it."""
+    """A run of adapters, on batches in which each token is its own target."""
     folder = tmp_path_factory.mktemp("tuned")
     config = adapted(base)
     validate(config, 8)

@@ -79,7 +79,7 @@ def copied(place, homes: str, *steps: int) -> str:
 
 @pytest.fixture(scope="module")
 def trained(place) -> pathlib.Path:
-    """The homes of two processes of which one was killed some steps after the sixth."""
+    """The homes of two processes; one was killed some steps after the sixth."""
     processes = start(place, "trained", changes=ENDLESS)
     wait_for(place, f"trained/0/{MODELS}", SIXTH, processes)
     deadline = time.monotonic() + groups.SECONDS

@@ -144,7 +144,7 @@ def test_the_step_after_which_a_callback_or_an_evaluator_fails_is_saved(single_d
 
 @pytest.mark.parametrize("signalled", [False, True])
 def test_a_signal_after_a_callbacks_stop_is_not_lost(single_device, tmp_path, signalled):
-    """The program that called train() would go on, although it was told to end."""
+    """The program that called train() would go on, although it was asked to end."""
 
     class Stops(Callback):
         def on_step(self, job, state, step):

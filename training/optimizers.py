@@ -111,9 +111,10 @@ def norm(weights: Weights) -> Callable:
 
 
 def path_of_weight(path: tuple, weights: Container[Path]) -> Path | None:
-    """Return the path of the weight that an array of a state belongs to, by the end of its own path; None: no weight's.
+    """Return the path of the weight that an array of an optimizer's state belongs to; None if it belongs to none.
 
-    `path` is one of jax.tree_util.tree_map_with_path, and `weights` has the paths of all weights.
+    The end of the array's `path`, one of jax.tree_util.tree_map_with_path, is that of the weight. `weights` has the
+    paths of all weights.
     """
     keys = tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
     return next((keys[n:] for n in range(len(keys)) if keys[n:] in weights), None)

@@ -21,9 +21,9 @@ def execution(config, mesh) -> dict:
 
 
 def kernel(config, mesh) -> str:
-    """Return the platform whose attention kernels are used where they serve; "": none.
+    """Return the platform whose attention kernels are used where they support the shapes; "" if none are used.
 
-    The kernel of GPUs needs Triton, which XLA has from Ampere on (compute capability 8.0).
+    The GPU kernel needs Triton, which XLA supports from Ampere on (compute capability 8.0).
     """
     capability = getattr(mesh.devices.flat[0], "compute_capability", AMPERE)  # only GPUs have one
     return "" if config.model.attention == "reference" or float(capability) < float(AMPERE) else platform(mesh)

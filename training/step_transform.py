@@ -127,7 +127,7 @@ def check(transforms: Sequence[StepTransform]) -> None:
 
 
 def changed_gradients(transform: StepTransform, gradients: dict, state: TrainState) -> dict:
-    """Return the gradients that a transform makes of others; TypeError if they are not like them."""
+    """Return the gradients that a transform returns; TypeError if their names, shapes or types have changed."""
     changed = transform.change_gradients(gradients, state)
     check_like(f"change_gradients of step transform {transform.name} returned", changed, gradients)
     return changed
@@ -157,7 +157,7 @@ def updated(
 def checked_direction(name: str, direction: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Return the same optimizer, which raises TypeError with its `name` if an update changes shapes.
 
-    These are the shapes of the gradients, of which updates are made, and those of the arrays of its state.
+    Updates must have the shapes of the gradients, and the new state must have the shapes of the old one.
     """
     inner = optax.with_extra_args_support(direction)
 
@@ -217,5 +217,5 @@ def of_config(config, weights: Weights, schedule: optax.Schedule) -> tuple[StepT
 
 
 def ordered(transforms: Iterable[StepTransform]) -> tuple[StepTransform, ...]:
-    """Return the transforms in their order, but last those that see all changes."""
+    """Return the transforms in their order; those that see all changes come last."""
     return tuple(sorted(transforms, key=lambda transform: transform.sees_all_changes))

@@ -11,7 +11,7 @@ from reporting.step_log import Diverged
 def saved_after_a_mistake(job, state, step: int) -> contextlib.ExitStack:
     """Return a context that saves the state of a step if its block raises an exception that the loop does not handle.
 
-    Of several processes only one may make the mistake, and a save would wait for the others; they save nothing.
+    With several processes nothing is saved: the mistake may be in one alone, and its save would wait for the others.
     """
 
     def save(kind: type | None, *_) -> None:

@@ -26,7 +26,7 @@ def set_aside(checkpoints: Checkpoints, regret: Diverged) -> None:
 
 @dataclasses.dataclass
 class Suspicion:
-    """Evidence against a checkpoint: how many times in a row no update after it was accepted, each on other batches."""
+    """Evidence against a checkpoint: consecutive attempts from it, on other batches, that accepted no update."""
 
     step: int | None = None
     count: int = 0

@@ -18,8 +18,8 @@ BYTES = 100e6
 class RunReport(Callback):
     """Write report.html when the run has finished or failed, by process 0, if `logging.report` asks for it.
 
-    report.py does so in a process of its own, so that neither its memory nor its failure is one of the run. An
-    interrupted run continues later, and must leave its machine soon.
+    A separate process runs report.py, so its memory and its failures do not affect the run. An interrupted run writes
+    no page: it continues later, and must leave its machine soon.
     """
 
     def on_end(self, job, *, has_failed):

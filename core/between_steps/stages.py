@@ -45,7 +45,7 @@ class Stages(Callback):
         return Shape(self.rows, layouts.mesh_after(self.config, step), cycles.after(self.config, step))
 
     def complete(self, shape: Shape) -> Shape:
-        """Return the shape with the complete cycles, which a finished run has, as the readers of its checkpoint."""
+        """Return the shape with all cycles: a finished run and the readers of its checkpoint use them."""
         return shape._replace(cycles=cycles.after(self.config, self.config.train.steps))
 
     def begin(self, step: int) -> Shape | None:

@@ -68,8 +68,8 @@ def triangles_of(run: Run) -> Callable:
 def triangles(x_LMF: jax.Array) -> jax.Array:
     """Return R of X^T = QR for each layer's X: float32 [L, min(M, F), M].
 
-    R has the singular values of X, and is small. X X^T would have their squares, of which float32 rounds away those of
-    values below 0.0003 of the largest.
+    R is small and has the singular values of X. X X^T has their squares: float32 rounds away the squares of values
+    below 0.0003 of the largest.
     """
     return jax.lax.map(lambda x_MF: jnp.linalg.qr(x_MF.T, mode="r"), x_LMF)
 

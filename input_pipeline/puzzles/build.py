@@ -55,7 +55,7 @@ def published(data, path: str, **_) -> Pair:
     """Return the windows of a folder that is already a data set; DataError if it is not."""
     folder = _folder(path, "train and test, each with a dataset.json")
     train, heldout = _opened(folder, dataset.digest(folder))
-    _ = heldout.test_puzzles  # what is wrong with them is said before training, and not at the votes
+    _ = heldout.test_puzzles  # an error in them is reported before training, and not at the votes
     return train, heldout
 
 

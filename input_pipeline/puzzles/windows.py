@@ -23,7 +23,7 @@ class PuzzleWindows(Windows):
         vocab_size: number of tokens, including padding (0).
         seq_len: cells of an example.
         num_identifiers: rows of the table of puzzle embeddings, including the blank 0.
-        folder: of the data set; `digest` is that of all its splits.
+        folder: of the data set; `digest` covers all its splits.
         num_groups, num_documents (puzzles), num_tokens (cells of a pass).
     """
 

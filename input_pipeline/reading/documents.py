@@ -164,7 +164,7 @@ def _whole(document: Document) -> Span:
     for block in chain(whole.blocks(), [b""]):
         try:
             decoder.decode(block, final=not block)
-        except UnicodeDecodeError as error:  # of the unfinished character of the block before, with this one
+        except UnicodeDecodeError as error:  # in this block, or from the unfinished character of the block before
             before = replace(whole, stop=size + len(block) - len(error.object) + error.start)
             line = 1 + sum(part.count(b"\n") for part in before.blocks())
             raise BadDocument(document.name, "not valid UTF-8", f" at byte {before.stop} (line {line})") from error

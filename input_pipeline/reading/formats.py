@@ -224,7 +224,7 @@ class Parquet(Column):
     def _rows(self, metadata: pq.FileMetaData) -> int:
         """Return how many rows to decode at once; one row may be as large as its whole row group.
 
-        It does not read the metadata of single columns: pyarrow ends the process if that of one is damaged.
+        It does not read the metadata of single columns: pyarrow ends the process if they are damaged.
         """
         largest = max((metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups)), default=0)
         return min(ROWS, max(1, BATCH_LIMITS * self.most_bytes // max(1, largest)))

@@ -70,7 +70,7 @@ def load(name: str, *, subset: str, split: str, field: str, most_bytes: int) -> 
 
 
 def _saved(folder: Path, split: str):
-    """Return the rows of a split, or a part of it, of what `save_to_disk` wrote; ValueError if there are none such."""
+    """Return the rows of a split, or of a part of it, that `save_to_disk` wrote; ValueError if it is not there."""
     import datasets
 
     if (folder / split).is_dir():

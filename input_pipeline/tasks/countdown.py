@@ -187,7 +187,7 @@ def _claim(draw: random.Random, state: State, target: int) -> str:
 
 
 def _mistaken(draw: random.Random, line: str) -> str:
-    """Return a line with another number: an operand, the result where it stands and is left, or one that is left."""
+    """Return a line with one number changed: an operand, the result (also among the numbers left), or a number left."""
     numbers = re.findall(r"\d+", line)
     place = _below(draw, len(numbers))
     wrong = str(1 + _below(draw, LARGEST))

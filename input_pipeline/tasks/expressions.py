@@ -56,9 +56,9 @@ def _powers(nodes: list[ast.AST]) -> list[ast.BinOp]:
 
 
 def _size(exponent: ast.expr) -> float:
-    """Return a bound of an exponent, at least 1; infinity if it has a power other than of a name to a number.
+    """Return a bound on an exponent, at least 1; infinity if it has a power that is not a name to a number.
 
-    A name may be that of a number: x**(E**E**E**E**E**E) would not end.
+    A name may mean a number, such as E: x**(E**E**E**E**E**E) would not end.
     """
     nodes = list(ast.walk(exponent))
     if not all(isinstance(power.left, ast.Name) and isinstance(power.right, ast.Constant) for power in _powers(nodes)):

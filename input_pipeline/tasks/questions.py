@@ -78,8 +78,8 @@ class Generator:
     def score(self, number: int, answer: str) -> float:
         """Return the package's score of an answer, from 0 to 1; 0 if the package fails on it.
 
-        What stands between <answer> and </answer> is scored, or else the whole text. An answer that the package would
-        run as a program has the score 0.
+        The text between <answer> and </answer> is scored; without these tags, the whole text. An answer that the
+        package would run as a program has the score 0.
         """
         found = self._find(answer)
         text = answer.strip() if found is None else found
@@ -109,7 +109,7 @@ class QuestionWindows(GeneratedRows):
     learns = True  # whether answers are learned, so that every question must have one
 
     def __init__(self, name: str, tokenizer: str, seed: int, stream: str):
-        """Prepare the rows of a stream; `name` is that of the generator, `tokenizer` a value of data.tokenizer."""
+        """Prepare the rows of a stream; `name` names the generator, and `tokenizer` is a value of data.tokenizer."""
         super().__init__(seed, stream)
         self.name = name
         self.tokenizer = open_tokenizer(tokenizer)
@@ -161,7 +161,7 @@ class QuestionWindows(GeneratedRows):
 
 
 class QuestionRollouts(QuestionWindows):
-    """Rows of one question each for `train.objective=grpo`, which draws answers; `numbers` has that of each row."""
+    """Rows of one question each for `train.objective=grpo`, which draws answers; `numbers` has each row's question."""
 
     fills = dict.fromkeys((*KEYS, "numbers"), 0)
     learns = False

@@ -22,7 +22,7 @@ from layers.axes import inside_shard_map, mesh_axes, num_shards
 from layers.products import precision
 
 LANES = 128  # heads, and blocks of keys, are multiples of it
-TILE = 16  # keys that are written at once, of which one is new
+TILE = 16  # keys that are written at once; one of them is new
 BLOCK_BYTES = 2**20  # of the keys of a block; keys and values are double-buffered in 16 MiB of a chip's own memory
 NAME = "decode_kernel"  # rehearsal/roofline.py finds it by this name
 

@@ -58,7 +58,7 @@ KEYS = guides.Keys(
 
 
 def recipe(given: Mapping, source: str = "config") -> ConfigDict:
-    """Return the configuration of Torus that a configuration of VishwamAI means; ConfigError, begun by `source`.
+    """Return the configuration of Torus that a configuration of VishwamAI means; a ConfigError begins with `source`.
 
     The batch per device times accumulation times `tpu.tpu_cores` is the global batch.
     """

@@ -23,7 +23,7 @@ HIDDEN_WEIGHT = 0.1  # in distillation, of the distance of both streams
 
 
 class VishwamAIPipeline:
-    """A model: `config` of Torus, the `given` dotted keys, and `workdir`, the folder of its run: `checkpoint_dir`."""
+    """A model: its Torus `config`, the `given` dotted keys, and `workdir`, the folder of its run (`checkpoint_dir`)."""
 
     def __init__(self, config: Mapping):
         """Raises ConfigError: a key is unknown or not supported, or a value is inconsistent."""
@@ -69,7 +69,7 @@ class TPUProfiler(LoopProfile):
 
 
 class VishwamAITrainer:
-    """A run in the pipeline's folder, on the mesh of `mesh_context`; `profiler` times its steps; `config` of Torus."""
+    """A run in the pipeline's folder on the mesh of `mesh_context`; `profiler` times its steps, `config` is Torus's."""
 
     def __init__(
         self, pipeline: VishwamAIPipeline, config: Mapping, train_loader: Iterable[Mapping] | None = None,

@@ -43,7 +43,7 @@ PLACES = {  # {multi-region or predefined dual-region of a bucket: prefixes of i
 def validate(settings: Settings, transport: Transport, rest: list[str]) -> None:
     """Check everything, print the table, write READINESS.md in the pod's folder; PodError if an item is not ready.
 
-    While a run holds the devices, what needs them is not checked, which is not a failure.
+    While a run holds the devices, items that need them are not checked; that is not a failure.
     """
     settings = recipes.of_pod(settings, transport)
     switches = recipes.resolved_switches(settings)
@@ -268,7 +268,7 @@ NEED_DEVICES = ("hardware", "processes", "mesh", *LATER)  # a part of them at le
 
 
 def markdown(settings: Settings, items: list[Item], points: list[dict]) -> str:
-    """Return the table as a Markdown page, and that of the points of a long run, on which readiness does not depend."""
+    """Return a Markdown page: the table, and a table of points for a long run, which do not affect readiness."""
     ready = "ready" if all(item.ready for item in items) else "NOT ready"
     if ready == "NOT ready" and all(item.ready is not False for item in items):
         ready = f"checked in part; the rest {deploy.WAITS}"
@@ -296,7 +296,7 @@ def _three_steps(settings: Settings, transport: Transport, words: list[str], scr
     try:
         return transport.run_each(_command(settings, words), together=True)
     except KeyboardInterrupt:
-        print("stopping the three steps", flush=True)  # the end of an ssh call does not, and they write the folder
+        print("stopping the three steps", flush=True)  # the end of ssh does not; they write the folder
         transport.run(hosts.stop(settings, for_good=False), show=False)
         raise
     finally:
@@ -306,7 +306,7 @@ def _three_steps(settings: Settings, transport: Transport, words: list[str], scr
 
 
 def _ahead(settings: Settings, transport: Transport, words: list[str]) -> list[Result]:
-    """Check without a device what can be: each host by itself, and the coordinator compiles."""
+    """Check what needs no device: each host by itself; the coordinator also compiles the step."""
     print("a run holds the devices: checking what needs none", flush=True)
     compiles = f' $([ "$W" = {settings.coordinator_worker} ] && echo --rehearse)'
     return transport.run_each(_command(settings, [*words, "--ahead"], hosts.IN_BACKGROUND, compiles))

@@ -67,8 +67,8 @@ class RunRecord:
     """What a run wrote.
 
     Attributes:
-      kinds: the figures of each kind of line, the last line of each step, in order of the steps, without those that
-        the run went back before and has not done again.
+      kinds: the figures of each kind of line, the last line of each step, in order of the steps, without steps that
+        were undone and not repeated.
       progress: (Unix seconds, step) of the logged steps as they were written, also of steps that were repeated.
       events: all events, as they were written.
       seconds: the account of the run's time by part, see reporting/goodput.py; {} if there is none.

@@ -91,7 +91,7 @@ class Alerts(Sink):
         LAST_WORDS.append(self.tell_end)
 
     def write(self, kind, figures, step):
-        """Alert about an event that someone may want to know; of a row of skipped updates, about the first."""
+        """Alert about an event that someone may want to know; if updates are skipped in a row, about the first."""
         self.step = step
         if self.process or kind != "event" or figures.get("in_a_row", 1) > 1:
             return
@@ -117,7 +117,7 @@ class Alerts(Sink):
     def tell_end(self, line: str, status: int) -> None:
         """Alert about the end of a process that cannot wait."""
         said = line.removeprefix("error: ")
-        is_lost = said.startswith("process 0 of") and said.endswith("died")  # else it has told its own end
+        is_lost = said.startswith("process 0 of") and said.endswith("died")  # else it has reported its own end
         if status not in (0, INTERRUPTED) and (not self.process or is_lost):
             self.send(event_of(said), said)
         self._end(SHORT_END_SECONDS)

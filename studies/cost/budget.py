@@ -40,8 +40,8 @@ def cost_of(found: Iterable[FrozenTrial], price: float | None = None) -> float |
     """Return the dollars of the chip-hours that trials have taken; None if the price of some is not known.
 
     Args:
-      price: dollars per chip-hour, which may be 0; None: that with which a trial recorded its cost, else with which
-        another one on the same topology did, else the preset's.
+      price: dollars per chip-hour, which may be 0; None: the price that a trial recorded, else one that another trial
+        on the same topology recorded, else the preset's.
     """
     found, costs = list(found), []
     recorded = {trial.user_attrs["topology"]: each for trial in found if (each := _recorded_price(trial)) is not None}
@@ -101,11 +101,11 @@ class Account:
     spent: float  # by all trials of the study so far
     reserved: float  # what the running trials are expected to take from now on
     num_running: int  # number of running trials
-    is_measuring: bool  # whether a trial runs of which nothing is known
+    is_measuring: bool  # whether a trial of unknown cost runs
     expectation: Expectation  # of all trials
 
     def allows(self, trial: FrozenTrial) -> bool:
-        """Return whether a waiting trial may start; one of which nothing is known runs alone."""
+        """Return whether a waiting trial may start; a trial of unknown cost runs alone."""
         needs = still_needed(trial, self.expectation)
         if self.spent >= self.limit or self.is_measuring:
             return False
@@ -150,7 +150,7 @@ def claim_next(queue: trials.Queue, digests: set[str], limits: Limits) -> Frozen
 def reason_to_end(queue: trials.Queue, digests: set[str], limits: Limits, *, waits: bool = False) -> str:
     """Return the line that says that the budget ends the queue; "" if a waiting trial fits, or one of these runs.
 
-    With `waits`, return "" also while a trial of another group runs after which one of these may fit.
+    With `waits`, return "" also while a trial of another group runs: one of these may fit when it has ended.
     """
     if limits.budget is None:
         return ""
@@ -183,7 +183,7 @@ def left_of(what: str, chip_hours: float, queue: trials.Queue, price: float | No
 
 
 def measured_hours(known: Iterable[FrozenTrial], topology: str) -> dict[str, float]:
-    """Return, by digest, the hours of the whole slice that each trial of a topology took that is done."""
+    """Return, by digest, the hours of the whole slice that trials of a topology took; only those that are done."""
     return {
         trial.user_attrs["digest"]: taken_by(trial) / chips_of(topology)
         for trial in known if trial.state == TrialState.COMPLETE and trial.user_attrs["topology"] == topology

@@ -44,7 +44,7 @@ class Grant:
 def share_out(grant: Grant, found: Mapping[str, Estimate]) -> dict[str, str]:
     """Return whether each trial fits, by digest: FITS, TOO_LONG or UNKNOWN.
 
-    Trials are taken in the order of `found`. Those of which nothing is known take nothing.
+    Trials are taken in the order of `found`. Trials of unknown cost take nothing.
     """
     used, share = 0.0, {}
     for digest, estimate in found.items():

@@ -19,7 +19,7 @@ from reporting.display import duration
 from settings.keys import flat, from_flat
 from studies.suites import Member
 
-# Numbers that a compiled step reads and whose value does not change what it computes with.
+# Numbers in a compiled step: with other values, it has the same operations.
 FREE = {
     "train.steps", "train.tokens", "train.epochs", "train.seed", "supervision.exploration", "supervision.max_steps",
     "optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.final_fraction", "optimizer.weight_decay",
@@ -68,7 +68,7 @@ def _said(result: Compiled | Exception, topology: str) -> str:
 def checkpoint_bytes(values: dict[str, object], topology: str) -> int | None:
     """Return an upper bound of the bytes of a checkpoint; None if the configuration is not in the user's cache.
 
-    It counts a part that several chips replicate for each of them, except along the axes of data parallelism.
+    A part that several chips replicate counts once for each chip, except along the axes of data parallelism.
     """
     compiled = cached(values, topology)
     if compiled is None:

@@ -46,7 +46,7 @@ def enforce(queue: Queue, digests: Iterable[str], limits: Limits, root: str) -> 
 def elsewhere(queue: Queue, digests: set[str], limits: Limits, root: str) -> list[str]:
     """Return a line about trials whose folders are not below the `root` of this command; [] if there are none.
 
-    Their checkpoints stay: the database may be a copy, and the folders those of the original.
+    Their checkpoints stay: the database may be a copy, and the folders may belong to the original.
     """
     if limits.keep == "all":
         return []
@@ -67,7 +67,7 @@ def _is_of(root: str, trial: FrozenTrial) -> bool:
 
 
 def affected(digest: str, limits: Limits) -> set[str]:
-    """Return the trials whose checkpoints may have to go when one has ended."""
+    """Return the trials whose checkpoints may have to go when the trial of a digest has ended."""
     groups = limits.groups.values() if limits.keep == "best" else ()
     return {digest}.union(*(group for group in groups if digest in group))
 

@@ -122,15 +122,15 @@ def sentence(rows: list[Row], metric: str, direction: str) -> str:
     if gap <= needed:
         return f"No difference beyond the spread over seeds: {most}, {apart}{rest}."
     close = abs(best.mean - second.mean) <= least_difference(done, best, second)
-    beside = f"; {second.name}, {figure(second)}, is within the error of the best" if close and len(done) > 2 else ""
-    return f"{most}, {apart}{beside}{rest}."
+    tie = f"; {second.name}, {figure(second)}, is within the error of the best" if close and len(done) > 2 else ""
+    return f"{most}, {apart}{tie}{rest}."
 
 
 def least_difference(rows: list[Row], one: Row, other: Row) -> float:
     """Return the least difference of two means that is significant at 5 %, if the best and the worst row are compared.
 
-    It is that of the Tukey-Kramer test, because the best and the worst are picked from all rows: the more rows, the
-    larger the difference by chance. The spread over seeds is pooled over the rows.
+    The Tukey-Kramer test gives it, because the best and the worst are picked from all rows: the more rows, the larger
+    the difference by chance. The spread over seeds is pooled over the rows.
     """
     from scipy.stats import studentized_range
 
@@ -152,9 +152,9 @@ def figure(row: Row) -> str:
     return digits(row.mean) + ("" if row.error is None else f" ± {digits(row.error, row.mean)}")
 
 
-def digits(number: float, beside: float | None = None) -> str:
-    """Return a number with as many decimals as it needs, or as a figure `beside` it: 0.00001234, 2.3456 or 123,456."""
-    return f"{number:,.{display.decimals(abs(number if beside is None else beside))}f}"
+def digits(number: float, reference: float | None = None) -> str:
+    """Return a number with as many decimals as it or the `reference` needs: 0.00001234, 2.3456 or 123,456."""
+    return f"{number:,.{display.decimals(abs(number if reference is None else reference))}f}"
 
 
 def words(metric: str) -> str:

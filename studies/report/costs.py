@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each configuration of a group costs and reaches, and which of them nothing beats in both."""
+"""What each configuration of a group costs and reaches, and which ones no other beats in both."""
 
 import dataclasses
 import statistics

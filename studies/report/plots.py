@@ -57,7 +57,7 @@ def draw_breadth(rows: list[Row], figure_, tips: dict[str, str]) -> None:
 
 
 def depth_curves(breadths: list[dict[str, float]]) -> dict[str, dict[int, float]]:
-    """Return {way of choosing: {steps: mean accuracy over seeds}}: alone, and the others with most trajectories.
+    """Return {way of choosing: {steps: mean accuracy over seeds}}: alone, and others with the most trajectories.
 
     Args:
       breadths: of each seed, {"WAY/STEPSxTRAJECTORIES": accuracy}.

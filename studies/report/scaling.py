@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a metric depends on a size: a line in the logarithm of the size, fitted by least squares to all seeds.
 
-The slope is the change of the metric for each doubling. An accuracy lies in [0, 1], so that a power law of it has no
-meaning, and the line only describes the sizes that were tried. The lack-of-fit test says where a line is the wrong
-curve (Draper and Smith, Applied Regression Analysis, 3rd edition, sections 1.4 and 2.1).
+The slope is the change of the metric for each doubling. An accuracy lies in [0, 1], so a power law of it has no
+meaning; the line only describes the sizes that were tried. The lack-of-fit test says where a line is the wrong curve
+(Draper and Smith, Applied Regression Analysis, 3rd edition, sections 1.4 and 2.1).
 """
 
 import dataclasses

@@ -69,13 +69,13 @@ def _time_left(found: list[FrozenTrial | None], running: set[int]) -> list[str]:
 
 
 def _still(trial: FrozenTrial, mean: float) -> float:
-    """Return the seconds that a running trial still takes if it takes the mean in all."""
+    """Return the seconds that a running trial still takes if its total is the mean."""
     ran = trial.user_attrs.get(RAN_BEFORE, 0.0) + trial.user_attrs.get(RAN_SECONDS, 0.0)
     return max(0.0, mean - ran)
 
 
 def _until_idle(running: list[float], waiting: int, mean: float) -> float:
-    """Return the seconds until the last worker is done, each of which takes the next whole trial when it is free."""
+    """Return the seconds until the last worker is done; a free worker takes the next whole trial."""
     free = running or [0.0]
     heapq.heapify(free)
     for _ in range(waiting):

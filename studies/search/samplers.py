@@ -172,7 +172,7 @@ RUNGS = 9, 3  # a pruner looks after a ninth and a third of the steps
 
 
 class _SuccessiveHalving(optuna.pruners.SuccessiveHalvingPruner):
-    """ASHA with two rungs; Optuna's goes on to the end, where 9 * (steps // 9) would be a third one."""
+    """ASHA with two rungs. Optuna's pruner goes on to the end, where 9 * (steps // 9) would be a third one."""
 
     def __init__(self, first: int):
         super().__init__(first, reduction_factor=RUNGS[1])

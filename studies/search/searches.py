@@ -24,7 +24,7 @@ ONCE = "Each configuration was trained once: a difference within the spread over
 
 
 class Definition(Object):
-    """What is searched and how, as it is stored; see searching.Search, which names it."""
+    """What is searched and how, as it is stored; searching.Search describes the keys."""
 
     recipe: str
     space: str
@@ -72,7 +72,7 @@ class Searched:
 
 
 def find(url: str, name: str, unknown: str) -> Searched:
-    """Return the search of a name in the storage at a URL.
+    """Return the search with a name in the storage at a URL.
 
     Raises ConfigError if there is none, or if the storage cannot be opened. The message begins with `unknown`.
     """
@@ -93,7 +93,7 @@ def find(url: str, name: str, unknown: str) -> Searched:
 
 
 def checked(definition: object, name: str) -> Definition:
-    """Return the stored definition of a search; ConfigError if it is none."""
+    """Return the stored definition of a search; ConfigError if it does not match the schema."""
     with understood("a search"):
         return check_parsed(definition, Definition, f"the search {name}")
 

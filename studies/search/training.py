@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sweep.py search`: on one host with several workers, or on all hosts of a pod, of which process 0 leads."""
+"""`sweep.py search`: on one host with several workers, or on all hosts of a pod, led by process 0."""
 
 import dataclasses
 import pathlib

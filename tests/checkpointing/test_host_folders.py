@@ -30,7 +30,7 @@ from cluster.group import find_group  # noqa: E402
 
 
 def arrays_of(step: int) -> dict:
-    """Return an array of which each process has a half, and one that both have whole."""
+    """Return an array that two processes share in halves, and one that both have whole."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2), ("host", "chip"))
     values = np.arange(64, dtype=np.float32).reshape(8, 8) + step
     shardings = {"halves": PartitionSpec("host", "chip"), "whole": PartitionSpec(None, "chip")}

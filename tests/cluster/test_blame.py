@@ -63,7 +63,7 @@ def test_the_silent_and_then_the_last_are_to_blame(beats, why, processes, text):
 
 
 def after(steps: int, *spent: dict[str, float], phase: str = "step", first: int = 7) -> list[Heartbeat]:
-    """Return the beats of processes that did `steps` steps of which each took the seconds `spent` by phase."""
+    """Return the beats of processes that did `steps` steps; each step took the seconds `spent` by phase."""
     return [
         beat(
             process, phase, 100, 0.01, step=first + steps,

@@ -99,7 +99,7 @@ def test_settings_of_jax_that_draw_other_numbers_are_refused(setting, message):
 
 
 def mesh_of(platform: str, size: int = 1):
-    """A mesh of which only the platform and the number of devices are asked."""
+    """A mesh for code that only asks for the platform and the number of devices."""
     devices = np.array([types.SimpleNamespace(platform=platform)] * size, object)
     return types.SimpleNamespace(devices=devices, size=size)
 

@@ -74,7 +74,8 @@ def test_every_callback_learns_the_end_though_the_first_fails_at_it(monkeypatch,
 
 
 def test_what_is_no_callback_is_named():
-    assert as_list("callbacks", given := [Answers(None)], Callback) == given
+    given = [Answers(None)]
+    assert as_list("callbacks", given, Callback) == given
     for wrong in (print, Callback):
         with pytest.raises(TypeError, match=r"^callbacks: .* is not an object of a subclass of Callback"):
             as_list("callbacks", [Answers(None), wrong], Callback)
@@ -89,4 +90,5 @@ def test_what_is_no_list_of_callbacks_or_evaluators_is_named_before_anything_is_
     ):
         with pytest.raises(TypeError, match=message):
             train.train(base.get_config(), tmp_path / "run", **given)
-    assert as_list("callbacks", iter(given := [Answers(None)]), Callback) == given
+    given = [Answers(None)]
+    assert as_list("callbacks", iter(given), Callback) == given

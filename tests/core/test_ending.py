@@ -107,7 +107,7 @@ def _read(terminal: int) -> bytes:
 
 
 def test_a_python_program_ends_when_a_thread_says_that_its_run_cannot_go_on():
-    """Its run would hang, or write to a bucket beside the run that has taken it over."""
+    """Its run would hang, or write to a bucket that another run has taken over."""
     begin = "ending.threads_end_the_process()\nthreading.Thread(target=fail).start()"
     process = started(f"{FAILS_IN_A_THREAD}{begin}\ntime.sleep(60)")
     assert process.communicate() == ("", "error: no step ended within 900 s\n") and process.returncode == 1

@@ -51,7 +51,7 @@ def test_a_step_that_the_run_went_back_before_is_not_its_last(tmp_path):
 
 
 def test_a_step_that_trained_on_what_the_model_drew_has_no_documents(tmp_path):
-    """Its rows name prompts of which it may have asked none."""
+    """Its rows name prompts, and it may have asked none of them."""
     config = base.get_config()
     config.train.objective = "grpo"
     with pytest.raises(ConfigError, match=r"trains on answers that the model drew, .*/rollouts\.jsonl has them"):

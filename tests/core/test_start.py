@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages before the first step about data that is too small for the run, or of which too much is held out."""
+"""The messages before the first step about data that is too small for the run, or that holds too much out."""
 
 import types
 
@@ -40,7 +40,7 @@ def test_a_run_that_was_copied_without_its_checkpoints_says_that_it_begins_again
 
 
 def test_a_run_that_goes_on_with_another_batch_and_as_many_steps_says_so():
-    """Its length may have been so many epochs, of which only the steps are stored."""
+    """Its length may have been given in epochs; only the steps are stored."""
     config = loading.load("configs/tiny.py", "", {"train.global_batch": "16", "train.steps": "123"}).config
     before = {"train.global_batch": 8, "train.steps": 123}
     assert start.kept_steps(config, {"config": before}).startswith("train.steps stays 123 with the other batch; if epo")

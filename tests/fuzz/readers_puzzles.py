@@ -110,7 +110,7 @@ def _built() -> pathlib.Path:
 
 
 def built_reader(name: str) -> None:
-    """Register a reader of a data set of which one file is changed."""
+    """Register a reader of a data set with one changed file."""
 
     @reader(f"puzzles: {name}", lambda: [(_built() / name).read_bytes()])
     def read(content: bytes, folder) -> None:

@@ -48,7 +48,7 @@ def _file(pattern: str) -> pathlib.Path:
 
 
 def shard_reader(pattern: str) -> None:
-    """Register a reader of a cache of which one file is changed: it gives the right tokens, or is refused."""
+    """Register a reader of a cache with one changed file: it gives the right tokens, or is refused."""
 
     @reader(f"shards: {pattern}", lambda: [_file(pattern).read_bytes()], divisor=2)
     def read(content: bytes, folder) -> None:

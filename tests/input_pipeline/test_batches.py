@@ -198,7 +198,7 @@ def test_fewer_tokens_than_a_batch_are_an_error():
 
 
 class Broken(MarkovWindows):
-    """A window source of which reading some windows raises."""
+    """A window source that raises when some windows are read."""
 
     def __init__(self, error: Exception):
         super().__init__(16, 0, 4_000, "train")

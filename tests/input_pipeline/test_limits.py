@@ -106,7 +106,7 @@ def _bomb(path, mebibytes: int) -> None:
         file.write(b'"}\n{"text": "after"}\n')
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of memory anew")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux resets the peak of memory")
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_a_bomb_takes_no_more_memory_than_the_limit_allows(tmp_path, suffix):
     path = tmp_path / f"a.jsonl{suffix}"
@@ -118,7 +118,7 @@ def test_a_bomb_takes_no_more_memory_than_the_limit_allows(tmp_path, suffix):
     assert said.startswith("1 skipped 1 of 2 documents: 1 larger than 16 MiB") and mebibytes < 100
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of memory anew")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux resets the peak of memory")
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.tfrecord"])
 def test_of_a_large_document_two_copies_are_held_at_most_and_of_a_text_file_none(tmp_path, name):
     """Of 80 MB, which is above what is let go of as soon as it is not needed."""
@@ -135,7 +135,7 @@ def test_a_large_line_that_is_no_json_is_named_with_its_column(read, tmp_path):
         read(tmp_path / "a.jsonl", max_document_mib=64)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of memory anew")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux resets the peak of memory")
 def test_a_value_that_a_table_has_many_times_is_not_held_as_often(tmp_path):
     """Such a file has the value once, in a dictionary: here a thousand documents of 20 MiB in some kilobytes."""
     value = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array(["x" * (20 * MIB)]))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One block against numpy; and the stack: however it is executed, the same numbers from the same stored weights.
 
-Layers of several kinds are told apart here by how far they see.
+Layers of several kinds differ here in how far they see.
 """
 
 import functools

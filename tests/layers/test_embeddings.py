@@ -30,7 +30,7 @@ def test_tokens_enter_with_unit_variance():
 @pytest.mark.parametrize("added", [at_once, in_blocks])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gradient_of_a_frequent_id_is_its_sum(added, dtype):
-    """3,000 ids in blocks of 1,024, of which most are equal; 64 ids fill no block."""
+    """3,000 ids in blocks of 1,024; most are equal. 64 ids fill no block."""
     rng = np.random.default_rng(0)
     for size in (64, 3000):
         ids = np.minimum(rng.zipf(1.2, size), V) - 1

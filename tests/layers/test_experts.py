@@ -152,7 +152,7 @@ def test_nothing_is_dropped_where_every_token_goes_to_one_device():
 
 
 def test_what_exceeds_the_capacity_is_counted_exactly():
-    """Each of a device's experts has ceil(1 * pairs / E) places, of which 5 get none of the pairs."""
+    """Each of a device's experts has ceil(1 * pairs / E) places; 5 of them get none of the pairs."""
     (graph, weights), inputs = made(capacity=1.0), tokens()
     with on_mesh({"expert": 2}):
         _, figures = jax.device_get(applied(graph, weights | {"bias": TO_THREE}, *inputs))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny random models of each family with the logits that transformers computes; written anew into tests/fixtures by
+"""Tiny random models of each family with the logits that transformers computes; written again into tests/fixtures by
 
 make setup EXTRAS=interop; .venv/bin/python -m tests.migration.record_hugging_face
 """

@@ -111,7 +111,7 @@ def test_answers_that_the_model_finds_impossible_spoil_no_gradient(apart):
     """exp(200) is infinite in float32; the value is clipped, and so must be the gradient."""
     _, params, _, reference = models()
     rows = batch() | {"old_log_probs": bits_of(np.full((4, 16), apart, np.float32))}
-    worse = jax.tree.map(lambda leaf: 30 * leaf, reference)  # of which some divergences overflow
+    worse = jax.tree.map(lambda leaf: 30 * leaf, reference)  # some divergences overflow
 
     def of_rows(params):
         objective = GRPO(4, 16, num_chunks=4, vocab_size=37, clip=CLIP, clip_high=CLIP_HIGH, kl=KL)

@@ -18,7 +18,7 @@ from tests.one_step import batch, placed, small_config
 from tests.support import assert_close, make_model, model_config, packed_batch, random_weights
 
 LENGTH, PART = 24, 6
-# The tolerance is that of any float32 result, 1e-5: the same sums over keys, of which some come in another order.
+# The tolerance is that of any float32 result, 1e-5: the same sums over keys, and some come in another order.
 MODELS = {
     "everything": VARIANTS["together"] | {"dropout": 0.0},  # windows, global layers, grouped queries, yarn, caps, ...
     "window longer than a part": {"sliding_window": 9},

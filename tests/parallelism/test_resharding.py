@@ -105,7 +105,7 @@ def test_counts_keys_and_what_stays_come_along():
     [
         (COPIES, P(), FSDP, P("fsdp"), 0, 0),  # each device has its part already
         (FSDP, P("fsdp"), COPIES, P(), 448, 8 * 448),  # each misses seven eighths
-        (FSDP, P("fsdp"), MIXED, P("data"), 192, 8 * 192),  # halves of which each device has a quarter
+        (FSDP, P("fsdp"), MIXED, P("data"), 192, 8 * 192),  # halves; each device has a quarter of one
         # Devices 0 to 3 want rows 0 to 7, even ones the left half of them, and have two rows each; so the others.
         (FSDP, P("fsdp"), MIXED, P("data", "model"), 96, 8 * 96),
         (FSDP, P("fsdp"), {"fsdp": 2, "data": 4}, P("data"), 128, 6 * 128 + 2 * 64),

@@ -248,7 +248,7 @@ def test_what_fails_without_devices_is_no_matter_of_waiting(item, changes, evide
 
 @pytest.mark.slow
 def test_validation_trains_and_restores_on_all_hosts_and_finds_what_differs(pair, tmp_path):
-    """By the script, on a pod of its own; then on one of which a host has other code; then where it cannot start."""
+    """By the script, on a pod of its own; then on one with a host with other code; then where it cannot start."""
     flags = small_run(tmp_path)
     script = ["bash", "scripts/validate_optimizations.sh", "--accel=v4-8", "--workers=2", *flags]
     scripted = {"cwd": pair.code, "env": pair.environment, "capture_output": True, "text": True}

@@ -122,7 +122,7 @@ def test_an_unreachable_host_is_looked_at_once_by_status(gcloud):
 
 @pytest.mark.parametrize("alive", [False, True])
 def test_stop_ends_setup_optimizations_only_where_it_holds_the_devices(gcloud, alive):
-    """After Ctrl-C it keeps the chips. Beside a run it uses none, and `stop` is for the run."""
+    """After Ctrl-C it keeps the chips. During a run it uses none, and `stop` is for the run."""
     answer = {"alive": alive, "pid": None, "status": None, "stopped": False, "now": 9, "started": None}
     answer |= {"commit": "", "changed": 0, "rss_gib": 0, "heartbeat": None}
     done = gcloud.run("setup_optimizations", "--model_size=tiny", FAKE_SSH_OUTPUT=json.dumps(answer))

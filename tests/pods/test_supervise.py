@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run is kept going: what a look comes to, and a real one of processes of which one is killed."""
+"""A run is kept going: the verdict of each look, and a real run in which one process is killed."""
 
 import itertools
 import json

@@ -49,7 +49,7 @@ def device(name: str, *ops: tuple) -> Device:
 
 
 def test_seconds_are_of_one_device_and_one_step_and_a_loop_counts_once():
-    """Two devices: in both, 0.4 s of products within a loop, 0.2 s of sums of which 0.1 s overlap the products."""
+    """Two devices: in both, 0.4 s of products within a loop, 0.2 s of sums; 0.1 s of these overlap the products."""
     ops = ("loop", 0.0, 0.4, 0.0), ("dot", 0.0, 0.4, 0.4), ("sum", 0.3, 0.5, 0.2), ("add", 0.6, 0.7, 0.1)
     found = summarise(
         [device("TPU 0", *ops), device("TPU 1", *ops)], types.SimpleNamespace(kind=KINDS.get), 2, rates(2e10, 1e8)
@@ -120,7 +120,7 @@ def test_energy_is_that_of_a_calculation_by_hand():
 
 
 class Nvml(types.ModuleType):
-    """In place of the library, which needs a driver: two GPUs, of which the second does not count joules."""
+    """In place of the library, which needs a driver: two GPUs; the second does not count joules."""
 
     class NVMLError(Exception):
         """Its base class of errors."""

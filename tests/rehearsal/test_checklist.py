@@ -82,7 +82,7 @@ def test_a_fault_of_the_configuration_is_found(healthy, name, keys, evidence):
     ("mesh", "parts"), [({"data": 4}, 1), ({"data": 2, "expert": 2}, 2), ({"fsdp": 2, "expert": 2}, 4)]
 )
 def test_a_gradient_is_whole_before_it_is_reduced_over_each_mesh(programs, mesh, parts):
-    """The program adds up a whole gradient over 4 devices, each of which keeps a part of the weights."""
+    """The program adds up a whole gradient over 4 devices; each keeps a part of the weights."""
     for name, times in (("healthy", "1.00"), ("in_loop", "4.00")):
         given = seen(programs[name], mesh=mesh, parameter_bytes=4 * WIDTH**2 / parts)
         holds, evidence = checklist.one_reduction(given)

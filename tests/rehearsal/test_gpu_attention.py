@@ -48,7 +48,7 @@ def rehearsed(folder, topology, **model) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", ["h200-1", "h100-8"], ids=["unrolled", "in a scan, a sequence on each"])
 def test_a_rehearsed_gpu_holds_no_scores_and_its_attention_takes_a_kernels_time(tmp_path, topology):
-    """Two products forward and five backward, of which a causal kernel computes half."""
+    """Two products forward and five backward; a causal kernel computes half of them."""
     topology = topologies.get(topology)
     with_kernel, without = rehearsed(tmp_path, topology), rehearsed(tmp_path, topology, attention="reference")
     of_scores = LAYERS * BATCH * HEADS * LENGTH**2 * 4 / topology.chips

@@ -67,7 +67,7 @@ def test_the_decode_kernel_reads_the_cache_of_a_rollout(rehearsed):
 
 
 def both(rows: int, *, update_fits: bool = True, decodes: bool = True, weights: float = 2.0, steps: int = 1) -> dict:
-    """Return what is added to the report on a step of 256 answers, of which `rows` are drawn at a time."""
+    """Return what is added to the report on a step of 256 answers; `rows` are drawn at a time."""
     config = loading.load("configs/countdown_grpo.py", "v4-8", {"train.global_batch": "256"}).config
     state = {"parameters": 4 * GIB, "optimizer": 8 * GIB, "extra": 0, "carry": 0, "batch": 0}
     topology = dataclasses.replace(topologies.get("v4-8"), hbm_gib=24)

@@ -299,7 +299,7 @@ backend_config={{"custom_call_config":{{"cost_estimate":{{"flops":"{flops}","byt
 
 @pytest.mark.parametrize(("flops", "us"), [(1000, 2 / 0.25), (10_000_000, 10 / 0.5)])
 def test_the_kernel_that_decodes_reads_the_cache_once_at_a_share_of_the_bandwidth(flops, us):
-    """2 MB at 1 TB/s, of which it reaches a quarter here; its results are in the memory of its operands."""
+    """2 MB at a quarter of 1 TB/s; its results are in the memory of its operands."""
     text = f"ENTRY %m (a: f32[250]) -> f32[250] {{\n  %a = f32[250] parameter(0)\n{CACHE.format(flops=flops)}}}\n"
     given = dataclasses.replace(GIVEN, decode_efficiency=0.25)
     (cost,) = schedule.replay(hlo.parse(text), given, MESH).costs

@@ -35,7 +35,7 @@ def bytes_of(option) -> dict[str, float]:
 
 
 def test_weights_over_tokens_are_gathered_twice_and_their_gradient_is_reduced():
-    """96 numbers, of which each of four is sent three quarters: in bfloat16 three times, or in float32 twice."""
+    """96 numbers; each of four devices is sent three quarters: in bfloat16 three times, or in float32 twice."""
     options = found((8, 12), "weights", fsdp=4, context=1)
     assert list(options) == ["P('fsdp', None)", "P(None, 'fsdp')", "P()"]
     split, whole = options["P('fsdp', None)"], options["P()"]

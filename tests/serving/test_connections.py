@@ -90,7 +90,7 @@ def test_a_long_answer_that_is_read_slowly_arrives_whole(monkeypatch):
 
 
 def test_a_stream_that_is_not_read_ends_its_job(monkeypatch):
-    """Else its answers would keep their places, and others would be told that the server is busy."""
+    """Else its answers would keep their places, and others would get the error that the server is busy."""
     monkeypatch.setattr(connections, "MOST_SECONDS", SECONDS)
 
     async def endless():

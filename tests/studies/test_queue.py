@@ -476,7 +476,7 @@ def test_a_finished_run_without_checkpoints_is_not_begun_again(tmp_path, keys, h
         ({"train.spike_deviations": 3.0}, True), ({"data.cache_dir": "elsewhere"}, False),
     ])  # fmt: skip
 def test_a_run_with_other_keys_is_that_of_another_trial(tmp_path, keys, is_other):
-    """Also where a length in tokens is what differs, of which the run stores the steps."""
+    """Also where a length in tokens differs; the run stores it in steps."""
     from studies.worker import other_run_in_folder
 
     config = flat(base.get_config()) | {"train.tokens": 10**4}

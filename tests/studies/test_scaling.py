@@ -78,7 +78,7 @@ def test_seeds_that_agree_exactly_still_show_a_bend():
 def test_a_bend_is_the_same_at_every_level_of_the_metric(level):
     """A cost in thousands with small differences had no bend, because its level counted as rounding.
 
-    Around the line are 3e-4, of which 1.5e-6 around the means, so that F(1, 3) is 600.
+    The sum of squares around the line is 3e-4, and 1.5e-6 around the means, so that F(1, 3) is 600.
     """
     metrics = level + np.array([0.5, 0.501, 0.51, 0.511, 0.55, 0.551])
     found = scaling.fit([1, 1, 2, 2, 4, 4], list(metrics))

@@ -120,7 +120,7 @@ def test_squares_are_those_of_the_parts_gradients(monkeypatch, mesh, whole_bytes
 
 
 def plain_config(of_model: tuple, **mesh):
-    """Return a configuration whose updates, of which nothing is asked, are simple."""
+    """Return a configuration with simple updates, which the tests do not look at."""
     config = small_config(**mesh)
     config.model.update(dict(of_model))
     config.optimizer.update(name="sgd", clip_norm=0.0)
@@ -172,5 +172,5 @@ def test_a_batch_of_one_part_is_refused_before_it_is_compiled(mesh, microbatches
     config.batch.noise_scale = True
     if parts > 1:
         return validate(config, 8)
-    with pytest.raises(ConfigError, match=r"^the noise scale is measured between parts .*$"):
+    with pytest.raises(ConfigError, match=r"^the noise scale compares parts of a batch, .*$"):
         validate(config, 8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cycles over both latents in a step, of which only the last has a gradient."""
+"""Cycles over both latents in a step; only the last has a gradient."""
 
 from configs.group import Group
 

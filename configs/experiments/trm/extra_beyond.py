@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipes that others published after the paper, beside the base; not counted among the 67."""
+"""The recipes that others published after the paper, next to the base; not counted among the 67."""
 
 from configs.group import Group, changes
 from configs.trm import arc_urm, maze_unique, sudoku, sudoku_equilibrium, sudoku_fast
@@ -12,9 +12,9 @@ GROUP = Group(
         "arc-urm 53.8 % within one attempt, which the votes say and not the metric of this report."
     ),
     analysis=(
-        "Read the accuracy by depth and breadth, of which one pass at the trained depth is one point. Each recipe has "
-        "its own number of updates and maze-unique and arc-urm their own puzzles, so that only results with those "
-        "published compare."
+        "Read the accuracy by depth and breadth; one pass at the trained depth is one point of it. Each recipe has "
+        "its own number of updates, and maze-unique and arc-urm have their own puzzles, so compare each result only "
+        "with the published one."
     ),
     troubleshooting=(
         "Run arc-urm alone, since its data.path is another folder. The equilibrium recipe tries 128 trajectories of 64 "

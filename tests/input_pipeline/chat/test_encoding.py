@@ -70,7 +70,7 @@ def test_a_template_in_a_file_of_its_own_goes_before_and_with_the_tokenizer(writ
 
 
 def test_of_several_templates_one_has_to_be_the_default(write_tokenizer):
-    """Else conversations would be in the plain format, of which the model knows nothing."""
+    """Else conversations would be in the plain format, which the model does not know."""
     name = write_tokenizer([{"name": "tool_use", "template": CHATML}])
     with pytest.raises(DataError, match="none of its chat templates is named default; rename one"):
         format_of_tokenizer(open_tokenizer(name), name)

@@ -164,7 +164,7 @@ def test_missing_files_and_folders_are_named(section, tmp_path):
 
 @pytest.fixture
 def maze_table(tmp_path):
-    """Write tables of mazes, the first row of which is changed at will; return their folder."""
+    """Write tables of mazes, with any changes to the first row; return their folder."""
 
     def write(change=lambda question, answer: (question, answer)):
         folder = tmp_path / "mazes"

@@ -22,7 +22,7 @@ CELLS = 5
 
 @pytest.fixture
 def split(tmp_path):
-    """A split of which the cells of example number n are n + 1, the first label of each does not count."""
+    """A split: the cells of example number n are n + 1, and the first label of each does not count."""
     number = sum(map(sum, SIZES))
     inputs = np.repeat(np.arange(1, number + 1)[:, None], CELLS, axis=1).astype(np.uint8)
     labels = inputs.copy()

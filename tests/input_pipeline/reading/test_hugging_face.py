@@ -54,7 +54,7 @@ def test_every_form_of_a_dataset_gives_its_documents(datasets, read, tmp_path):
 
 @pytest.mark.slow
 def test_of_a_part_of_a_dataset_on_the_hub_only_the_files_that_have_it_are_read(datasets, read, tmp_path, monkeypatch):
-    """The hub is a folder of files here, of which the last would fail; what was read is kept.
+    """The hub is a folder of files here; the last would fail. What was read is kept.
 
     The library reads a file ahead.
     """

@@ -98,7 +98,7 @@ def store(running, monkeypatch):
 
 @pytest.fixture
 def binaries(store):
-    """Files of SIZES in gs://data/set, of which no two pieces are the same."""
+    """Files of SIZES in gs://data/set; no two pieces are the same."""
     contents = {name: hashlib.shake_256(name.encode()).digest(size) for name, size in SIZES.items()}
     store.put({f"set/{name}": content for name, content in contents.items()})
     return contents
