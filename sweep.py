@@ -29,7 +29,7 @@ from reporting.display import aligned, counted
 from settings.keys import check_no_secrets
 from studies.cost import limits
 from studies import running, suites
-from studies.asked import Asked, estimates
+from studies.asked import StudyRequest, estimates
 
 METHODS = ("random", "tpe", "cmaes", "evolution", "local_search", "pbt")  # see studies/search/
 PRUNERS = ("none", "median", "asha")
@@ -123,7 +123,7 @@ def on_study(words: list[str], overrides: dict[str, str]) -> int:
     name = words[1] if words[1:] else name_without(words[0])
     if words[0] in OF_A_SEARCH and (found := find_search(name, overrides)):
         return OF_A_SEARCH[words[0]](found) or 0
-    return SUBCOMMANDS[words[0]](Asked(name, command_line.FLAGS, overrides)) or 0
+    return SUBCOMMANDS[words[0]](StudyRequest(name, command_line.FLAGS, overrides)) or 0
 
 
 def check_flags(subcommand: str) -> None:
@@ -192,7 +192,7 @@ def find_search(name: str, overrides: dict[str, str]):
     return found
 
 
-def plan(asked: Asked) -> None:
+def plan(asked: StudyRequest) -> None:
     """Print the table of a plan; with --grant_days, also what fits into the grant."""
     from studies.cost import grant, planning, rehearsals
 
@@ -216,7 +216,7 @@ def plan(asked: Asked) -> None:
         print("\n".join(grant.lines(given, asked.members, found, sizes)))
 
 
-def status(asked: Asked) -> None:
+def status(asked: StudyRequest) -> None:
     """Print the table of trials by group, and what is left of a budget or a grant."""
     from studies.cost import budget, planning
     from studies.report import summary
@@ -232,7 +232,7 @@ def status(asked: Asked) -> None:
         print(budget.left_of(f"grant of {parsed.grant_days:g} days", parsed.grant_days * 24 * chips, queue, price))
 
 
-def report(asked: Asked) -> None:
+def report(asked: StudyRequest) -> None:
     """Write the page."""
     from studies.report import answers, page
 
@@ -284,7 +284,7 @@ def retry_search(found) -> None:
     print(f"queued again: {counted(again, 'trial')}; the same `sweep.py search` starts them")
 
 
-def guide(asked: Asked) -> None:
+def guide(asked: StudyRequest) -> None:
     """Print the guide of a group; of a suite, the groups with their questions."""
     from studies.report import guide as guides
 
@@ -295,7 +295,7 @@ def guide(asked: Asked) -> None:
         print(guides.markdown(asked.study, asked.groups[0]))
 
 
-def folders(asked: Asked) -> None:
+def folders(asked: StudyRequest) -> None:
     """Print the folder of each configuration."""
     found = suites.folders(asked.root, asked.members)
     print("\n".join(f"{place}/" for place in found.values()))
@@ -303,7 +303,7 @@ def folders(asked: Asked) -> None:
     print("Equal configurations are one trial, in the folder of the first of them.")
 
 
-def cancel(asked: Asked) -> None:
+def cancel(asked: StudyRequest) -> None:
     """Cancel all trials of the groups that have not ended."""
     queue = asked.queue(create=False)
     ended, stopping = queue.cancel(asked.digests)
@@ -311,7 +311,7 @@ def cancel(asked: Asked) -> None:
     print("".join(f"{line}\n" for line in asked.others(queue.latest())), end="")
 
 
-def retry(asked: Asked) -> None:
+def retry(asked: StudyRequest) -> None:
     """Queue failed trials again."""
     queue = asked.queue(create=False)
     print(f"queued again: {counted(queue.retry(asked.digests), 'trial')}; `sweep.py run` starts them")
@@ -337,7 +337,7 @@ def search(overrides: dict[str, str]) -> int:
     return running.on_hosts_or_here(parsed, root, work)
 
 
-SUBCOMMANDS: dict[str, Callable[[Asked], int | None]] = {  # they return the exit status; None: 0
+SUBCOMMANDS: dict[str, Callable[[StudyRequest], int | None]] = {  # they return the exit status; None: 0
     "plan": plan, "run": running.run, "status": status, "report": report, "guide": guide, "folders": folders,
     "cancel": cancel, "retry": retry,
 }  # fmt: skip

@@ -54,7 +54,7 @@ from core.callbacks import Callback, Recheck, Reshard, Save, StepsInAThread, Sto
 from core.evaluators import Evaluator, evaluate_newest
 from core.between_steps.faults import Fault, Faults, NaNGradients, parse_faults
 from core.job import Job, digest, losses_of
-from core.between_steps.mistakes import saved_after_a_mistake
+from core.between_steps.user_errors import save_on_user_error
 from core.between_steps.run_report import RunReport
 from core.sampling import BatchSampler, samples
 from core.between_steps.slow_data import SlowData
@@ -311,7 +311,7 @@ def train_from(job: Job, record: dict | None):
         state, scalars = job.train_step(state, batch)
         clock.enter("wait")
         job.log.add(step, scalars, job.stages.rows)
-        with saved_after_a_mistake(job, state, step):
+        with save_on_user_error(job, state, step):
             actions = job.ask_callbacks(state, step)
         interrupted = job.signals.agreed()
         ends = interrupted or Stop in actions or step == last_step
@@ -340,29 +340,29 @@ def finish(job: Job, state) -> str:
 
 def main(command: command_line.Command) -> None:
     """Join the other processes, validate the configuration for the devices, and train, evaluate or inspect."""
-    config, flags = command.config, command_line.FLAGS
-    faults = parse_faults(flags.faults)
-    profile = Profile(windows.parse(flags.profile) if command_line.FLAGS["profile"].present else None)
+    config, given = command.config, command_line.FLAGS
+    faults = parse_faults(given.faults)
+    profile = Profile(windows.parse(given.profile) if given["profile"].present else None)
     command_line.join(command)
     command_line.log_to(command.workdir)
     store = host_folders.of_config(config, command.workdir, command.bucket)
-    if flags.verify_checkpoints:
+    if given.verify_checkpoints:
         retention = Retention.of_config(config.checkpoint)
         lines, all_good = inspection.checkpoints_table(command.address, command.workdir, retention, store)
         announce("\n".join(lines))
         if not all_good:
             raise Damaged(f"{command.address} has damaged checkpoints")
-    elif flags.explain_step is not None:
-        lines = inspection.explain_step(config, command.workdir, command.address, flags.explain_step, store)
+    elif given.explain_step is not None:
+        lines = inspection.explain_step(config, command.workdir, command.address, given.explain_step, store)
         announce("\n".join(lines))
-    elif flags.evaluate_only:
+    elif given.evaluate_only:
         preference.to_evaluate(config)
         if any(command.loaded.typed.get(key) for key in DATA_READ):
             corpus = corpora.prepare_to_evaluate(config.data, vocab_size=config.model.vocab_size)
         else:
             corpus = prepare_corpus(config, vocab_size_typed=True)
         evaluate_newest(config, command.workdir, command.address, corpus, store)
-    elif flags.tune:
+    elif given.tune:
         tune(config, command)
     else:
         print("\n".join([*(command.banner() if processes.index() == 0 else []), *device_lines(config)]), flush=True)
@@ -371,8 +371,8 @@ def main(command: command_line.Command) -> None:
             vocab_size_typed="model.vocab_size" in command.loaded.typed,
             faults=faults, started=command_line.STARTED, origin=command.origin, callbacks=[profile],
         )  # fmt: skip
-        if flags.profile and result.reason == "nothing to train" and processes.index() == 0:
-            print(f"--profile={flags.profile}: nothing is traced")
+        if given.profile and result.reason == "nothing to train" and processes.index() == 0:
+            print(f"--profile={given.profile}: nothing is traced")
     processes.leave()
 
 

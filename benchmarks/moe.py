@@ -39,7 +39,7 @@ def violations(tokens: int) -> jax.Array:
         router="softmax", gate_scale=1.0, out_scale=1.0, rngs=nnx.Rngs(0),
     )  # fmt: skip
     graph, state = nnx.split(layer)
-    rule, weights = optimizers.signs(1e-3), nnx.to_pure_dict(state)
+    rule, weights = optimizers.router_bias_update(1e-3), nnx.to_pure_dict(state)
 
     def loss(bias, x):
         y, figures = nnx.merge(graph, weights | {"bias": bias})(x, jnp.ones(x.shape[:2], bool))

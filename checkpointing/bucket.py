@@ -90,9 +90,7 @@ class Bucket:
                 return
             ours = log.read_bytes().splitlines(keepends=True) if log.exists() else []
             theirs = there.read_bytes().splitlines(keepends=True)
-            both = sum(
-                1 for _ in itertools.takewhile(lambda lines: lines[0] == lines[1], zip(ours, theirs, strict=False))
-            )
+            both = len(list(itertools.takewhile(lambda lines: lines[0] == lines[1], zip(ours, theirs, strict=False))))
             with log.open("wb") as file:  # not replaced: it may be open to append
                 file.writelines([*theirs, *ours[both:]])
 

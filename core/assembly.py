@@ -255,8 +255,8 @@ def _update(
     base_dim = config.model.mup_base_dim
     axes = {path: names for path, (_, names) in declared_axes(built.trained).items()}
     weights = optimizers.Weights(
-        axes, config.model.embed_dim / base_dim if base_dim else 1.0, declared_stddevs(built.trained),
-        models.hidden_units(config),
+        axes, width_multiplier=config.model.embed_dim / base_dim if base_dim else 1.0,
+        stddevs=declared_stddevs(built.trained), units=models.hidden_units(config),
     )  # fmt: skip
     if optimizer is None:
         name, of_steps = config.optimizer.name, config.optimizer.schedule

@@ -79,7 +79,7 @@ def _followed(batches: Iterator[dict], total: int, progress: Progress) -> Iterat
 
 
 def batches_of_rows(
-    run: assembly.Run, corpus: corpora.Corpus, rows: int, num_batches: int | None = None,
+    run: assembly.Run, corpus: corpora.Corpus, rows: int, num_batches: int | None,
     on_lost: pipeline.OnLost | None = None,
 ) -> Iterator[dict]:  # fmt: skip
     """Return the held-out data as batches of `rows` rows on the devices; see `heldout_batches`."""

@@ -76,7 +76,7 @@ def explain_step(config, workdir: pathlib.Path, address, step: int, store: Store
             f"documents; {workdir}/rollouts.jsonl has them with their prompts"
         )
     corpus = with_documents(config)
-    section = processes.shared("section", lambda: ledger.section_of(workdir, step, last_step(workdir)))
+    section = processes.shared("section", lambda: ledger.section_of(workdir, step, last_logged_step(workdir)))
     examples = ledger.explain(section, step, corpus)
     if "segments" not in corpus.train.arrays or config.data.source == preference.SOURCE:
         return _table(examples)
@@ -137,7 +137,7 @@ def document_losses(run: assembly.Run, params, corpus, section: dict, step: int,
     }
 
 
-def last_step(workdir: pathlib.Path) -> int:
+def last_logged_step(workdir: pathlib.Path) -> int:
     """Return the last step in metrics.jsonl of a run since it last went back; 0 if it has none."""
     last = 0
     for line in metrics_of(workdir):

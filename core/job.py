@@ -15,9 +15,9 @@ from checkpointing.lost_data import LostData
 from cluster import processes
 from cluster.interruption import Interruption
 from core import assembly, inspection, sampling
-from core.between_steps import regret
-from core.between_steps.mistakes import saved_after_a_mistake
+from core.between_steps.bad_checkpoints import Suspicion, example_after, set_aside
 from core.between_steps.stages import Stage, Stages, position_of
+from core.between_steps.user_errors import save_on_user_error
 from core.callbacks import Callback, RollBack, check_action, wrapped
 from core.evaluation import next_lines, sample_lines
 from core.evaluators import EvaluationContext, Evaluator, as_numbers, lines_of, without_figures
@@ -67,7 +67,7 @@ class Job:
     shape: Shape | None = None  # of the present stage, with the full batch
     run: assembly.Run | None = None  # of this shape
     train_step: Callable | None = None  # `compiled_steps`, wrapped by the callbacks
-    suspicion: regret.Suspicion = dataclasses.field(default_factory=regret.Suspicion)  # of a restored checkpoint
+    suspicion: Suspicion = dataclasses.field(default_factory=Suspicion)  # of a restored checkpoint
     begun: list[Stage] = dataclasses.field(default_factory=list)  # stages since the start or the last roll back
     sections: list = dataclasses.field(default_factory=list)  # of the ledger, not written yet
     evaluations: dict = dataclasses.field(default_factory=dict)  # {name: the last figures} of the evaluators
@@ -129,7 +129,7 @@ class Job:
     def next_batch(self, batches: Iterator[dict], state, step: int) -> dict:
         """Return the batch of a step; if it cannot be read, save the state of the previous step and raise DataGone."""
         try:
-            with saved_after_a_mistake(self, state, step - 1):
+            with save_on_user_error(self, state, step - 1):
                 return self._sampled(next(batches), state, step)
         except DataError as error:
             self.lost.record(error)
@@ -278,8 +278,9 @@ class Job:
 
         self.log.flush()  # the pending step is not part of the evaluation
         context = EvaluationContext(
-            self.run, self.eval_params(state), self.compiled_steps.frozen, self.corpus, self.workdir, step, is_last,
-            is_stopped, self.lost.record, self.log.display.evaluated,
+            run=self.run, params=self.eval_params(state), frozen=self.compiled_steps.frozen, corpus=self.corpus,
+            workdir=self.workdir, step=step, is_last=is_last, stop=is_stopped, on_lost=self.lost.record,
+            progress=self.log.display.evaluated,
         )  # fmt: skip
         with self.clock.within("evaluation"):
             figures = evaluator.evaluate(context)
@@ -300,7 +301,7 @@ class Job:
         Raises Interrupted if it was stopped, DataGone if held-out documents became unreadable.
         """
         for evaluator in evaluators:
-            with saved_after_a_mistake(self, state, step):
+            with save_on_user_error(self, state, step):
                 _, figures = self.evaluate(evaluator, state, step, self.signals.agreed, is_last=False)
             if figures is None:
                 self.save(state, step, ends=True)
@@ -351,12 +352,12 @@ class Job:
         self.checkpoints.wait()
         self.checkpoints.owes = False
         if trouble.applied:
-            regret.set_aside(self.checkpoints, trouble)
+            set_aside(self.checkpoints, trouble)
         record = self._restore_record()
         if record and self.suspicion.finds_bad(self.checkpoints, trouble, record["step"]):
             record = self._restore_record()
         step, examples, _ = position_of(record)
-        first = regret.example_after(trouble, first, examples, self.begun[0].step)
+        first = example_after(trouble, first, examples, self.begun[0].step)
         self.corpus = dataclasses.replace(self.corpus, train=self.corpus.train.skip(first, last))
         self.log.goodput.lost_since(record["goodput"]["parts"] if record else {})
         self.log.event(

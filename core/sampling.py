@@ -21,7 +21,7 @@ from input_pipeline.errors import DataError
 from objectives.objective import Objective, Sampled
 from parallelism import resharding
 from parallelism.mesh import mesh_context
-from parallelism.placement import check_batch, of_rows
+from parallelism.placement import check_batch, with_rows
 from settings.decoding import for_decoding
 
 
@@ -48,7 +48,7 @@ class BatchSampler:
         Raises ValueError if the sampled batch has other names, shapes or types than `objective.batch()`, and DataError
         if the run resumes between steps on the same batch, and its file cannot be read.
         """
-        wanted = of_rows(run.abstract_batch, len(batch["tokens"]))
+        wanted = with_rows(run.abstract_batch, len(batch["tokens"]))
         if self._is_first(run, step):
             sampled = self._sampled(run, params, frozen, batch, step)
         else:

@@ -84,7 +84,7 @@ def prepare(
     workdirs.check_writable(config, workdir)
     fit_batch(config, announce)
     if is_new and not config.train.epochs:
-        last_step(config, None, None)
+        planned_steps(config, None, None)
     corpus = prepare_corpus(config, vocab_size_typed) if reads_corpus else None
     check_tokenizers(run.objective, config, corpus)
     if corpus:
@@ -188,10 +188,10 @@ def check_new(config, corpus: corpora.Corpus | None) -> None:
     """Raise ConfigError if a run without a checkpoint cannot begin with its weights, or has no step."""
     if config.train.init_from:
         initial(config).check_can_initialize(config, corpus and corpus.tokenizer)
-    last_step(config, corpus, None)
+    planned_steps(config, corpus, None)
 
 
-def last_step(config, corpus: corpora.Corpus | None, record: dict | None) -> int:
+def planned_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> int:
     """Return `train.steps`, or what tokens or epochs come to. Raises ConfigError if the epochs have no step.
 
     Tokens are rounded up to complete steps, and epochs down. During a ramp, each step counts with its own batch size.
@@ -220,7 +220,7 @@ def set_steps(config, corpus: corpora.Corpus | None, record: dict | None) -> tup
     A line is printed if a run reads the default corpus too often, or holds out very much.
     """
     start, train = position_of(record)[0], config.train
-    train.steps, train.tokens, train.epochs = last_step(config, corpus, record), 0, 0.0
+    train.steps, train.tokens, train.epochs = planned_steps(config, corpus, record), 0, 0.0
     for line in filter(None, (repetition(config, corpus), "" if start else large_heldout(config, corpus))):
         announce(line)
     return start, train.steps

@@ -47,7 +47,7 @@ from cluster import processes
 from core import start
 from core.evaluation import heldout_batches
 from core.evaluators import Evaluator
-from objectives.language_modeling import weights
+from objectives.language_modeling import loss_mask
 from reporting.metrics import read_lines
 
 NUM_BATCHES = 4  # of an evaluation
@@ -80,7 +80,7 @@ class Accuracy(Evaluator):
             model = run.model(params)
             stream_BTD, _ = model(batch["tokens"], batch["positions"], batch["segments"])
             right_BT = jnp.argmax(model.logits(stream_BTD), axis=-1) == batch["targets"]
-            return *run.objective.evaluate(model, batch)["loss"], (right_BT * weights(batch)).sum()
+            return *run.objective.evaluate(model, batch)["loss"], (right_BT * loss_mask(batch)).sum()
 
         corpus = context.corpus or synthetic_corpus(run.config)
         batches = list(heldout_batches(run, corpus, NUM_BATCHES))

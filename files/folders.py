@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in a folder."""
+"""What is in a folder, and whether files can be written to it."""
 
 import pathlib
+import tempfile
 
 
 def names_in(folder) -> set[str]:
@@ -13,6 +14,13 @@ def names_in(folder) -> set[str]:
         return {path.name for path in folder.iterdir()}
     except (FileNotFoundError, NotADirectoryError):
         return set()
+
+
+def make_writable(path: str) -> None:
+    """Make a folder, and write to it once; OSError if either fails."""
+    pathlib.Path(path).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path):
+        pass
 
 
 def source_files(folder: pathlib.Path, pattern: str = "**/*.py") -> list[pathlib.Path]:

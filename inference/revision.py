@@ -15,7 +15,7 @@ from flax import nnx
 
 from inference.decoding import LARGEST_BATCH, LENGTH_MULTIPLE
 from inference.engine import NO_TOKEN, pad_rows
-from layers.error_corrector import written
+from layers.error_corrector import fill_gaps
 
 CHUNK_TOKENS = 16  # of a row, whose logits exist at once; divides LENGTH_MULTIPLE
 
@@ -90,7 +90,7 @@ def judge(
     how = dict(num_chunks=max(1, tokens_BT.shape[1] // CHUNK_TOKENS), logit_cap=model.logit_cap)
     stream_BTD, _ = model(tokens_BT, positions_BT, segments_BT)
     stream_BTD, head_DV = model.head_inputs(stream_BTD)
-    embedded_BTD = model.embed(written(draft_BT, tokens_BT), model.dtype)
+    embedded_BTD = model.embed(fill_gaps(draft_BT, tokens_BT), model.dtype)
     found = model.corrector(stream_BTD, head_DV, embedded_BTD, draft_BT, positions_BT, segments_BT, **how)
     ids_V = jnp.arange(head_DV.shape[1])
     allowed_V = (ids_V < vocab_size) & ~jnp.isin(ids_V, jnp.array(ends, jnp.int32))

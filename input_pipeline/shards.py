@@ -85,11 +85,12 @@ class Store:
     """
 
     def __init__(
-        self, folder: Path, manifest: Manifest, tokenizer, again: Callable[[Announce], Splits], announce: Announce
-    ):
-        """`again` reads the current documents of "train", of "heldout", or of both."""
+        self, folder: Path, manifest: Manifest, tokenizer, read_documents: Callable[[Announce], Splits],
+        announce: Announce,
+    ):  # fmt: skip
+        """`read_documents` reads the current documents of "train", of "heldout", or of both."""
         self.folder, self.manifest, self.announce = folder, manifest, announce
-        self._tokenizer, self._again, self._rebuilding = tokenizer, again, threading.Lock()
+        self._tokenizer, self._read_documents, self._rebuilding = tokenizer, read_documents, threading.Lock()
         self._lost: DataLost | None = None  # set once a shard could not be rebuilt
 
     def rebuild(self, shard: Record, what: str) -> None:
@@ -110,7 +111,7 @@ class Store:
         with locked(self.folder.with_suffix(".lock"), self.announce):
             if damage(self.folder, shard, self.manifest["token"]):
                 self.announce(f"{what}; rebuilding it from its documents")
-                self._build_again()
+                self._rebuild_all()
 
     def check(self, splits: Splits) -> dict:
         """Return the facts of documents; DataError if the shards were made of others."""
@@ -119,8 +120,8 @@ class Store:
             raise DataError("the documents have changed since the run began; restore them")
         return facts
 
-    def _build_again(self) -> None:
-        splits = self._again(self.announce)
+    def _rebuild_all(self) -> None:
+        splits = self._read_documents(self.announce)
         facts = self.check(splits)
         manifest = _build(self.folder, splits, self._tokenizer, facts, self.announce)
         if manifest["splits"] != self.manifest["splits"]:
@@ -167,7 +168,7 @@ def load(folder: Path, manifest_digest: str) -> Manifest | None:
     return None if damaged else manifest
 
 
-def open_windows(stores: list[Store], split: str, kind: type[TokenWindows] = TokenWindows) -> TokenWindows:
+def open_windows(stores: list[Store], split: str, kind: type[TokenWindows]) -> TokenWindows:
     """Open a split of some stores, end to end, as windows of a kind.
 
     All stores have the same tokenizer. Only the starts of the documents are read.

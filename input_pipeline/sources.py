@@ -100,9 +100,11 @@ def _conversations(data, path: str, **_) -> Iterable[Document]:
     """Return the conversations or preferences of files, one per line, rendered by the template of data.tokenizer."""
     _check_exists(data)
     form = format_of_tokenizer(open_tokenizer(data.tokenizer), data.tokenizer)
-    return _documents(
-        data, find_files(path), lambda file: lambda path, _, most_bytes: Rendered(path, most_bytes, data.source, form)
-    )
+
+    def rendered(path, _, most_bytes):
+        return Rendered(path, most_bytes, data.source, form)
+
+    return _documents(data, find_files(path), lambda file: rendered)
 
 
 def _check_exists(data) -> None:

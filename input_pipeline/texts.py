@@ -23,14 +23,14 @@ Found = list[Iterable[Document]]  # of each path
 
 
 @dataclass
-class Said:
+class Notes:
     """Announces lines, and keeps those about the documents, which later starts announce again."""
 
     announce: Announce
-    notes: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
 
     def note(self, line: str) -> None:
-        self.notes.append(line)
+        self.lines.append(line)
         self.announce(line)
 
 
@@ -41,7 +41,7 @@ class Texts:
     data: ConfigDict  # the section of the configuration
     paths: list[str]  # of the parts
     read: Callable[[Announce], Found]  # returns the documents of each path, and of data.validation_path
-    split: Callable[[ConfigDict, list[str], Found, Said], list[Splits]]  # `training_splits` or `held_out_splits`
+    split: Callable[[ConfigDict, list[str], Found, Notes], list[Splits]]  # `training_splits` or `held_out_splits`
     tokenizer: AnyTokenizer | None  # of all parts; None: one with `vocab_size` pieces is trained on them
     vocab_size: int = 0
     vocab_size_typed: bool = False  # whether fewer pieces are an error
@@ -55,14 +55,14 @@ class Texts:
         path = self._preparation(found, cache)
         if path and (earlier := self._earlier(cache, path, announce)):
             return earlier
-        said = Said(announce)
-        parts = self.split(self.data, self.paths, found, said)
+        notes = Notes(announce)
+        parts = self.split(self.data, self.paths, found, notes)
         tokenizer = self.tokenizer or self._trained(parts, cache, announce)
         encoder = self._encoder(tokenizer)
         made = [shards.load_or_build(cache, part, encoder, announce) for part in parts]
         if path and path == self._preparation(found, cache):
             names = [(folder.name, digest_of_json(manifest)) for folder, manifest in made]
-            preparations.keep(path, {"tokenizer": tokenizer.digest, "shards": names, "notes": said.notes})
+            preparations.keep(path, {"tokenizer": tokenizer.digest, "shards": names, "notes": notes.lines})
         return tokenizer, self._opened(made, encoder, announce)
 
     def training_documents(self, stores: list[Store]) -> tuple[list[Document], ...]:
@@ -76,7 +76,7 @@ class Texts:
         return tuple([span.document for span in part["train"]] for part in parts if "train" in part)
 
     def _read_again(self, announce: Announce) -> list[Splits]:
-        return self.split(self.data, self.paths, self.read(announce), Said(announce))
+        return self.split(self.data, self.paths, self.read(announce), Notes(announce))
 
     def _preparation(self, found: Found, cache: Path) -> Path | None:
         """Return where the result for the present files is kept; None if it does not depend on files alone."""
@@ -128,23 +128,23 @@ class Texts:
         ]
 
 
-def training_splits(data: ConfigDict, paths: list[str], found: Found, said: Said) -> list[Splits]:
+def training_splits(data: ConfigDict, paths: list[str], found: Found, notes: Notes) -> list[Splits]:
     """Return the splits of each path; data.validation_path is last, with all its documents held out."""
     own, validation = found[: len(paths)], found[len(paths) :]
-    parts = [_split(path, documents, data, said) for path, documents in zip(paths, own, strict=True)]
+    parts = [_split(path, documents, data, notes) for path, documents in zip(paths, own, strict=True)]
     if validation:
-        parts += held_out_splits(data, [data.validation_path], validation, said)
+        parts += held_out_splits(data, [data.validation_path], validation, notes)
     for path, part in zip(paths, parts, strict=False):
-        _leave_out_heldout(path, part, parts, said)
+        _leave_out_heldout(path, part, parts, notes)
     return parts
 
 
-def held_out_splits(data: ConfigDict, paths: list[str], found: Found, said: Said) -> list[Splits]:
+def held_out_splits(data: ConfigDict, paths: list[str], found: Found, notes: Notes) -> list[Splits]:
     """Return the documents of each path, all of them held out."""
-    return [{"heldout": _scan(path, documents, data, said)} for path, documents in zip(paths, found, strict=True)]
+    return [{"heldout": _scan(path, documents, data, notes)} for path, documents in zip(paths, found, strict=True)]
 
 
-def _leave_out_heldout(path: str, part: Splits, parts: list[Splits], said: Said) -> None:
+def _leave_out_heldout(path: str, part: Splits, parts: list[Splits], notes: Notes) -> None:
     """Remove from a part's training documents those that another part, or the validation set, holds out."""
     elsewhere = {span.digest for other in parts if other is not part for span in other.get("heldout", ())}
     kept = [span for span in part["train"] if span.digest not in elsewhere]
@@ -152,13 +152,13 @@ def _leave_out_heldout(path: str, part: Splits, parts: list[Splits], said: Said)
         return
     if not kept:
         raise DataError(f"data path {path!r}: all documents are held out elsewhere; add others to train on")
-    said.note(f"{path}: not trained on {len(part['train']) - len(kept):,} documents that are held out elsewhere")
+    notes.note(f"{path}: not trained on {len(part['train']) - len(kept):,} documents that are held out elsewhere")
     part["train"] = kept
 
 
-def _split(path: str, documents: Iterable[Document], data, said: Said) -> Splits:
+def _split(path: str, documents: Iterable[Document], data, notes: Notes) -> Splits:
     """Return the documents of a source; some are held out unless data.validation_path supplies held-out documents."""
-    spans = _scan(path, documents, data, said)
+    spans = _scan(path, documents, data, notes)
     if data.validation_path:
         return {"train": spans}
     if data.source in WINDOWS and len({span.digest for span in spans}) == 1:
@@ -169,8 +169,8 @@ def _split(path: str, documents: Iterable[Document], data, said: Said) -> Splits
     return {"train": train, "heldout": heldout}
 
 
-def _scan(path: str, documents: Iterable[Document], data, said: Said) -> list[Span]:
-    spans = scan(documents, data.bad_documents, said.announce, said.note)
+def _scan(path: str, documents: Iterable[Document], data, notes: Notes) -> list[Span]:
+    spans = scan(documents, data.bad_documents, notes.announce, notes.note)
     if not spans:
         raise DataError(f"data path {path!r} (data.source={data.source}): there is no text; name files with text")
     return spans

@@ -10,6 +10,7 @@ import math
 import re
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from layers.products import einsum
@@ -48,7 +49,7 @@ class Adapter(nnx.Module):
         (a_shape, b_shape), (a_axes, b_axes) = factors(shape, first, last, rank), factors(axes, first, last, "rank")
         uniform = jax.random.uniform(rngs.params(), a_shape, minval=-bound, maxval=bound)
         self.a = nnx.LoRAParam(uniform, out_sharding=a_axes)
-        self.b = nnx.LoRAParam(jax.numpy.zeros(b_shape), out_sharding=b_axes)
+        self.b = nnx.LoRAParam(jnp.zeros(b_shape), out_sharding=b_axes)
         self.scale = scale
 
     def __call__(self, spec: str, x: jax.Array) -> jax.Array:

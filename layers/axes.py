@@ -10,6 +10,7 @@ import contextlib
 import math
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from flax.core import spmd
 
@@ -29,12 +30,12 @@ def truncated_weight(rngs: nnx.Rngs, shape: tuple, axes: tuple, stddev: float) -
 
 def scale(size: int, axes: tuple) -> nnx.Param:
     """Declare a float32 vector of ones."""
-    return nnx.Param(jax.numpy.ones((size,)), out_sharding=axes)
+    return nnx.Param(jnp.ones((size,)), out_sharding=axes)
 
 
 def zeros(shape: tuple, axes: tuple) -> nnx.Param:
     """Declare float32 zeros. The `axes` of a bias are those of the activation that it is added to."""
-    return nnx.Param(jax.numpy.zeros(shape), out_sharding=axes)
+    return nnx.Param(jnp.zeros(shape), out_sharding=axes)
 
 
 def declared_axes(state: nnx.State) -> dict[tuple, tuple[tuple, tuple]]:

@@ -20,7 +20,7 @@ from layers.products import einsum_f32
 NO_WORD = -1e9  # the logit of padding; its exponential is 0, and its square is finite
 
 
-class How(NamedTuple):
+class LossTerms(NamedTuple):
     """The loss: hard_weight * (cross-entropy + z_loss * log(Z)^2) + soft_weight * temperature^2 * divergence.
 
     The divergence is KL(teacher || student), both at `temperature`.
@@ -42,7 +42,7 @@ class Sums(NamedTuple):
 
     log_z: jax.Array  # log-sum of the student's exponentials, at temperature 1
     target: jax.Array  # the student's logit of the target
-    first: jax.Array  # log-sum at How.temperature, of the distribution that the divergence takes its mean over
+    first: jax.Array  # log-sum at LossTerms.temperature, of the distribution that the divergence takes its mean over
     second: jax.Array  # the same of the other
     mean: jax.Array  # by the first distribution, of its logits less those of the other, over the temperature
 
@@ -55,9 +55,9 @@ class Sums(NamedTuple):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
 def distillation_loss(
     x: jax.Array, head_DV: jax.Array, teacher_x: jax.Array, teacher_head: jax.Array, targets: jax.Array,
-    weights: jax.Array, how: How,
+    weights: jax.Array, terms: LossTerms,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:  # fmt: skip
-    """Return float32 sums over tokens of weight * the loss of `how`, weight * cross-entropy, weight * divergence.
+    """Return float32 sums over tokens of weight * the loss of `terms`, weight * cross-entropy, weight * divergence.
 
     Only the first is differentiable, with respect to `x` and `head_DV`.
 
@@ -68,12 +68,12 @@ def distillation_loss(
       targets: int [B, T].
       weights: float32 [B, T].
     """
-    parts = _parts(head_DV.astype(x.dtype), teacher_head.astype(teacher_x.dtype), how.num_parts)
+    parts = _parts(head_DV.astype(x.dtype), teacher_head.astype(teacher_x.dtype), terms.num_parts)
 
     def body(sums, chunk):
-        return jax.tree.map(jnp.add, sums, _totals(_sums(chunk, parts, how), chunk, how)), None
+        return jax.tree.map(jnp.add, sums, _totals(_sums(chunk, parts, terms), chunk, terms)), None
 
-    return jax.lax.scan(body, (jnp.float32(0),) * 3, chunks(how.num_chunks, x, teacher_x, targets, weights))[0]
+    return jax.lax.scan(body, (jnp.float32(0),) * 3, chunks(terms.num_chunks, x, teacher_x, targets, weights))[0]
 
 
 def _parts(head: jax.Array, teacher_head: jax.Array, num_parts: int) -> tuple:
@@ -87,27 +87,27 @@ def _parts(head: jax.Array, teacher_head: jax.Array, num_parts: int) -> tuple:
     return words, *(jnp.moveaxis(h.reshape(len(h), -1, num_parts), 2, 0) for h in padded)
 
 
-def _logits(chunk: tuple, part: tuple, how: How) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _logits(chunk: tuple, part: tuple, terms: LossTerms) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return float32 logits of student and teacher for the words of a part, and which word is the target."""
     (x_BTD, teacher_x, targets_BT, _), (words_V, head_DV, teacher_head) = chunk, part
-    student_BTV = soft_cap(einsum_f32("BTD,DV->BTV", x_BTD, head_DV), how.logit_cap)
-    teacher_BTV = soft_cap(einsum_f32("BTD,DV->BTV", teacher_x, teacher_head), how.teacher_cap)
+    student_BTV = soft_cap(einsum_f32("BTD,DV->BTV", x_BTD, head_DV), terms.logit_cap)
+    teacher_BTV = soft_cap(einsum_f32("BTD,DV->BTV", teacher_x, teacher_head), terms.teacher_cap)
     student_BTV, teacher_BTV = (jnp.where(words_V < 0, NO_WORD, logits) for logits in (student_BTV, teacher_BTV))
     return student_BTV, teacher_BTV, words_V == jnp.maximum(targets_BT, 0)[..., None]
 
 
-def _in_order(student_BTV, teacher_BTV, how: How) -> tuple[jax.Array, jax.Array]:
+def _in_order(student_BTV, teacher_BTV, terms: LossTerms) -> tuple[jax.Array, jax.Array]:
     """Return logits over the temperature: first those of the divergence's mean, then the other ones."""
-    pair = (student_BTV, teacher_BTV) if how.reverse else (teacher_BTV, student_BTV)
-    return pair[0] / how.temperature, pair[1] / how.temperature
+    pair = (student_BTV, teacher_BTV) if terms.reverse else (teacher_BTV, student_BTV)
+    return pair[0] / terms.temperature, pair[1] / terms.temperature
 
 
-def _sums(chunk: tuple, parts: tuple, how: How) -> Sums:
+def _sums(chunk: tuple, parts: tuple, terms: LossTerms) -> Sums:
     """Return the sums over all parts of the vocabulary for each token of a chunk."""
 
     def body(sums: Sums, part):
-        student_BTV, teacher_BTV, is_target_BTV = _logits(chunk, part, how)
-        first_BTV, second_BTV = _in_order(student_BTV, teacher_BTV, how)
+        student_BTV, teacher_BTV, is_target_BTV = _logits(chunk, part, terms)
+        first_BTV, second_BTV = _in_order(student_BTV, teacher_BTV, terms)
         first_BT = jnp.logaddexp(sums.first, jax.nn.logsumexp(first_BTV, axis=-1))
         share_BTV = jnp.exp(first_BTV - first_BT[..., None])
         return Sums(
@@ -122,54 +122,54 @@ def _sums(chunk: tuple, parts: tuple, how: How) -> Sums:
     return jax.lax.scan(body, Sums(nothing, zero, nothing, nothing, zero), parts)[0]
 
 
-def _totals(sums: Sums, chunk: tuple, how: How) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _totals(sums: Sums, chunk: tuple, terms: LossTerms) -> tuple[jax.Array, jax.Array, jax.Array]:
     weights_BT, loss_BT = chunk[3], sums.log_z - sums.target
-    hard_BT = how.hard_weight * (loss_BT + how.z_loss * sums.log_z**2)
-    soft_BT = how.soft_weight * how.temperature**2 * sums.divergence
+    hard_BT = terms.hard_weight * (loss_BT + terms.z_loss * sums.log_z**2)
+    soft_BT = terms.soft_weight * terms.temperature**2 * sums.divergence
     return tuple(jnp.sum(weights_BT * of_token) for of_token in (hard_BT + soft_BT, loss_BT, sums.divergence))
 
 
-def _slope(student_BTV, teacher_BTV, is_target_BTV, sums: Sums, how: How) -> jax.Array:
+def _slope(student_BTV, teacher_BTV, is_target_BTV, sums: Sums, terms: LossTerms) -> jax.Array:
     """Return the derivative of a token's total by the student's logits of a part, before their cap."""
-    first_BTV, second_BTV = _in_order(student_BTV, teacher_BTV, how)
+    first_BTV, second_BTV = _in_order(student_BTV, teacher_BTV, terms)
     first_BTV, second_BTV = first_BTV - sums.first[..., None], second_BTV - sums.second[..., None]
-    if how.reverse:
+    if terms.reverse:
         soft_BTV = jnp.exp(first_BTV) * (first_BTV - second_BTV - sums.divergence[..., None])
     else:
         soft_BTV = jnp.exp(second_BTV) - jnp.exp(first_BTV)
-    certain_BT = 1 + 2 * how.z_loss * sums.log_z
+    certain_BT = 1 + 2 * terms.z_loss * sums.log_z
     hard_BTV = certain_BT[..., None] * jnp.exp(student_BTV - sums.log_z[..., None]) - is_target_BTV
-    slope_BTV = how.hard_weight * hard_BTV + how.soft_weight * how.temperature * soft_BTV
-    return slope_BTV * (1 - (student_BTV / how.logit_cap) ** 2) if how.logit_cap else slope_BTV
+    slope_BTV = terms.hard_weight * hard_BTV + terms.soft_weight * terms.temperature * soft_BTV
+    return slope_BTV * (1 - (student_BTV / terms.logit_cap) ** 2) if terms.logit_cap else slope_BTV
 
 
-def _forward(x, head_DV, teacher_x, teacher_head, targets, weights, how: How):
+def _forward(x, head_DV, teacher_x, teacher_head, targets, weights, terms: LossTerms):
     """Return the sums, and as residuals the gradients of `x` and `head_DV`."""
-    parts = _parts(head_DV.astype(x.dtype), teacher_head.astype(teacher_x.dtype), how.num_parts)
+    parts = _parts(head_DV.astype(x.dtype), teacher_head.astype(teacher_x.dtype), terms.num_parts)
 
     def of_chunk(carry, chunk):
         totals, head_gradient = carry
-        sums = _sums(chunk, parts, how)
+        sums = _sums(chunk, parts, terms)
 
         def of_part(x_gradient_BTD, part):
-            slope_BTV = chunk[3][..., None] * _slope(*_logits(chunk, part, how), sums, how)
+            slope_BTV = chunk[3][..., None] * _slope(*_logits(chunk, part, terms), sums, terms)
             slope_BTV = slope_BTV.astype(x.dtype)
             x_gradient_BTD += einsum_f32("BTV,DV->BTD", slope_BTV, part[1])
             return x_gradient_BTD, einsum_f32("BTD,BTV->DV", chunk[0], slope_BTV)
 
         x_gradient, of_parts = jax.lax.scan(of_part, jnp.zeros(chunk[0].shape, jnp.float32), parts)
-        totals = jax.tree.map(jnp.add, totals, _totals(sums, chunk, how))
+        totals = jax.tree.map(jnp.add, totals, _totals(sums, chunk, terms))
         return (totals, head_gradient + of_parts), x_gradient.astype(x.dtype)
 
     start = (jnp.float32(0),) * 3, jnp.zeros(parts[1].shape, jnp.float32)
     (totals, head_gradient), x_gradient = jax.lax.scan(
-        of_chunk, start, chunks(how.num_chunks, x, teacher_x, targets, weights)
+        of_chunk, start, chunks(terms.num_chunks, x, teacher_x, targets, weights)
     )
     head_gradient = jnp.moveaxis(head_gradient, 0, 2).reshape(len(head_DV), -1)[:, : head_DV.shape[1]]
     return totals, (merged(x_gradient), head_gradient.astype(head_DV.dtype))
 
 
-def _backward(how: How, gradients, cotangents):
+def _backward(terms: LossTerms, gradients, cotangents):
     scaled = [gradient * cotangents[0].astype(gradient.dtype) for gradient in gradients]
     return (*scaled, None, None, None, None)
 

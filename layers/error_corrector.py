@@ -181,7 +181,7 @@ class ErrorCorrector(nnx.Module):
 
 
 def logit_features(
-    x_BTD: jax.Array, head_DV: jax.Array, draft_BT: jax.Array, num_chunks: int = 1, logit_cap: float = 0.0
+    x_BTD: jax.Array, head_DV: jax.Array, draft_BT: jax.Array, num_chunks: int, logit_cap: float
 ) -> jax.Array:
     """Return features of the logits at each token, float32 [B, T, NUM_FEATURES], without a gradient.
 
@@ -216,7 +216,7 @@ def points_of(head_DV: jax.Array) -> jax.Array:
     return (points - points.mean(axis=0)) / jnp.maximum(points.std(axis=0), 1e-6)
 
 
-def written(draft_BT: jax.Array, tokens_BT: jax.Array) -> jax.Array:
+def fill_gaps(draft_BT: jax.Array, tokens_BT: jax.Array) -> jax.Array:
     """Return the draft; where it has no token (less than 0), the next input token, and 0 at the end."""
     return jnp.where(draft_BT >= 0, draft_BT, jnp.pad(tokens_BT[:, 1:], ((0, 0), (0, 1))))
 

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 
 from layers.axes import TRUNCATED
 
@@ -76,6 +77,6 @@ def of_each(draws: jax.Array, count: int) -> jax.Array:
 
     def one(data):
         key = jax.random.wrap_key_data(data)
-        return jax.vmap(lambda number: jax.random.key_data(jax.random.fold_in(key, number)))(jax.numpy.arange(count))
+        return jax.vmap(lambda number: jax.random.key_data(jax.random.fold_in(key, number)))(jnp.arange(count))
 
     return jax.vmap(one)(draws).reshape(-1, draws.shape[-1])

@@ -36,15 +36,17 @@ class Units(NamedTuple):
 def of_mlps(path: Path, *, biased: bool) -> Units:
     """Return the units of the stacked SwiGLUs (layers/mlp.py) at a path."""
     return Units(
-        "mlp_hidden", ("layers", "mlp"), ((*path, "down"), 2), {(*path, "gate"): 1, (*path, "up"): 1},
-        ((*path, "gate_bias"), (*path, "up_bias")) if biased else (), (*path, "down_bias") if biased else None,
+        tap="mlp_hidden", axes=("layers", "mlp"), outgoing=((*path, "down"), 2),
+        incoming={(*path, "gate"): 1, (*path, "up"): 1},
+        biases=((*path, "gate_bias"), (*path, "up_bias")) if biased else (),
+        next_bias=(*path, "down_bias") if biased else None,
     )  # fmt: skip
 
 
 def of_experts(path: Path, *, shared: bool) -> tuple[Units, ...]:
     """Return the units of the stacked experts (layers/experts/experts.py) at a path, and those of the shared ones."""
     routed = Units(
-        "expert_hidden", ("layers", "experts", "expert_mlp"), ((*path, "down"), 3),
-        {(*path, "gate"): 2, (*path, "up"): 2},
+        tap="expert_hidden", axes=("layers", "experts", "expert_mlp"), outgoing=((*path, "down"), 3),
+        incoming={(*path, "gate"): 2, (*path, "up"): 2},
     )  # fmt: skip
     return (routed, of_mlps((*path, "shared"), biased=False)) if shared else (routed,)

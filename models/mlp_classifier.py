@@ -35,8 +35,8 @@ def hidden_units(config) -> tuple[Units, ...]:
     paths = [("layers", str(layer)) for layer in range(config.num_layers + 1)]
     return tuple(
         Units(
-            "mlp_hidden", ("layers", None), ((*after, "kernel"), 1), {(*path, "kernel"): 0}, ((*path, "bias"),),
-            (*after, "bias"), layer,
+            tap="mlp_hidden", axes=("layers", None), outgoing=((*after, "kernel"), 1), incoming={(*path, "kernel"): 0},
+            biases=((*path, "bias"),), next_bias=(*after, "bias"), layer=layer,
         )
         for layer, (path, after) in enumerate(itertools.pairwise(paths))
     )  # fmt: skip

@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from layers.distillation import How, distillation_loss
+from layers.distillation import LossTerms, distillation_loss
 from layers.experts import experts
 from layers.projection import Projection
 from objectives import language_modeling
-from objectives.language_modeling import LanguageModeling, weights
+from objectives.language_modeling import LanguageModeling, loss_mask
 from objectives.objective import FrozenModel
 
 NUM_PARTS = 4  # of the vocabulary: then the logits and softmaxes of both models need the memory of one's logits
@@ -26,18 +26,18 @@ EPSILON = 1e-6  # added to mean squares
 def make(config) -> "Distillation":
     """Return the objective of a configuration."""
     keys = config.distillation
-    how = How(
+    terms = LossTerms(
         keys.hard_weight, keys.soft_weight, keys.temperature, keys.divergence == "reverse", num_parts=NUM_PARTS,
         z_loss=config.train.z_loss,
     )  # fmt: skip
-    return Distillation(**vars(language_modeling.make(config)), how=how, hidden_weight=keys.hidden_weight)
+    return Distillation(**vars(language_modeling.make(config)), terms=terms, hidden_weight=keys.hidden_weight)
 
 
 @dataclasses.dataclass(frozen=True)
 class Distillation(LanguageModeling):
     """The distillation loss; `hidden_weight` weighs the mean squared difference of the streams of both models."""
 
-    how: How | None = None
+    terms: LossTerms | None = None
     hidden_weight: float = 0.0
 
     def frozen_models(self) -> tuple[FrozenModel, ...]:
@@ -55,13 +55,13 @@ class Distillation(LanguageModeling):
         inputs = batch["tokens"], batch["positions"], batch["segments"]
         stream_BTD, _, figures = model.forward_with_aux(*inputs, key=key)
         teacher_stream, _ = teacher(*inputs)
-        weights_BT = weights(batch)
+        weights_BT = loss_mask(batch)
         weight = weights_BT.sum()
-        how = self.how._replace(
+        terms = self.terms._replace(
             num_chunks=self.num_chunks, logit_cap=model.logit_cap, teacher_cap=teacher.logit_cap
         )  # fmt: skip
         total, loss_sum, divergence = distillation_loss(
-            *model.head_inputs(stream_BTD), *teacher.head_inputs(teacher_stream), batch["targets"], weights_BT, how
+            *model.head_inputs(stream_BTD), *teacher.head_inputs(teacher_stream), batch["targets"], weights_BT, terms
         )
         scalars = {"loss": (loss_sum, weight), "divergence": (divergence, weight)}
         if self.hidden_weight:
@@ -94,16 +94,16 @@ class Distillation(LanguageModeling):
     def _of_logits(
         self, student_BTV: jax.Array, teacher_BTV: jax.Array, targets_BT: jax.Array, mask_BT: jax.Array, streams
     ) -> jax.Array:  # fmt: skip
-        how, teacher_BTV = self.how, jax.lax.stop_gradient(teacher_BTV)
-        pair = [jax.nn.log_softmax(logits / how.temperature) for logits in (teacher_BTV, student_BTV)]
-        first_BTV, second_BTV = pair[::-1] if how.reverse else pair
+        terms, teacher_BTV = self.terms, jax.lax.stop_gradient(teacher_BTV)
+        pair = [jax.nn.log_softmax(logits / terms.temperature) for logits in (teacher_BTV, student_BTV)]
+        first_BTV, second_BTV = pair[::-1] if terms.reverse else pair
         share_BTV = jnp.exp(first_BTV)
         difference_BTV = jnp.where(share_BTV > 0, first_BTV - second_BTV, 0)  # 0 log 0 = 0
         divergence_BT = jnp.sum(share_BTV * difference_BTV, axis=-1)
         log_z_BT = jax.nn.logsumexp(student_BTV, axis=-1)
         hard_BT = log_z_BT - jnp.take_along_axis(student_BTV, targets_BT[..., None], axis=-1)[..., 0]
-        loss_BT = how.hard_weight * (hard_BT + how.z_loss * log_z_BT**2)
-        loss_BT += how.soft_weight * how.temperature**2 * divergence_BT
+        loss_BT = terms.hard_weight * (hard_BT + terms.z_loss * log_z_BT**2)
+        loss_BT += terms.soft_weight * terms.temperature**2 * divergence_BT
         if streams is not None:
             loss_BT += self.hidden_weight * stream_distance(streams[0], jax.lax.stop_gradient(streams[1]))
         return jnp.where(mask_BT, loss_BT, 0).sum() / jnp.maximum(mask_BT.sum(), 1)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from layers.sequence_parallel import psum_sequence, sequence_shards
 from objectives import language_modeling
-from objectives.language_modeling import LanguageModeling, weights
+from objectives.language_modeling import LanguageModeling, loss_mask
 from objectives.objective import FrozenModel
 
 SIDES = (1, 2)  # segments: chosen, rejected
@@ -49,10 +49,10 @@ class DPO(LanguageModeling):
         of_reference = _of_sides(batch, self.log_probabilities(reference, batch, None))
         log_ratios = of_model - jax.lax.stop_gradient(of_reference)
         margin_B = self.beta * (log_ratios[0] - log_ratios[1])
-        counts_B = jnp.all(_of_sides(batch, weights(batch)) > 0, axis=0).astype(jnp.float32) / sequence_shards()
+        counts_B = jnp.all(_of_sides(batch, loss_mask(batch)) > 0, axis=0).astype(jnp.float32) / sequence_shards()
         of_pairs = {"loss": jax.nn.softplus(-margin_B), "accuracy": (1 + jnp.sign(margin_B)) / 2, "margin": margin_B}
         scalars = {name: (jnp.sum(counts_B * of_pair), counts_B.sum()) for name, of_pair in of_pairs.items()}
-        reported = jax.lax.stop_gradient(scalars | {"tokens": (weights(batch).sum(), jnp.float32(0))})
+        reported = jax.lax.stop_gradient(scalars | {"tokens": (loss_mask(batch).sum(), jnp.float32(0))})
         return scalars["loss"], (carry, reported)
 
     def evaluate(self, model, batch, *, reference) -> dict:

@@ -23,9 +23,9 @@ from flax import nnx
 
 from layers.adapters import freeze
 from layers.cross_entropy import cross_entropy
-from layers.error_corrector import ErrorCorrector, Findings, Sizes, points_of, written
+from layers.error_corrector import ErrorCorrector, Findings, Sizes, fill_gaps, points_of
 from objectives import language_modeling
-from objectives.language_modeling import LanguageModeling, weights
+from objectives.language_modeling import LanguageModeling, loss_mask
 
 MIXTURE_WEIGHT = 0.1
 CORRECTOR = "corrector"  # attribute of the model that holds the module
@@ -36,8 +36,9 @@ def make(config) -> "ErrorCorrection":
     """Return the objective of a configuration."""
     keys, model = config.error_correction, config.model
     sizes = Sizes(
-        keys.num_layers, model.embed_dim, model.num_heads, model.num_kv_heads,
-        model.head_dim or model.embed_dim // model.num_heads, model.mlp_dim, model.norm_epsilon, model.rope_theta,
+        num_layers=keys.num_layers, embed_dim=model.embed_dim, num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads, head_dim=model.head_dim or model.embed_dim // model.num_heads,
+        mlp_dim=model.mlp_dim, epsilon=model.norm_epsilon, rope_theta=model.rope_theta,
     )  # fmt: skip
     return ErrorCorrection(
         **vars(language_modeling.make(config)), sizes=sizes, use_mixture=keys.use_mixture_density,
@@ -65,7 +66,7 @@ def corrupt(batch: dict, key: jax.Array, rate: float) -> Draft:
     A drawn token may be the right one; then it is not wrong.
     """
     of_places, of_draws = jax.random.split(key)
-    targets_BT, weights_BT = batch["targets"], weights(batch)
+    targets_BT, weights_BT = batch["targets"], loss_mask(batch)
     counts_S = jnp.cumsum(weights_BT.reshape(-1) > 0)  # whole numbers: sums of shares would not rise at every place
     number_BT = jax.random.randint(of_draws, targets_BT.shape, 1, counts_S[-1] + 1)
     drawn_BT = targets_BT.reshape(-1)[jnp.searchsorted(counts_S, number_BT)]
@@ -135,7 +136,7 @@ class ErrorCorrection(LanguageModeling):
             (own, _), (_, of_own) = super().loss(model, carry, batch, of_model)
             total = own + self.joint_weight * total
             scalars |= {"language_modeling": of_own.pop("loss")} | of_own
-        return (total, weights(batch).sum()), (carry, jax.lax.stop_gradient(scalars))
+        return (total, loss_mask(batch).sum()), (carry, jax.lax.stop_gradient(scalars))
 
     def evaluate(self, model, batch) -> dict:
         """Return the scalars of held-out rows, corrupted in the same way each time.
@@ -152,13 +153,13 @@ class ErrorCorrection(LanguageModeling):
             found, head_DV, draft.draft_BT, num_chunks=self.num_chunks, logit_cap=model.logit_cap
         )
         revised_BT = confidence_BT >= self.threshold
-        right_BT = weights(batch) - draft.wrong_BT
+        right_BT = loss_mask(batch) - draft.wrong_BT
         repaired_BT = revised_BT & (best_BT == batch["targets"])
         scalars |= {
             "restored": (jnp.sum(draft.wrong_BT * repaired_BT), draft.wrong_BT.sum()),
             "damaged": (jnp.sum(right_BT * revised_BT), right_BT.sum()),
         }
-        return scalars | _calibration(found.wrong_BT, draft.wrong_BT, weights(batch))
+        return scalars | _calibration(found.wrong_BT, draft.wrong_BT, loss_mask(batch))
 
     def summary(self, figures: dict[str, float]) -> dict[str, float]:
         """Return the means with the expected calibration error in place of the bins (arXiv:1706.04599, equation 3)."""
@@ -176,7 +177,7 @@ class ErrorCorrection(LanguageModeling):
         """Return what the module finds in a draft, and the head."""
         stream_BTD, _ = model(draft.tokens_BT, batch["positions"], batch["segments"])
         stream_BTD, head_DV = model.head_inputs(stream_BTD)
-        embedded_BTD = model.embed(written(draft.draft_BT, draft.tokens_BT), model.dtype)
+        embedded_BTD = model.embed(fill_gaps(draft.draft_BT, draft.tokens_BT), model.dtype)
         found = model.corrector(
             stream_BTD, head_DV, embedded_BTD, draft.draft_BT, batch["positions"], batch["segments"],
             num_chunks=self.num_chunks, logit_cap=model.logit_cap,
@@ -185,7 +186,7 @@ class ErrorCorrection(LanguageModeling):
 
     def _losses(self, found: Findings, head_DV, logit_cap: float, draft: Draft, batch: dict) -> tuple[jax.Array, dict]:
         """Return (the sum that is minimised, scalars)."""
-        targets_BT, weights_BT = jnp.maximum(batch["targets"], 0), weights(batch)
+        targets_BT, weights_BT = jnp.maximum(batch["targets"], 0), loss_mask(batch)
         weight = weights_BT.sum()
         detection = jnp.sum(weights_BT * jax.nn.softplus((1 - 2 * draft.wrong_BT) * found.wrong_BT))
         correction, _ = cross_entropy(

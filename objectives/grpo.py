@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from layers.sequence_parallel import psum_sequence, sequence_shards
 from objectives import language_modeling
-from objectives.language_modeling import LanguageModeling, weights
+from objectives.language_modeling import LanguageModeling, loss_mask
 from objectives.objective import FrozenModel, Sampled, bits_of, numbers_of
 from reasoning import rollouts
 
@@ -98,7 +98,7 @@ class GRPO(LanguageModeling):
 
     def loss(self, model, carry, batch, key, *, reference=None):
         """Return the loss; `key` is that of the model's dropout."""
-        weights_BT = weights(batch)
+        weights_BT = loss_mask(batch)
         p_BT = self.log_probabilities(model, batch, key, self.temperature)
         change_BT = jnp.where(weights_BT > 0, p_BT - numbers_of(batch["old_log_probs"]), 0)
         ratio_BT = jnp.exp(jnp.minimum(change_BT, MOST_CHANGE))

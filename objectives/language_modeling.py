@@ -27,7 +27,7 @@ def make(config) -> "LanguageModeling":
     )  # fmt: skip
 
 
-def weights(batch: dict) -> jax.Array:
+def loss_mask(batch: dict) -> jax.Array:
     """Return the float32 loss mask [B, T]: 0 for padding, which has segment 0, and for targets less than 0."""
     return ((batch["segments"] > 0) & (batch["targets"] >= 0)).astype(jnp.float32)
 
@@ -85,7 +85,7 @@ class LanguageModeling(Objective):
     def loss(self, model, carry, batch, key):
         """Return the loss; `key` is that of the dropout, None for none."""
         stream_BTD, _, figures = model.forward_with_aux(batch["tokens"], batch["positions"], batch["segments"], key=key)
-        weights_BT = weights(batch)
+        weights_BT = loss_mask(batch)
         total, loss_sum = cross_entropy(
             *model.head_inputs(stream_BTD), batch["targets"], weights_BT, self.num_chunks, self.z_loss, model.logit_cap
         )
@@ -128,7 +128,7 @@ class LanguageModeling(Objective):
     def _heldout(self, model, batch, cache: dict | None, num_parts: int) -> tuple[tuple, dict | None]:
         """Return ((sum of losses, their weight), the cache with this part of the sequences in it)."""
         stream_BTD, cache = model(batch["tokens"], batch["positions"], batch["segments"], cache)
-        weights_BT = weights(batch)
+        weights_BT = loss_mask(batch)
         chunks = self._chunks_of_part(weights_BT.shape[1], num_parts)
         _, loss_sum = cross_entropy(
             *model.head_inputs(stream_BTD), batch["targets"], weights_BT, chunks, logit_cap=model.logit_cap

@@ -18,7 +18,7 @@ from layers.axes import unsharded
 from layers.cross_entropy import log_probabilities
 from layers.inner_loop import InnerLoop
 from objectives import language_modeling
-from objectives.language_modeling import LanguageModeling, weights
+from objectives.language_modeling import LanguageModeling, loss_mask
 from objectives.meta_learning import inner_loop_of
 
 NUM_HALVES = 2  # of a window: support and query
@@ -106,7 +106,7 @@ class MetaLanguageModeling(LanguageModeling):
         stream_BTD, *_ = model.forward_with_aux(examples["tokens"], examples["positions"], examples["segments"])
         chunks = self._chunks_of_part(examples["tokens"].shape[1], NUM_HALVES)
         log_p_BT = log_probabilities(*model.head_inputs(stream_BTD), examples["targets"], chunks, model.logit_cap)
-        weights_BT = weights(examples)
+        weights_BT = loss_mask(examples)
         return -jnp.sum(weights_BT * log_p_BT) / jnp.maximum(weights_BT.sum(), 1)
 
 
@@ -129,7 +129,7 @@ def _over_tasks(of_task, rows: dict) -> tuple[jax.Array, jax.Array, jax.Array]:
 
     def of_row(window):
         support, query = halves(window)
-        return *of_task(support, query), weights(query).sum()
+        return *of_task(support, query), loss_mask(query).sum()
 
     with unsharded(), taps.paused():  # the units of adapted copies are not those of the model
         return jax.vmap(of_row)(rows)

@@ -31,14 +31,18 @@ def make(config) -> "MetaLearning":
     train, meta = config.train, config.meta
     kind = {"prototypical": Prototypical, "in_context": InContext}.get(meta.method, GradientBased)
     return kind(
-        train.global_batch, train.sequence_length, meta.support, config.model.input_dim, meta.loss,
-        config.model.output_dim, inner_loop_of(meta),
+        rows=train.global_batch, length=train.sequence_length, num_support=meta.support,
+        input_dim=config.model.input_dim, loss_name=meta.loss, num_outputs=config.model.output_dim,
+        inner=inner_loop_of(meta),
     )  # fmt: skip
 
 
 def inner_loop_of(meta) -> InnerLoop:
     """Return the inner loop of the `meta` section of a configuration."""
-    return InnerLoop(meta.method, meta.inner_steps, meta.eval_steps, meta.inner_rate, meta.learn_rates)
+    return InnerLoop(
+        method=meta.method, num_steps=meta.inner_steps, eval_steps=meta.eval_steps, rate=meta.inner_rate,
+        learns_rates=meta.learn_rates,
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

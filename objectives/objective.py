@@ -62,7 +62,6 @@ class Objective:
 
     def check_to_train(self) -> None:
         """Raise ConfigError if this process lacks what only training needs, such as a function of the recipe."""
-        return
 
     def notes(self, config) -> list[str]:
         """Return lines, printed before step 1 of a new run, about what is allowed but may surprise."""

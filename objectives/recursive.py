@@ -26,9 +26,11 @@ def make(config) -> "Recursive":
     """Return the objective of a configuration."""
     train, supervision = config.train, config.supervision
     return Recursive(
-        train.global_batch, train.sequence_length, supervision.max_steps, supervision.exploration, supervision.loss,
-        config.model.vocab_size, config.model.num_puzzles, supervision.final_exploration, train.steps,
-        supervision.label_smoothing, supervision.random_start, supervision.path_noise, supervision.parallel,
+        rows=train.global_batch, num_cells=train.sequence_length, max_steps=supervision.max_steps,
+        exploration=supervision.exploration, cell_loss=supervision.loss, vocab_size=config.model.vocab_size,
+        num_puzzles=config.model.num_puzzles, final_exploration=supervision.final_exploration, num_updates=train.steps,
+        label_smoothing=supervision.label_smoothing, random_start=supervision.random_start,
+        path_noise=supervision.path_noise, parallel=supervision.parallel,
     )  # fmt: skip
 
 
@@ -266,6 +268,4 @@ def _drawn(draws: jax.Array, exploration: float | jax.Array, max_steps: int) -> 
         least = jax.random.randint(steps, (), 2, max(3, max_steps + 1))
         return jax.random.key_data(after), jnp.where(jax.random.bernoulli(explores, probability), least, 0)
 
-    if isinstance(exploration, float):
-        return jax.vmap(lambda data: one(data, exploration))(draws)
-    return jax.vmap(one)(draws, exploration)
+    return jax.vmap(one, in_axes=(0, 0 if jnp.ndim(exploration) else None))(draws, exploration)

@@ -17,7 +17,7 @@ from layers.adapters import freeze
 from layers.projection import Projection
 from objectives import grpo
 from objectives.grpo import GRPO
-from objectives.language_modeling import weights
+from objectives.language_modeling import loss_mask
 from objectives.objective import numbers_of
 from reasoning import rollouts
 
@@ -64,7 +64,7 @@ class ValueHead(GRPO):
         """Return the loss; scalars also have `accuracy`, the share of tokens whose v is on the side of the reward."""
         stream_BTD, _ = model(batch["tokens"], batch["positions"], batch["segments"])
         values_BT = getattr(model, HEAD)(stream_BTD)[..., 0].astype(jnp.float32)
-        weights_BT, rewards_B1 = weights(batch), numbers_of(batch["rewards"])[:, None]
+        weights_BT, rewards_B1 = loss_mask(batch), numbers_of(batch["rewards"])[:, None]
         total = jnp.sum(weights_BT * (jax.nn.softplus(values_BT) - rewards_B1 * values_BT))
         weight = weights_BT.sum()
         is_right_BT = (values_BT > 0) == (rewards_B1 > 0.5)

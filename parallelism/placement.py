@@ -62,7 +62,7 @@ def check_batches(
     Raises ValueError for a wrong array, with its shape and the expected one, for numbers that are not ids of a
     vocabulary of `vocab_size` (0: none is checked), or if there are too few batches.
     """
-    wanted = of_rows(abstract_batch, rows)
+    wanted = with_rows(abstract_batch, rows)
     for number in range(1, count + 1):
         batch = next(batches, None)
         if batch is None:
@@ -86,7 +86,7 @@ def check_ids(batch: dict, vocab_size: int, what: str) -> None:
             raise ValueError(f"{what}: {name} has {wrong[0]}, which is not an id with model.vocab_size={vocab_size}")
 
 
-def of_rows(abstract_batch: dict, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+def with_rows(abstract_batch: dict, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes and types of a batch with this many rows."""
     return {name: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype) for name, leaf in abstract_batch.items()}
 

@@ -65,7 +65,7 @@ def bytes_received(tree, layouts) -> tuple[int, int]:
     for array, layout in zip(jax.tree.leaves(tree), jax.tree.leaves(layouts), strict=True):
         before, after = (of.sharding.devices_indices_map(array.shape) for of in (array, layout))
         for device, new in after.items():
-            missing = _numbers(new, new, array.shape) - _numbers(before[device], new, array.shape)
+            missing = _overlap_size(new, new, array.shape) - _overlap_size(before[device], new, array.shape)
             sent[device] = sent.get(device, 0) + missing * array.dtype.itemsize
     return max(sent.values(), default=0), sum(sent.values())
 
@@ -100,7 +100,7 @@ def _laid(array: jax.Array, part: NamedSharding | None) -> jax.Array:
     return jax.lax.map(lambda one: jax.lax.with_sharding_constraint(one, part), array)
 
 
-def _numbers(one: tuple[slice, ...], other: tuple[slice, ...], shape: tuple[int, ...]) -> int:
+def _overlap_size(one: tuple[slice, ...], other: tuple[slice, ...], shape: tuple[int, ...]) -> int:
     """Return the number of elements that two index ranges of an array share."""
     bounds = (zip(a.indices(size), b.indices(size), strict=True) for a, b, size in zip(one, other, shape, strict=True))
     return math.prod(max(0, min(ends) - max(starts)) for starts, ends, _ in bounds)

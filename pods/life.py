@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+from files.folders import make_writable
 from files.paths import expanded
 from pods import capacity, deploy, hosts, recipes, records
 from pods.calls import note
@@ -216,8 +217,7 @@ def local_folder(settings: Settings, path: str) -> str:
     """
     if path and not settings.dry_run:
         try:
-            pathlib.Path(path).mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=path).close()
+            make_writable(path)
         except OSError as error:
             raise usage_error(f"{path}: {error.strerror}; name a folder that can be written") from None
     return path

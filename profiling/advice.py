@@ -14,7 +14,7 @@ from typing import NamedTuple
 from configs.base import KEYS, batch_shards
 from input_pipeline.batches import faster_reading
 from rehearsal.sections import options
-from settings.architecture import attends, head_dim
+from settings.architecture import attends, divisors, head_dim
 
 REMAT = KEYS["model.remat"].choices  # from the policy that keeps all to the one that recomputes all
 SLOW_INPUT, LONG_REMAT, BUSY, UNEVEN, FREE_MEMORY = 0.05, 0.05, 0.85, 0.10, 0.6
@@ -188,7 +188,7 @@ def much_accumulation(measured: Measured) -> Advice | None:
         return None
     exposed, mean = measured.profile["exposed_collective_seconds"] or 0.0, measured.profile["host_step_seconds"]
     evidence = f"{count} microbatches, with {memory['total']:.2f} GiB of a device in use"
-    fewer = max(number for number in range(1, count) if count % number == 0)
+    fewer = divisors(count)[-2]
     keys = {"train.gradient_accumulation": fewer}
     return Advice("much accumulation", evidence, keys, gain=exposed / mean * (1 - fewer / count))
 

@@ -220,7 +220,8 @@ def _load(config, topology, folder: pathlib.Path) -> Compiled | Exception:
     if facts is None:
         return CompileError(f"{folder} was changed while it was read; run the command again")
     if error := facts.get("error"):
-        return {"ConfigError": ConfigError}.get(error["kind"], CompileError)(error["message"])
+        kind = ConfigError if error["kind"] == "ConfigError" else CompileError
+        return kind(error["message"])
     return Compiled(config, topology, facts, folder)
 
 

@@ -18,6 +18,7 @@ from rehearsal.compiler import GIB, Compiled
 
 HEAVIEST = 20
 SHORTEST_BAR = 0.0005  # of an iteration; timelines omit shorter events
+NUM_SAMPLES = 400  # of memory over time; fewer than twice as many are kept
 ESTIMATING = ("assumptions", "estimate", "hlo", "memory", "roofline", "schedule")
 ROOM = pathlib.Path(__file__).resolve().parent
 BASIS = {
@@ -100,9 +101,9 @@ def _of_memory(compiled: Compiled, at_peak: dict[str, float], used: memory.Usage
     }
 
 
-def _thinned(samples: list[tuple[float, dict]], count: int = 400) -> list[dict]:
-    """Return fewer than twice `count` samples, each the highest among its neighbours."""
-    size = max(1, len(samples) // count)
+def _thinned(samples: list[tuple[float, dict]]) -> list[dict]:
+    """Return fewer than twice NUM_SAMPLES samples, each the highest among its neighbours."""
+    size = max(1, len(samples) // NUM_SAMPLES)
     highest = [max(samples[n : n + size], key=lambda s: sum(s[1].values())) for n in range(0, len(samples), size)]
     return [{"seconds": at} | {kind: size / GIB for kind, size in by.items()} for at, by in highest]
 

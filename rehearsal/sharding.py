@@ -124,7 +124,7 @@ def _option(tensor: Tensor, spec: Spec, mesh: dict[str, int], rates: Assumptions
     moves = tuple((_of_activations if tensor.role == "activations" else _of_state)(tensor, spec, mesh))
     numbers = math.prod(tensor.shape)
     held = numbers * BYTES[tensor.dtype] / math.prod(_size(axes, mesh) for axes in spec)
-    again = tensor.role == "weights" and "model" in mesh and not _splits(spec, "model")
+    again = tensor.role == "weights" and "model" in mesh and not _splits_model(spec)
     repeated = 6 * tensor.tokens * numbers * (1 - 1 / mesh["model"]) / rates.peak_flops if again else 0.0
     between_slices = rates.dcn_bandwidth or rates.ring_bandwidth
     bandwidth = {axis: between_slices if axis == "dcn_data" else rates.ring_bandwidth for axis in mesh}
@@ -135,13 +135,13 @@ def _of_state(tensor: Tensor, spec: Spec, mesh: dict[str, int]) -> list[Move]:
     """Return the collectives of weights, gradients and an optimizer's moments."""
     split = tuple(axis for axes in spec for axis in axes if axis != "model")
     copies = tuple(axis for axis in mesh if axis not in (*split, "model"))
-    columns = math.prod(tensor.shape) / (mesh["model"] if _splits(spec, "model") else 1)
+    columns = math.prod(tensor.shape) / (mesh["model"] if _splits_model(spec) else 1)
     what, each = ALL_GATHERS[tensor.role]
     return [
         *_ring(what, each * columns, split, mesh),
         *_ring("reduce-scatter the gradient", BFLOAT16 * columns, split, mesh),
         *_ring("all-reduce the gradient", 2 * FLOAT32 * columns / _size(split, mesh), copies, mesh),
-        *(_of_product(tensor, spec, mesh) if tensor.role == "weights" and _splits(spec, "model") else []),
+        *(_of_product(tensor, spec, mesh) if tensor.role == "weights" and _splits_model(spec) else []),
     ]
 
 
@@ -178,8 +178,8 @@ def _ring(what: str, whole: float, axes: tuple[str, ...], mesh: dict[str, int]) 
     return moves
 
 
-def _splits(spec: Spec, axis: str) -> bool:
-    return any(axis in axes for axes in spec)
+def _splits_model(spec: Spec) -> bool:
+    return any("model" in axes for axes in spec)
 
 
 def _size(axes: tuple[str, ...], mesh: dict[str, int]) -> int:

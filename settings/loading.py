@@ -81,22 +81,25 @@ def run_recipe(path: str) -> tuple[ConfigDict, dict[str, str]]:
     if stored_config.is_run(folder):
         return stored_config.load_as_recipe(folder)
     file = next((p for p in (folder, ROOT / folder) if p.is_file()), None)
-    known = similar(path.removeprefix("configs/").removesuffix(".py"), recipe_names())
-    near = did_you_mean([f"configs/{name}.py" for name in known]) or "; configs/ has the recipes of this workspace"
+
+    def near() -> str:
+        known = similar(path.removeprefix("configs/").removesuffix(".py"), recipe_names())
+        return did_you_mean([f"configs/{name}.py" for name in known]) or "; configs/ has the recipes of this workspace"
+
     if file is None:
         what = "is a folder without a run (no config.json there)" if folder.is_dir() else "is not a file"
         places = " and ".join(dict.fromkeys(map(str, (pathlib.Path.cwd(), ROOT))))
-        raise ConfigError(f"--config={path} {what} (looked in {places}){near}")
+        raise ConfigError(f"--config={path} {what} (looked in {places}){near()}")
     if file.suffix in READERS:
         config = READERS[file.suffix](file)
         values, defaults = flat(config), flat(base.get_config())
         return config, dict.fromkeys((key for key in values if values[key] != defaults[key]), path)
     if file.suffix != ".py":
-        raise ConfigError(f"--config={path} is not a Python file, as recipes are{near}")
+        raise ConfigError(f"--config={path} is not a Python file, as recipes are{near()}")
 
     def result(module: types.ModuleType) -> tuple[ConfigDict, dict[str, str]]:
         if "get_config" not in vars(module):
-            raise ValueError(f"it has no get_config(), as recipes have{near}")
+            raise ValueError(f"it has no get_config(), as recipes have{near()}")
         config = module.get_config()
         if not isinstance(config, ConfigDict):
             raise ValueError("get_config() must return a configuration; does it end with `return config`?")

@@ -300,9 +300,8 @@ def _own_tokenizer(folder, stored: dict) -> dict[str, str]:
     The folder may have been moved or copied since the path was stored. Returns {} otherwise.
     """
     own = folder / pathlib.PurePath(stored["data.tokenizer"]).name
-    return (
-        {"data.tokenizer": str(own)} if stored["data.tokenizer"].endswith((".json", ".model")) and own.is_file() else {}
-    )
+    is_own = stored["data.tokenizer"].endswith((".json", ".model")) and own.is_file()
+    return {"data.tokenizer": str(own)} if is_own else {}
 
 
 def drop_other_models(config: ConfigDict) -> None:

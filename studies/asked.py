@@ -12,7 +12,7 @@ from studies.cost import planning
 from studies.cost.limits import Limits
 
 
-class Asked:
+class StudyRequest:
     """What the command line asks for: a study, the names of some of its groups, and their resolved configurations."""
 
     def __init__(self, name: str, parsed, overrides: dict[str, str]):
@@ -72,7 +72,7 @@ class Asked:
         return Queue(storage, self.study.name, self.study.suite.direction, create=create)
 
 
-def estimates(asked: Asked) -> tuple[dict, dict]:
+def estimates(asked: StudyRequest) -> tuple[dict, dict]:
     """Return (estimates by digest, trials of the study by digest). Without a database there are no trials."""
     trials, measured = {}, {}
     if importlib.util.find_spec("optuna"):
@@ -86,7 +86,7 @@ def estimates(asked: Asked) -> tuple[dict, dict]:
     return planning.estimates(asked.members, asked.topology, asked.parsed.price, measured), trials
 
 
-def limits_of(asked: Asked) -> Limits:
+def limits_of(asked: StudyRequest) -> Limits:
     """Return the limits of the command line, with what they need to know of the study."""
     parsed, rehearsed, groups = asked.parsed, {}, {}
     if parsed.budget is not None:

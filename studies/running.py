@@ -3,9 +3,7 @@
 
 import importlib
 import os
-import pathlib
 import signal
-import tempfile
 from collections.abc import Callable
 
 from cluster import processes, startup
@@ -13,13 +11,14 @@ from cluster.group import Group, find_group
 from configs import topologies
 from configs.errors import ConfigError
 from core import ending
+from files.folders import make_writable
 from reporting.display import counted
 from studies import pod, program
-from studies.asked import Asked, estimates, limits_of
+from studies.asked import StudyRequest, estimates, limits_of
 from studies.cost import planning
 
 
-def run(asked: Asked) -> int:
+def run(asked: StudyRequest) -> int:
     """Queue and run; print each trial's end. On several hosts process 0 does this, and the others follow it."""
     parsed = asked.parsed
     if parsed.dry_run:
@@ -73,7 +72,7 @@ def group_of_hosts(join_seconds: float) -> Group | None:
     return group if group and group.count > 1 else None
 
 
-def queue_and_work(asked: Asked, devices: list[dict[str, str]], start: Callable) -> None:
+def queue_and_work(asked: StudyRequest, devices: list[dict[str, str]], start: Callable) -> None:
     """Queue what has no trial yet, and work until all trials have ended; `start` is that of launch.run."""
     from studies import launch, trials
     from studies.cost import guards
@@ -117,8 +116,6 @@ def make_root(root: str) -> None:
     if "://" in root:
         return
     try:
-        pathlib.Path(root).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=root):
-            pass
+        make_writable(root)
     except OSError as error:
         raise ConfigError(f"--root={root}: {error.strerror}; name a folder that can be written") from None

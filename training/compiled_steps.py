@@ -25,13 +25,13 @@ class Shape(NamedTuple):
 class CompiledSteps:
     """A train_step(state, batch) for batches of several shapes; each shape is compiled once."""
 
-    def __init__(self, compile_step: Callable[[Shape], Callable], shape: Shape, frozen: dict | None = None):
+    def __init__(self, compile_step: Callable[[Shape], Callable], shape: Shape, frozen: dict):
         """Compile the step of the first shape now; `compile_step` returns train_step(state, batch, frozen).
 
         `frozen` is on the mesh of the present steps. Code that reshards the state must reshard `frozen` too. A batch
         does not say `cycles`, so that code that begins a stage sets them.
         """
-        self.compile_step, self.frozen, self.by_shape = compile_step, frozen or {}, {shape: Future()}
+        self.compile_step, self.frozen, self.by_shape = compile_step, frozen, {shape: Future()}
         self.cycles = shape.cycles
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="compile")
         self.by_shape[shape].set_result(compile_step(shape))

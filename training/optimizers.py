@@ -33,13 +33,13 @@ class Weights:
 
     Attributes:
       axes: {path: names of the dimensions}, as layers declare them.
-      widening: the model's width over the width at which the learning rate was tuned; 1 without muP.
+      width_multiplier: the model's width over the width at which the learning rate was tuned; 1 without muP.
       stddevs: {path: standard deviation of the normal distribution that a parameter is drawn from; 0: of no such one}.
       units: the hidden units of the model.
     """
 
     axes: dict[Path, tuple[str, ...]]
-    widening: float = 1.0
+    width_multiplier: float = 1.0
     stddevs: dict[Path, float] = dataclasses.field(default_factory=dict)
     units: tuple[Units, ...] = ()
 
@@ -53,7 +53,7 @@ def make(
 ) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer with the update -schedule * (direction of the clipped gradient + weight_decay * weight).
 
-    Puzzle tables use `signs_of_rows` and router biases `signs` instead. Constants are not updated.
+    Puzzle tables use `sparse_sign_sgd` and router biases `router_bias_update` instead. Constants are not updated.
     """
     decayed = is_decayed if config.decayed == "matrices" else None
     parts = [direction, optax.add_decayed_weights(config.weight_decay, decayed)]
@@ -62,14 +62,14 @@ def make(
     if all(is_usual(axes) for axes in weights.axes.values()):
         return optax.with_extra_args_support(usual)
     parts = {
-        "usual": usual, TABLE: signs_of_rows(schedule, config), BALANCE: signs(config.bias_step),
+        "usual": usual, TABLE: sparse_sign_sgd(schedule, config), BALANCE: router_bias_update(config.bias_step),
         CONSTANT: optax.set_to_zero(),
     }  # fmt: skip
     labels = functools.partial(weights.map, lambda axes: "usual" if is_usual(axes) else kind(axes))
     return optax.partition(parts, labels)
 
 
-def signs_of_rows(schedule: optax.Schedule, config) -> optax.GradientTransformationExtraArgs:
+def sparse_sign_sgd(schedule: optax.Schedule, config) -> optax.GradientTransformationExtraArgs:
     """Return the optimizer of a table: sign descent with weight decay on the rows that the batch uses.
 
     row <- row * (1 - rate * table_weight_decay) - rate * sign(gradient); the rate follows the schedule, from
@@ -85,19 +85,19 @@ def signs_of_rows(schedule: optax.Schedule, config) -> optax.GradientTransformat
         return jax.tree.map(of_one, updates), state
 
     return optax.chain(
-        optax.stateless(lambda updates, _: jax.tree.map(jnp.sign, updates)),
+        optax.scale_by_sign(),
         optax.add_decayed_weights(config.table_weight_decay),
         optax.scale_by_learning_rate(lambda step: rate * schedule(step)),
         optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), only_used),
     )
 
 
-def signs(step: float) -> optax.GradientTransformation:
+def router_bias_update(step: float) -> optax.GradientTransformation:
     """Return the optimizer of a router's bias: step * sign(mean load - load) (arXiv:2408.15664, algorithm 1).
 
     Its gradient is load - mean load, see layers/experts/experts.py. The step size is constant.
     """
-    return optax.stateless(lambda updates, _: jax.tree.map(lambda violation: -step * jnp.sign(violation), updates))
+    return optax.chain(optax.scale_by_sign(), optax.scale(-step))
 
 
 def norm(weights: Weights) -> Callable:
@@ -141,7 +141,7 @@ def is_decayed(params: dict) -> dict:
 
 def adamw(config, weights: Weights) -> optax.GradientTransformation:
     """Return Adam, for decoupled weight decay (arXiv:1711.05101, algorithm 2)."""
-    return optax.chain(_adam(config), widened(weights, matrix=1.0, readout=1.0, vocab=0.5, vector=0.0))
+    return optax.chain(_adam(config), scale_by_mup(weights, matrix=1.0, readout=1.0, vocab=0.5, vector=0.0))
 
 
 def adafactor(config, weights: Weights) -> optax.GradientTransformation:
@@ -152,13 +152,13 @@ def adafactor(config, weights: Weights) -> optax.GradientTransformation:
     kept for each entry. So projections to heads narrower than 128 are not factored, and others often head by head.
     """
     one = optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms())
-    return optax.chain(by_layer(one, weights), widened(weights, matrix=0.5, readout=0.5, vocab=0.0, vector=0.0))
+    return optax.chain(by_layer(one, weights), scale_by_mup(weights, matrix=0.5, readout=0.5, vocab=0.0, vector=0.0))
 
 
 def lion(config, weights: Weights) -> optax.GradientTransformation:
     """Return Lion: the sign of an interpolated momentum (arXiv:2302.06675, algorithm 2)."""
     direction = optax.scale_by_lion(config.beta1, config.beta2)
-    return optax.chain(direction, widened(weights, matrix=1.0, readout=1.0, vocab=0.5, vector=0.0))
+    return optax.chain(direction, scale_by_mup(weights, matrix=1.0, readout=1.0, vocab=0.5, vector=0.0))
 
 
 def muon(config, weights: Weights) -> optax.GradientTransformation:
@@ -183,7 +183,8 @@ def muon(config, weights: Weights) -> optax.GradientTransformation:
 
     parts = {"muon": optax.chain(orthogonal, optax.stateless(rescale)), "adam": _adam(config)}
     labels = functools.partial(weights.map, lambda axes: "muon" if kind(axes) == "matrix" else "adam")
-    return optax.chain(optax.partition(parts, labels), widened(weights, matrix=0.5, readout=1.0, vocab=0.5, vector=0.0))
+    direction = optax.partition(parts, labels)
+    return optax.chain(direction, scale_by_mup(weights, matrix=0.5, readout=1.0, vocab=0.5, vector=0.0))
 
 
 def adam_atan2(config, weights: Weights) -> optax.GradientTransformation:
@@ -206,12 +207,13 @@ def adam_atan2(config, weights: Weights) -> optax.GradientTransformation:
         return directions, optax.ScaleByAdamState(count, mu, nu)
 
     direction = optax.GradientTransformation(init, update)
-    return optax.chain(direction, widened(weights, matrix=1.0, readout=1.0, vocab=0.5, vector=0.0))
+    return optax.chain(direction, scale_by_mup(weights, matrix=1.0, readout=1.0, vocab=0.5, vector=0.0))
 
 
 def sgd(config, weights: Weights) -> optax.GradientTransformation:
     """Return the gradient with momentum beta1 (Sutskever et al., 2013, equation 1)."""
-    return optax.chain(optax.trace(config.beta1), widened(weights, matrix=0.0, readout=1.0, vocab=0.0, vector=-1.0))
+    direction = optax.trace(config.beta1)
+    return optax.chain(direction, scale_by_mup(weights, matrix=0.0, readout=1.0, vocab=0.0, vector=-1.0))
 
 
 def _adam(config) -> optax.GradientTransformation:
@@ -245,7 +247,7 @@ def matrix_dims(axes: tuple[str, ...]) -> optax.contrib.MuonDimensionNumbers:
     return optax.contrib.MuonDimensionNumbers(reduction_axis=(embed,), output_axis=tuple(others))
 
 
-def growth(axes: tuple[str, ...]) -> str:
+def mup_role(axes: tuple[str, ...]) -> str:
     """Return which sides of a parameter grow with the width, as muP asks; VOCAB for embeddings and head.
 
     "matrix": inputs and outputs; "readout": the inputs alone; "vector": the outputs alone, as of norms and biases.
@@ -258,23 +260,23 @@ def growth(axes: tuple[str, ...]) -> str:
     return "readout" if sides[-1] in FIXED else "matrix"
 
 
-def widened(
+def scale_by_mup(
     weights: Weights, *, matrix: float, readout: float, vocab: float, vector: float
 ) -> optax.GradientTransformation:
-    """Divide the direction of each parameter by widening ** exponent, by its `growth`: muP's learning rates.
+    """Divide the direction of each parameter by width_multiplier ** exponent, by its `mup_role`: muP's learning rates.
 
     The exponents follow from arXiv:2203.03466, table 3, for embeddings with entries of variance 1 / width that are
-    multiplied by sqrt(width), and logits that are divided by sqrt(widening). Those of optimizers other than Adam follow
-    from the size of the entries of their directions. So an update changes activations as much in a wide model as in a
-    narrow one.
+    multiplied by sqrt(width), and logits that are divided by sqrt(width_multiplier). Those of optimizers other than
+    Adam follow from the size of the entries of their directions. So an update changes activations as much in a wide
+    model as in a narrow one.
     """
-    if weights.widening == 1:
+    if weights.width_multiplier == 1:
         return optax.identity()
     exponents = {"matrix": matrix, "readout": readout, VOCAB: vocab, "vector": vector}
-    factors = {name: weights.widening**-exponent for name, exponent in exponents.items()}
+    factors = {name: weights.width_multiplier**-exponent for name, exponent in exponents.items()}
 
     def update(updates, params):
-        return jax.tree.map(lambda u, factor: factor * u, updates, weights.map(lambda a: factors[growth(a)], updates))
+        return jax.tree.map(lambda u, factor: factor * u, updates, weights.map(lambda a: factors[mup_role(a)], updates))
 
     return optax.stateless(update)
 

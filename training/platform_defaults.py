@@ -55,10 +55,10 @@ def scan(config, mesh) -> bool:
 
 def microbatches(config, flops_per_token: float, mesh) -> int:
     """Return the number of microbatches: 1, and on CPU the fewest within CPU_MICROBATCH_FLOPS that the mesh allows."""
-    rows = config.train.global_batch // batch_shards(config.mesh)
-    flops = flops_per_token * config.train.global_batch * config.train.sequence_length
     if platform(mesh) != "cpu":
         return 1
+    rows = config.train.global_batch // batch_shards(config.mesh)
+    flops = flops_per_token * config.train.global_batch * config.train.sequence_length
     counts = [m for m in range(1, rows + 1) if rows % m == 0 and meta_learning.leaves_rows(config, rows // m)] or [1]
     return next((m for m in counts if flops / m <= CPU_MICROBATCH_FLOPS), counts[-1])
 

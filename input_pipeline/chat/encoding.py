@@ -12,7 +12,7 @@ import json
 
 import numpy as np
 
-from input_pipeline.chat.template import Piece, PlainFormat, Template
+from input_pipeline.chat.template import MarkedText, PlainFormat, Template
 from input_pipeline.errors import DataError
 from input_pipeline.tokenization import AnyTokenizer, HuggingFaceTokenizer
 
@@ -61,11 +61,11 @@ class ChatTokenizer:
             for of in found
         ]
 
-    def encode(self, pieces: list[Piece]) -> list[int]:
+    def encode(self, pieces: list[MarkedText]) -> list[int]:
         """Return the ids of one sequence, without marks."""
         return (np.concatenate(self._encode(self._runs(pieces))) & IDS).tolist()
 
-    def _runs(self, pieces: list[Piece]) -> list[list[Piece]]:
+    def _runs(self, pieces: list[MarkedText]) -> list[list[MarkedText]]:
         """Group the pieces that are tokenized as one text; an end of document is a group of its own."""
         if not isinstance(self._tokenizer, HuggingFaceTokenizer):
             return [[piece] for piece in pieces]
@@ -75,7 +75,7 @@ class ChatTokenizer:
             runs += [[end] for end in run] if is_end else [run]
         return runs
 
-    def _encode(self, runs: list[list[Piece]]) -> list[np.ndarray]:
+    def _encode(self, runs: list[list[MarkedText]]) -> list[np.ndarray]:
         texts = ["".join(text for text, _ in run) for run in runs if run[0][0] is not None]
         if isinstance(self._tokenizer, HuggingFaceTokenizer):
             encoded = iter(self._tokenizer.encode_spans(texts))
@@ -85,7 +85,7 @@ class ChatTokenizer:
         return [_marked(run, *((end, None) if run[0][0] is None else next(encoded))) for run in runs]
 
 
-def _marked(run: list[Piece], tokens: np.ndarray, spans: np.ndarray | None) -> np.ndarray:
+def _marked(run: list[MarkedText], tokens: np.ndarray, spans: np.ndarray | None) -> np.ndarray:
     """Return int32 ids, with LEARNED added to those that are learned.
 
     Args:

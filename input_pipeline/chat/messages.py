@@ -17,7 +17,7 @@ SAYS = "a message is {'role': 'user', 'content': '...'}"
 SIDES = ("chosen", "rejected")
 
 Message = dict[str, str]  # "role" and "content"
-Piece = tuple[str | None, bool]
+MarkedText = tuple[str | None, bool]  # a text, None for an end of document, and whether it is learned
 
 
 def document(kind: str, name: str, line: bytes, form) -> bytes:
@@ -28,7 +28,7 @@ def document(kind: str, name: str, line: bytes, form) -> bytes:
     return encoded(name, json.dumps(sequences, ensure_ascii=False, separators=(",", ":")))
 
 
-def _conversation(name: str, record, form) -> list[list[Piece]]:
+def _conversation(name: str, record, form) -> list[list[MarkedText]]:
     """Convert {"messages": [{"role": "user", "content": "..."}, ...]}; other keys of a message are ignored."""
     messages = _messages(name, _object(name, record, "messages"), "messages")
     if all(message["role"] != ASSISTANT for message in messages):
@@ -36,7 +36,7 @@ def _conversation(name: str, record, form) -> list[list[Piece]]:
     return [_pieces(name, form, messages)]
 
 
-def _preference(name: str, record, form) -> list[list[Piece]]:
+def _preference(name: str, record, form) -> list[list[MarkedText]]:
     """Convert {"prompt": ..., "chosen": ..., "rejected": ...}, all of them text or all lists of messages.
 
     Texts become a document of prompt and answer, unchanged. Messages are converted as those of conversations.
@@ -57,20 +57,20 @@ def _preference(name: str, record, form) -> list[list[Piece]]:
 KINDS = {"chat": _conversation, "preferences": _preference}  # by data.source
 
 
-def _pieces(name: str, form, messages: list[Message], first: int = 0) -> list[Piece]:
+def _pieces(name: str, form, messages: list[Message], first: int = 0) -> list[MarkedText]:
     try:
         return form.pieces(messages, first)
     except ValueError as error:
         raise BadDocument(name, REJECTED, f" ({error})") from error
 
 
-def _of_text(name: str, prompt: str, answer: str) -> list[Piece]:
+def _of_text(name: str, prompt: str, answer: str) -> list[MarkedText]:
     if not answer:
         raise BadDocument(name, "with an empty answer")
     return [(None, False), (prompt, False), (answer, True), (None, True)]
 
 
-def _answered(name: str, form, prompt: list[Message], answer: list[Message]) -> list[Piece]:
+def _answered(name: str, form, prompt: list[Message], answer: list[Message]) -> list[MarkedText]:
     if answer[0]["role"] != ASSISTANT:
         raise BadDocument(name, "without an assistant's answer", f" (it begins with {answer[0]['role']!r})")
     return _pieces(name, form, [*prompt, *answer], first=len(prompt))

@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from input_pipeline.chat.template import Made, PlainFormat, Template
+from input_pipeline.chat.template import NumberedLine, PlainFormat, Template
 from input_pipeline.errors import BadDocument
 from input_pipeline.reading.documents import PIECE_BYTES
 from input_pipeline.reading.formats import JsonLines
@@ -17,7 +17,7 @@ class Rendered(JsonLines):
         super().__init__(path, "messages", most_bytes)
         self._kind, self._form = kind, form
 
-    def values(self) -> Iterator[Made]:
+    def values(self) -> Iterator[NumberedLine]:
         return self._form.documents(self._kind, super().values())
 
     def text(self, number: int, value: bytes | BadDocument) -> bytes:

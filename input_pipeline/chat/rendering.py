@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import jinja2
 
 from input_pipeline.chat.jinja import environment
-from input_pipeline.chat.messages import ASSISTANT, KINDS, Message, Piece, document
+from input_pipeline.chat.messages import ASSISTANT, KINDS, MarkedText, Message, document
 from input_pipeline.chat.renderer import BAD, MADE, REFUSED
 from input_pipeline.errors import BadDocument
 
@@ -44,7 +44,7 @@ class Rendering:
         except RAISED as error:
             raise ValueError(_reason(error)) from None
 
-    def pieces(self, messages: Sequence[Message], first: int = 0) -> list[Piece]:
+    def pieces(self, messages: Sequence[Message], first: int = 0) -> list[MarkedText]:
         """Return the pieces of a conversation; what the assistant says is learned from message `first` on.
 
         With {% generation %} tags in the template and `first` 0, the text inside the tags is learned. Otherwise it is
@@ -71,7 +71,7 @@ class Rendering:
             done = len(through)
         return [*found, (whole[done:], False)]
 
-    def prompt(self, messages: Sequence[Message]) -> list[Piece]:
+    def prompt(self, messages: Sequence[Message]) -> list[MarkedText]:
         """Return the pieces of a conversation that the assistant is to continue. Raises ValueError as `pieces`."""
         return [(self._render(messages, add_generation_prompt=True).replace(MARK, ""), False)]
 

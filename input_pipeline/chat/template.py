@@ -14,7 +14,7 @@ from contextlib import closing
 
 from input_pipeline.cache import digest
 from input_pipeline.chat import messages as chat_messages
-from input_pipeline.chat.messages import ASSISTANT, REJECTED, Message, Piece
+from input_pipeline.chat.messages import ASSISTANT, REJECTED, MarkedText, Message
 from input_pipeline.chat.renderer import BAD, MADE, Died, ask
 from input_pipeline.errors import BadDocument, DataError
 from input_pipeline.reading.records import TOO_LARGE, UNREADABLE
@@ -24,23 +24,23 @@ TOGETHER, TOGETHER_BYTES = 64, 1 << 20  # lines that are rendered by one request
 PROCESSES = 2  # that render ahead
 MOST_DEATHS = 10  # lines that end the process before the template is rejected
 
-Held = bytes | bytearray | BadDocument | object  # a line or a document; or, in its place, an error or TOO_LARGE
-Line = Made = tuple[int, Held]  # the number of a line, and the line or its result; a BadDocument here has no name
-Batch = list[Line] | Exception  # or the error with which the file ends
+LineContent = bytes | bytearray | BadDocument | object  # a line, its document, the error in its place, or TOO_LARGE
+NumberedLine = tuple[int, LineContent]  # the number of a line and its content; a BadDocument here has no name
+Batch = list[NumberedLine] | Exception  # or the error with which the file ends
 
 
 class PlainFormat:
     """The format of tokenizers without a template."""
 
-    def pieces(self, messages: Sequence[Message], first: int = 0) -> list[Piece]:
+    def pieces(self, messages: Sequence[Message], first: int = 0) -> list[MarkedText]:
         """Return the pieces of a conversation; what the assistant says is learned from message `first` on."""
-        found: list[Piece] = [(None, False)]
+        found: list[MarkedText] = [(None, False)]
         for number, message in enumerate(messages):
             learned = message["role"] == ASSISTANT and number >= first
             found += [(f"{message['role']}\n", False), (message["content"], learned), (None, learned)]
         return found
 
-    def prompt(self, messages: Sequence[Message]) -> list[Piece]:
+    def prompt(self, messages: Sequence[Message]) -> list[MarkedText]:
         """Return the pieces of a conversation that the assistant is to continue."""
         return [*self.pieces(messages, first=len(messages)), (f"{ASSISTANT}\n", False)]
 
@@ -48,7 +48,7 @@ class PlainFormat:
         """Return the text that follows an answer: none, but an end of document."""
         return ""
 
-    def documents(self, kind: str, lines: Iterable[Line]) -> Iterator[Made]:
+    def documents(self, kind: str, lines: Iterable[NumberedLine]) -> Iterator[NumberedLine]:
         """Yield the result of each line, of a kind of input_pipeline/chat/messages.py."""
         for number, line in lines:
             yield number, line if line is TOO_LARGE else self._document(kind, line)
@@ -73,11 +73,11 @@ class Template:
         self._deadly: dict[str, BadDocument] = {}  # by the digest of a line that ended the process
         self._ask("check", None)
 
-    def pieces(self, messages: Sequence[Message], first: int = 0) -> list[Piece]:
+    def pieces(self, messages: Sequence[Message], first: int = 0) -> list[MarkedText]:
         """Return the pieces as `Rendering.pieces` does. Raises ValueError also if it takes too much time or memory."""
         return [tuple(piece) for piece in self._ask("pieces", [messages, first])]
 
-    def prompt(self, messages: Sequence[Message]) -> list[Piece]:
+    def prompt(self, messages: Sequence[Message]) -> list[MarkedText]:
         """Return the pieces of a conversation that the assistant is to continue. Raises ValueError as `pieces`."""
         return [tuple(piece) for piece in self._ask("prompt", messages)]
 
@@ -90,7 +90,7 @@ class Template:
             ((text, _),) = self.prompt(turns)
         return text.rpartition("@")[2]
 
-    def documents(self, kind: str, lines: Iterable[Line]) -> Iterator[Made]:
+    def documents(self, kind: str, lines: Iterable[NumberedLine]) -> Iterator[NumberedLine]:
         """Yield the result of each line; later lines are rendered while earlier results are used.
 
         Raises DataError if the template takes too much time or memory for too many lines.
@@ -103,11 +103,11 @@ class Template:
                     raise made
                 yield from made
 
-    def _known(self, line: Held) -> Held:
+    def _known(self, line: LineContent) -> LineContent:
         """Return a line, or its known error: a file is read several times."""
         return self._deadly.get(digest(line.rstrip(b"\n")), line) if self._deadly and _is_line(line) else line
 
-    def _rendered(self, kind: str, batch: Batch) -> list[Made] | Exception:
+    def _rendered(self, kind: str, batch: Batch) -> list[NumberedLine] | Exception:
         """Return the results of the lines of a batch."""
         if isinstance(batch, UNREADABLE):
             return batch
@@ -143,8 +143,8 @@ class Template:
         raise ValueError(content)
 
 
-def _is_line(held: Held) -> bool:
-    return isinstance(held, bytes | bytearray)
+def _is_line(content: LineContent) -> bool:
+    return isinstance(content, bytes | bytearray)
 
 
 def _document(answer: bytes) -> bytes | BadDocument:
@@ -155,7 +155,7 @@ def _document(answer: bytes) -> bytes | BadDocument:
     return BadDocument("", kind, details)
 
 
-def _batches(lines: Iterable[Line]) -> Iterator[Batch]:
+def _batches(lines: Iterable[NumberedLine]) -> Iterator[Batch]:
     """Yield lines in batches; an error of the file comes last, after the lines before it."""
     batch, size = [], 0
     try:

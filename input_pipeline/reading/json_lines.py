@@ -34,7 +34,7 @@ def record_of(name: str, line: bytes | bytearray, path: object = ""):
 
 def _text(line: bytes | bytearray) -> str:
     text = line.removesuffix(b"\n").decode("utf-8-sig") if isinstance(line, bytes) else _text_and_clear(line)
-    return text.rstrip() if text[-1:].isspace() else text
+    return text.rstrip()
 
 
 def _text_and_clear(line: bytearray) -> str:

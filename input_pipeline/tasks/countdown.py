@@ -38,7 +38,7 @@ HELDOUT_SHARE = 1 / 16  # of the problems
 MOST_DRAWS = 1000  # of problems in vain
 USUAL_LENGTH = 128  # of a row
 State = tuple[int, ...]  # the numbers that are left, ascending
-Path = list[tuple[str, State]]  # moves, each a line and the numbers that it leaves
+Moves = list[tuple[str, State]]  # each a line and the numbers that it leaves
 VERDICT = re.compile(r"^\?[yn]", re.MULTILINE)
 PROBLEM = re.compile(r"(\d+(?: \d+)+)=(\d+):")
 
@@ -146,7 +146,7 @@ class CountdownWindows(GeneratedRows):
                 return tokens, is_learned
         raise DataError(f"train.sequence_length={length} is too short for a countdown problem; use {USUAL_LENGTH}")
 
-    def _answer(self, draw: random.Random, numbers: State, target: int, path: Path) -> list[tuple[str, bool]]:
+    def _answer(self, draw: random.Random, numbers: State, target: int, path: Moves) -> list[tuple[str, bool]]:
         """Return the parts of an answer: lines, which are learned unless they have a mistake, and verdicts."""
         if draw.random() < RIGHT_SHARE:
             return [(f"{line}\n?y", True) for line, _ in path]
@@ -163,7 +163,7 @@ class CountdownWindows(GeneratedRows):
         encoded = [(self.tokenizer.encode(text), learned) for text, learned in parts]
         return [token for tokens, _ in encoded for token in tokens], [flag for tokens, flag in encoded for _ in tokens]
 
-    def _problem(self, draw: random.Random, num_numbers: int) -> tuple[State, int, list[tuple[str, State]]]:
+    def _problem(self, draw: random.Random, num_numbers: int) -> tuple[State, int, Moves]:
         """Return (numbers, target, moves to it) of a problem of this stream."""
         while True:
             numbers = tuple(sorted(1 + _below(draw, LARGEST_GIVEN) for _ in range(num_numbers)))
@@ -212,7 +212,7 @@ class CountdownRollouts(CountdownWindows):
         return [(f"{line}\n?y", True) for line, _ in path]
 
 
-def _walk(draw: random.Random, numbers: State, count: int) -> list[tuple[str, State]]:
+def _walk(draw: random.Random, numbers: State, count: int) -> Moves:
     """Return this many random moves, one after the other."""
     path = []
     for _ in range(count):

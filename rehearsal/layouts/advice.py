@@ -19,7 +19,7 @@ from rehearsal.compiler import GIB, Compiled
 from rehearsal.estimate import code_digest, estimate, kept
 from rehearsal.layouts import sizing
 from rehearsal.sections import options
-from settings.architecture import has_remat
+from settings.architecture import divisors, has_remat
 from settings.validation import changed
 
 REMAT = KEYS["model.remat"].choices
@@ -116,17 +116,17 @@ class Study:
 
 def _levers(compiled: Compiled) -> dict[str, list[dict]]:
     """Return changes of each kind, the smallest first."""
-    config, chips = compiled.config, compiled.topology.chips
+    config = compiled.config
     train, mesh, now = config.train, config.mesh, config.train.gradient_accumulation or 1
     rows = train.global_batch // batch_shards(mesh)
     policies = _remat_policies(config)
     remat = policies[policies.index(config.model.remat) + 1 :]
-    more = [n for n in range(mesh.fsdp + 1, chips + 1) if (mesh.data * mesh.fsdp) % n == 0]
+    more = [n for n in divisors(mesh.data * mesh.fsdp) if n > mesh.fsdp]
     lengths = [train.sequence_length >> n for n in range(1, 8) if train.sequence_length >> n >= SHORTEST_SEQUENCE]
     to_host = train.offload == "none" and compiled.topology.accelerator == "tpu"
     return {
         "smaller microbatches, the same global batch": [
-            {"train.gradient_accumulation": n} for n in range(now + 1, rows + 1) if rows % n == 0
+            {"train.gradient_accumulation": n} for n in divisors(rows) if n > now
         ],
         "fewer activations saved for the backward pass": [{"model.remat": policy} for policy in remat],
         "moments in the hosts' memory": [{"train.offload": "optimizer"}] if to_host else [],
@@ -178,7 +178,7 @@ def _ideas(config, figures: dict) -> Iterator[tuple[dict, float, str]]:
         why = f"{passes:.0%} of the step is memory traffic, which saving fewer activations may reduce"
         yield {"model.remat": policy}, passes / 10, why
     now = config.train.gradient_accumulation or 1
-    for fewer in [n for n in range(1, now) if now % n == 0][-1:]:
+    for fewer in divisors(now)[-2:-1]:
         why = "fewer, larger microbatches all-gather the parameters less often"
         yield {"train.gradient_accumulation": fewer}, 0.05 + exposed / 2, why
     chunk = config.train.global_batch * config.train.sequence_length // math.prod(config.mesh.values()) // now

@@ -54,8 +54,10 @@ def _front(found: Searched) -> list[str]:
 def _plots(found: Searched) -> list[str]:
     best = figure_of(search_plots.draw_best, found, "best", plots.HEIGHT)
     parameters = figure_of(search_plots.draw_parameters, found, "parameters", search_plots.height_of_parameters(found))
-    said = "A filled point is a complete trial, the large one the best. A hollow one was pruned; its value is the last "
-    said += "one before, which does not compare with those of complete trials."
+    said = (
+        "A filled point is a complete trial, the large one the best. A hollow one was pruned; its value is the last "
+        "one before, which does not compare with those of complete trials."
+    )
     return [
         "<h2>Best so far</h2>", best, f"<h2>{html.escape(found.objectives[0].capitalize())} "
         f"against each parameter</h2>", parameters, paragraphs([said]),

@@ -47,9 +47,10 @@ def asked(parsed, overrides: dict[str, str], root: str) -> Search:
         raise ConfigError(f"--name={name} is a group or a suite of configs/experiments/; give the search another name")
     is_population = parsed.method == "pbt"
     search = Search(
-        parsed.storage, name, suites.recipe_of(parsed.config), parsed.space, parsed.method, parsed.prune, parsed.trials,
-        parsed.search_seed, "eval_loss", root, parsed.topology, overrides, list(program.TRAIN),
-        parsed.population if is_population else 0, parsed.also or "",
+        storage=parsed.storage, study=name, recipe=suites.recipe_of(parsed.config), space=parsed.space,
+        method=parsed.method, prune=parsed.prune, count=parsed.trials, seed=parsed.search_seed, metric="eval_loss",
+        root=root, topology=parsed.topology, overrides=overrides, program=list(program.TRAIN),
+        population=parsed.population if is_population else 0, also=parsed.also or "",
     )  # fmt: skip
     suites.loaded_from(loading.run_recipe(search.recipe), overrides, parsed.topology)  # reports mistyped keys
     if parsed.method == "cmaes" and sum(isinstance(entry, Range) for entry in search.searched().values()) < 2:

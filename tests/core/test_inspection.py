@@ -47,7 +47,7 @@ def test_the_best_checkpoint_is_ranked_by_the_losses_that_were_measured_after_it
 def test_a_step_that_the_run_went_back_before_is_not_its_last(tmp_path):
     lines = [{"kind": "train", "step": 550}, {"kind": "event", "event": "start", "step": 500}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert inspection.last_step(tmp_path) == 500
+    assert inspection.last_logged_step(tmp_path) == 500
 
 
 def test_a_step_that_trained_on_what_the_model_drew_has_no_documents(tmp_path):

@@ -4,7 +4,7 @@
 import pytest
 
 from checkpointing.checkpoints import SaveFailed
-from core.between_steps.mistakes import saved_after_a_mistake
+from core.between_steps.user_errors import save_on_user_error
 from core.callbacks import Callback, wrapped
 from input_pipeline.errors import DataError
 from reporting.step_log import Diverged
@@ -38,23 +38,23 @@ class Job:
 )
 def test_what_nobody_handles_is_raised_after_a_save(error, saved):
     job = Job()
-    with pytest.raises(type(error)), saved_after_a_mistake(job, None, 3):
+    with pytest.raises(type(error)), save_on_user_error(job, None, 3):
         raise error
     assert job.saved == saved
 
 
 def test_a_good_block_and_the_first_step_save_nothing():
     job = Job()
-    with saved_after_a_mistake(job, None, 3):
+    with save_on_user_error(job, None, 3):
         pass
-    with pytest.raises(KeyError), saved_after_a_mistake(job, None, 0):
+    with pytest.raises(KeyError), save_on_user_error(job, None, 0):
         raise KeyError
     assert job.saved == []
 
 
 def test_a_save_that_fails_does_not_hide_the_mistake():
     job = Job(SaveFailed("the disk is full"))
-    with pytest.raises(KeyError), saved_after_a_mistake(job, None, 3):
+    with pytest.raises(KeyError), save_on_user_error(job, None, 3):
         raise KeyError
     assert job.events == [("step 3 not saved: the disk is full", "save_failed", {"error": "the disk is full"})]
 

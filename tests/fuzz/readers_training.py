@@ -179,7 +179,7 @@ def read_metrics(content: bytes, folder: pathlib.Path) -> None:
     figures = watch.summarise(lines, 10, 4, 3.2, 1.7e9 - 60)
     assert figures["hours"] >= 0 and json.dumps(figures, allow_nan=False)
     assert all(watch._figure(name, value) for name, value in figures.items())
-    assert inspection.last_step(folder) >= 0
+    assert inspection.last_logged_step(folder) >= 0
     for kind, name in (("train", "tokens_per_second"), ("eval", "eval_loss")):
         found = plot_run.lines_of(folder, kind)
         assert len(plot_run.values(found, name)) == len(found)

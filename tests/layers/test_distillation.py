@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from layers.distillation import How, distillation_loss
+from layers.distillation import LossTerms, distillation_loss
 from tests.support import assert_close
 
 B, T, D, V, TEACHER = 3, 12, 20, 42, 28
@@ -24,50 +24,52 @@ def capped(logits, cap):
     return cap * jnp.tanh(logits / cap) if cap else logits
 
 
-def plain(x, head, teacher_x, teacher_head, targets, weights, how):
+def plain(x, head, teacher_x, teacher_head, targets, weights, terms):
     """Return the sums by the formulas, from whole logits."""
-    student, teacher = capped(x @ head, how.logit_cap), capped(teacher_x @ teacher_head, how.teacher_cap)
+    student, teacher = capped(x @ head, terms.logit_cap), capped(teacher_x @ teacher_head, terms.teacher_cap)
     log_z = jax.nn.logsumexp(student, axis=-1)
     loss = log_z - jnp.take_along_axis(student, targets[..., None], axis=-1)[..., 0]
-    p, q = (jax.nn.log_softmax(logits / how.temperature) for logits in (teacher, student))
-    p, q = (q, p) if how.reverse else (p, q)
+    p, q = (jax.nn.log_softmax(logits / terms.temperature) for logits in (teacher, student))
+    p, q = (q, p) if terms.reverse else (p, q)
     divergence = jnp.sum(jnp.exp(p) * (p - q), axis=-1)
-    total = how.hard_weight * (loss + how.z_loss * log_z**2) + how.soft_weight * how.temperature**2 * divergence
+    total = terms.hard_weight * (loss + terms.z_loss * log_z**2) + terms.soft_weight * terms.temperature**2 * divergence
     return tuple(jnp.sum(weights * of_token) for of_token in (total, loss, divergence))
 
 
 @pytest.mark.parametrize(
-    "how",
+    "terms",
     [
-        How(0.3, 0.7, 2.0, False, num_chunks=3, num_parts=7),
-        How(0.3, 0.7, 2.0, True, num_chunks=4, num_parts=2, z_loss=0.1, logit_cap=5.0, teacher_cap=9.0),
-        How(0.0, 1.0, 1.0, False, num_chunks=1, num_parts=3, logit_cap=3.0),
-        How(0.3, 0.7, 2.0, False, num_parts=4, z_loss=0.1, logit_cap=5.0, teacher_cap=9.0),
-        How(0.3, 0.7, 0.1, True, num_parts=5, logit_cap=5.0),
+        LossTerms(0.3, 0.7, 2.0, False, num_chunks=3, num_parts=7),
+        LossTerms(0.3, 0.7, 2.0, True, num_chunks=4, num_parts=2, z_loss=0.1, logit_cap=5.0, teacher_cap=9.0),
+        LossTerms(0.0, 1.0, 1.0, False, num_chunks=1, num_parts=3, logit_cap=3.0),
+        LossTerms(0.3, 0.7, 2.0, False, num_parts=4, z_loss=0.1, logit_cap=5.0, teacher_cap=9.0),
+        LossTerms(0.3, 0.7, 0.1, True, num_parts=5, logit_cap=5.0),
     ],
     ids=["forward", "reverse", "soft alone", "padded", "padded, reverse"],
 )
-def test_value_and_gradients_equal_the_plain_form(how):
+def test_value_and_gradients_equal_the_plain_form(terms):
     x, head, *rest = inputs()
 
     def graded(loss):
         return jax.jit(
             jax.value_and_grad(
-                lambda x, head: (lambda sums: (2.5 * sums[0], sums))(loss(x, head, *rest, how)), (0, 1), True
+                lambda x, head: (lambda sums: (2.5 * sums[0], sums))(loss(x, head, *rest, terms)), (0, 1), True
             )
         )
 
     actual = graded(distillation_loss)(x, head)
     assert_close(actual, graded(plain)(x, head))
-    assert_close(jax.jit(distillation_loss, static_argnums=6)(x, head, *rest, how), actual[0][1])
+    assert_close(jax.jit(distillation_loss, static_argnums=6)(x, head, *rest, terms), actual[0][1])
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_student_that_is_its_teacher_has_no_divergence_and_no_gradient(reverse):
     x, head, _, _, targets, weights = inputs()
-    how = How(0.0, 1.0, 2.0, reverse, num_chunks=2, num_parts=2)
+    terms = LossTerms(0.0, 1.0, 2.0, reverse, num_chunks=2, num_parts=2)
     loss = jax.jit(
-        jax.value_and_grad(lambda x, head: distillation_loss(x, head, *inputs()[:2], targets, weights, how)[0], (0, 1))
+        jax.value_and_grad(
+            lambda x, head: distillation_loss(x, head, *inputs()[:2], targets, weights, terms)[0], (0, 1)
+        )
     )
     value, gradients = loss(x, head)
     assert abs(value) < 1e-4 and max(float(jnp.abs(g).max()) for g in gradients) < 1e-5  # float32 sums of 20 tokens
@@ -78,8 +80,8 @@ def test_the_gradient_is_of_one_size_at_any_high_temperature():
     x, head, *rest = inputs()
 
     def norm(temperature):
-        how = How(0.0, 1.0, temperature, False)
-        return jnp.linalg.norm(jax.jit(jax.grad(lambda x: distillation_loss(x, head, *rest, how)[0]))(x))
+        terms = LossTerms(0.0, 1.0, temperature, False)
+        return jnp.linalg.norm(jax.jit(jax.grad(lambda x: distillation_loss(x, head, *rest, terms)[0]))(x))
 
     assert abs(norm(200.0) / norm(400.0) - 1) < 0.02
 
@@ -93,8 +95,8 @@ def test_temporary_memory_is_that_of_a_part_of_a_chunk():
         shape((batch, length, width), jnp.float32), shape((width, vocabulary), jnp.float32),
         shape((batch, length), jnp.int32), shape((batch, length), jnp.float32),
     )  # fmt: skip
-    how = How(0.5, 0.5, 2.0, False, num_chunks=8, num_parts=4)
-    loss = jax.jit(jax.grad(lambda *inputs: distillation_loss(*inputs, how)[0], (0, 1)))
+    terms = LossTerms(0.5, 0.5, 2.0, False, num_chunks=8, num_parts=4)
+    loss = jax.jit(jax.grad(lambda *inputs: distillation_loss(*inputs, terms)[0], (0, 1)))
     temporary = loss.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
     heads = 4 * 4 * width * vocabulary  # in parts, and the gradient of one
     assert temporary < heads + 4 * batch * length * vocabulary / 2

@@ -17,7 +17,7 @@ import train
 from checkpointing.checkpoints import Checkpoints
 from core import assembly
 from core.loader import as_ours
-from layers.distillation import How, distillation_loss
+from layers.distillation import LossTerms, distillation_loss
 from migration.vishwamai.training import DistillationTrainer, TPUProfiler, VishwamAIPipeline, VishwamAITrainer
 from parallelism.mesh import mesh_context
 from profiling import loop
@@ -231,7 +231,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_objective(teacher):
         return trainer.advanced_loss_functions(student, taught, None, None, labels, mask)
 
     def wanted(student, taught):
-        weights = How(how.hard_weight, how.soft_weight, how.temperature, reverse=False)
+        weights = LossTerms(how.hard_weight, how.soft_weight, how.temperature, reverse=False)
         one = jnp.eye(64)
         return distillation_loss(student, one, taught, one, labels, mask.astype(np.float32), weights)[0] / mask.sum()
 

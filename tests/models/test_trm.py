@@ -138,7 +138,7 @@ def test_a_step_of_the_puzzle_table_is_that_recorded(name):
     found = calls(name)[int(of_case.grads["grad_step"])]
     config = base.get_config().optimizer
     config.update(learning_rate=1.0, table_learning_rate=0.01, table_weight_decay=0.1)
-    optimizer = optimizers.signs_of_rows(lambda step: 1.0, config)
+    optimizer = optimizers.sparse_sign_sgd(lambda step: 1.0, config)
     table = {"table": of_case.params["puzzles"]["table"]}
     gradients = {"table": found["gradients"]["puzzles"]["table"]}
     updates, _ = jax.jit(optimizer.update)(

@@ -18,7 +18,7 @@ from layers.attention.attention import soft_cap
 from layers.error_corrector import Findings, Sizes, points_of
 from models import decoder_lm
 from objectives.error_correction import BINS, MIXTURE_WEIGHT, ErrorCorrection, corrupt
-from objectives.language_modeling import weights
+from objectives.language_modeling import loss_mask
 from parallelism.mesh import mesh_context
 from tests import one_step
 from tests.support import assert_close, model_config, one_device_mesh, packed_batch, random_weights
@@ -70,7 +70,7 @@ def examined(objective, params, draft, rows):
 
 def test_a_share_of_the_targets_is_replaced_and_the_model_reads_the_draft():
     rows = batch()
-    draft, counts = jax.device_get(corrupt(rows, jax.random.key(1), 0.25)), np.asarray(weights(rows))
+    draft, counts = jax.device_get(corrupt(rows, jax.random.key(1), 0.25)), np.asarray(loss_mask(rows))
     assert 0.15 < draft.wrong_BT.sum() / counts.sum() < 0.3
     changed = draft.draft_BT != rows["targets"]
     np.testing.assert_array_equal(changed, draft.wrong_BT > 0)
@@ -102,7 +102,7 @@ def test_the_loss_is_detection_and_correction_by_their_formulas():
     (total, (weight, scalars)), _ = program(OBJECTIVE)(params, rows, key)
     draft = corrupt(rows, jax.random.split(key)[0], OBJECTIVE.rate)
     found, log_c, log_density = jax.device_get(examined(OBJECTIVE, params, draft, rows))
-    wrong, counts = np.asarray(draft.wrong_BT), np.asarray(weights(rows))
+    wrong, counts = np.asarray(draft.wrong_BT), np.asarray(loss_mask(rows))
     p = 1 / (1 + np.exp(-np.float64(found.wrong_BT)))
     detection = -(np.log(np.where(wrong > 0, p, 1 - p)) * counts).sum()
     of_target = np.take_along_axis(np.float64(log_c), np.maximum(rows["targets"], 0)[..., None], -1)[..., 0]

@@ -7,7 +7,7 @@ from flax import nnx
 
 from layers.projection import Projection
 from objectives import language_modeling
-from objectives.language_modeling import LanguageModeling, weights
+from objectives.language_modeling import LanguageModeling, loss_mask
 
 
 def make(config) -> "SecondHead":
@@ -29,7 +29,7 @@ class SecondHead(LanguageModeling):
         """Return the loss of the second head."""
         stream_BTD, _ = model(batch["tokens"], batch["positions"], batch["segments"])
         logits_BT = model.second_head(stream_BTD)[..., 0].astype(jnp.float32)
-        weights_BT = weights(batch)
+        weights_BT = loss_mask(batch)
         of_token_BT = jax.nn.softplus(logits_BT) - logits_BT * (batch["targets"] % 2)
         pair = jnp.sum(weights_BT * of_token_BT), weights_BT.sum()
         return pair, (carry, {"loss": pair})

@@ -39,11 +39,11 @@ def random_tree(seed: int) -> dict:
     return unflatten_dict({path: rng.standard_normal(shape).astype(np.float32) for path, shape in SHAPES.items()})
 
 
-def trajectory(name: str, widening: float = 1.0, **changes) -> list[dict]:
+def trajectory(name: str, width_multiplier: float = 1.0, **changes) -> list[dict]:
     """Return the parameters after each of three steps, by the optimizer as a run makes it."""
     config = base.get_config().optimizer
     config.update(dict(clip_norm=0.0, weight_decay=0.3, beta1=0.8, beta2=0.9, epsilon=1e-3) | changes)
-    weights = optimizers.Weights(AXES, widening)
+    weights = optimizers.Weights(AXES, width_multiplier)
     direction = getattr(optimizers, name)(config, weights)
     optimizer = optimizers.make(direction, config, lambda step: jnp.array(RATES)[step], weights)
     params = random_tree(0)
@@ -175,7 +175,7 @@ def test_the_kinds_of_a_decoders_parameters_follow_from_their_axes(changes):
     for path, (_, axes) in declared_axes(trained).items():
         expected = "matrix" if path[-1] in ("query", "key", "value", "out", "gate", "up", "down") else "vector"
         expected = "vocab" if path[-1] in ("embedding", "kernel") else expected
-        assert optimizers.kind(axes) == optimizers.growth(axes) == expected, path
+        assert optimizers.kind(axes) == optimizers.mup_role(axes) == expected, path
 
 
 def test_muon_takes_each_expert_for_a_matrix_and_adam_the_router():
@@ -204,7 +204,7 @@ WIDENED = {  # factors on the update of a model 4 times as wide: matrix, embeddi
 
 @pytest.mark.parametrize("name", WIDENED)
 def test_mup_multiplies_the_update_of_each_kind_of_parameter_but_not_its_decay(name):
-    plain, wide, before = trajectory(name), trajectory(name, widening=4.0), random_tree(0)
+    plain, wide, before = trajectory(name), trajectory(name, width_multiplier=4.0), random_tree(0)
     matrix, embedding, vector = WIDENED[name]
     decay = RATES[1] * 0.3 * before["blocks"]["kernel"]  # step 0 has a rate of 0
 
@@ -249,10 +249,10 @@ def test_mup_tells_which_side_of_a_weight_grows_with_the_width(
     axes = {path: names for path, (_, names) in declared_axes(nnx.state(nnx.eval_shape(make), nnx.Param)).items()}
     params = unflatten_dict({path: np.ones([2] * len(names), np.float32) for path, names in axes.items()})
     config, found = base.get_config().optimizer, {}
-    for widening in (1.0, 4.0):
-        direction = getattr(optimizers, name)(config, optimizers.Weights(axes, widening))
+    for width_multiplier in (1.0, 4.0):
+        direction = getattr(optimizers, name)(config, optimizers.Weights(axes, width_multiplier))
         updates, _ = direction.update(params, direction.init(params), params)
-        found[widening] = flatten_dict(updates)
+        found[width_multiplier] = flatten_dict(updates)
     ratios = {".".join(map(str, path)): (found[4.0][path] / found[1.0][path]).mean() for path in axes}
     for end, factor in expected.items():
         of_end = [ratio for path, ratio in ratios.items() if path.endswith(end)]

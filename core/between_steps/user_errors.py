@@ -8,7 +8,7 @@ from input_pipeline.errors import DataError
 from reporting.step_log import Diverged
 
 
-def saved_after_a_mistake(job, state, step: int) -> contextlib.ExitStack:
+def save_on_user_error(job, state, step: int) -> contextlib.ExitStack:
     """Return a context that saves the state of a step if its block raises an exception that the loop does not handle.
 
     With several processes nothing is saved: the mistake may be in one alone, and its save would wait for the others.
