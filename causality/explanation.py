@@ -12,6 +12,7 @@ from causality.patching import Contrast, Lens, Tables, attribute, contrast, logi
 from causality.sites import NAMES
 from causality.tracing import Trace, trace
 from configs.errors import ConfigError
+from layers import taps
 from reporting.display import aligned, counted
 
 WORDS = {  # the taps in words
@@ -70,7 +71,23 @@ def explain(
     Args:
       clean_T, corrupt_T: int32 [T] of different prompts, see `prompt_tokens`.
       decode: tokens to text.
+
+    Raises:
+      ConfigError: the model does not name the activations that are compared, as a model of a user may not.
     """
+    try:
+        return _explained(graph, params, clean_T, corrupt_T, decode)
+    except taps.NotComputed as error:
+        needed = ", ".join(("embed", *NAMES))
+        raise ConfigError(
+            f"the model names no activation {error.names}; an explanation needs {needed} of layers/taps.py"
+        ) from None
+
+
+def _explained(
+    graph: nnx.GraphDef, params: dict, clean_T: np.ndarray, corrupt_T: np.ndarray, decode: Callable[[list[int]], str]
+) -> Explanation:
+    """Return the analysis; taps.NotComputed if the model lacks an activation."""
 
     def word(token: int) -> str:
         return decode([token]) or f"#{token}"

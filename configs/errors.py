@@ -91,8 +91,8 @@ def made_by(modules, kind: type, *arguments) -> list:
     return [made for _, made in found if made]
 
 
-def one_of(key: str, value: str, choices) -> None:
-    """Raise ConfigError if the value of a key is not one of the choices."""
+def one_of(key: str, value: str, choices, more: str = "") -> None:
+    """Raise ConfigError if the value of a key is not one of the choices; the line ends with `more`."""
     if value not in choices:
         near = did_you_mean(similar(shown(value), choices))
-        raise ConfigError(f"{key}={shown(value)} is unknown{near} (all: {', '.join(map(str, choices))})")
+        raise ConfigError(f"{key}={shown(value)} is unknown{near} (all: {', '.join(map(str, choices))}){more}")

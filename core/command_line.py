@@ -272,7 +272,8 @@ def parse_configuration(
     if used != READ:
         from input_pipeline import sources  # a recipe may have added to them; commands that read need none
 
-        one_of("data.source", loaded.config.data.source, sorted(sources.SOURCES))
+        more = "; if a recipe adds it, name that recipe by --config" if loaded.of_run else ""
+        one_of("data.source", loaded.config.data.source, sorted(sources.SOURCES), more)
     if FLAGS.print_config:
         validation.check_keys(loaded.config)
         together.check_typed(loaded)

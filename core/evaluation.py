@@ -14,7 +14,8 @@ from inference.sampling import continue_texts
 from input_pipeline import batches as pipeline
 from input_pipeline import corpus as corpora
 from input_pipeline.tokenization import AnyTokenizer
-from parallelism.placement import local_rows, place
+from input_pipeline.windows import Windows
+from parallelism.placement import check_ids, local_rows, place
 from reporting.step_log import as_count, format_evaluation
 
 OPENING_TOKENS, OPENING_WORDS = 16, 2  # of a held-out document: tokens to read, and words to take as a prompt
@@ -89,7 +90,29 @@ def batches_of_rows(
         rows=local_rows(sharding, rows), num_batches=num_batches,
         readers=run.config.data.readers, prefetch=run.config.data.prefetch, on_lost=on_lost,
     )  # fmt: skip
-    return place(batches, sharding, rows)
+    return place(checked_batches(batches, run, corpus.heldout), sharding, rows)
+
+
+def checked_batches(batches: Iterable[dict], run: assembly.Run, source: Windows) -> Iterator[dict]:
+    """Yield what a window source reads, after a check of the widths of its arrays and of its ids.
+
+    Raises ValueError for an array of another shape than the step's, and for a number that is not an id of the model.
+    """
+    model, what = run.config.model, f"a batch of data.source={run.config.data.source} ({type(source).__name__}.read)"
+    names, puzzles = (), ("puzzle_identifiers",) if source.num_identifiers and model.puzzle_dim else ()
+    if "segments" in run.abstract_batch:
+        names = ("tokens", "targets")
+    elif source.vocab_size and not source.input_dim:  # else the arrays may have any numbers
+        names = ("labels",) if source.largest_input else ("inputs", "labels")
+    names, puzzles = ([name for name in these if name in source.fills] for these in (names, puzzles))
+    wanted = {name: list(leaf.shape[1:]) for name, leaf in run.abstract_batch.items()}
+    for batch in batches:
+        for name, array in batch.items():
+            if (found := list(array.shape[1:])) != wanted.get(name, found):
+                raise ValueError(f"{what}: a row of {name} is int32{found} and should be int32{wanted[name]}")
+        check_ids(batch, model.vocab_size, what, names)
+        check_ids(batch, model.num_puzzles, what, puzzles, "model.num_puzzles")
+        yield batch
 
 
 def heldout_lines(run: assembly.Run, figures: dict, weight: int, corpus: corpora.Corpus) -> list[str]:

@@ -19,7 +19,7 @@ from core.between_steps.bad_checkpoints import Suspicion, example_after, set_asi
 from core.between_steps.stages import Stage, Stages, position_of
 from core.between_steps.user_errors import save_on_user_error
 from core.callbacks import Callback, RollBack, check_action, wrapped
-from core.evaluation import next_lines, sample_lines
+from core.evaluation import checked_batches, next_lines, sample_lines
 from core.evaluators import EvaluationContext, Evaluator, as_numbers, lines_of, without_figures
 from files.atomic import write_atomically
 from inference.engine import decodes
@@ -114,7 +114,7 @@ class Job:
             readers=data.readers, prefetch=data.prefetch, on_lost=self.lost.record, ahead=self.lost.ahead,
         )  # fmt: skip
         try:
-            placed = place(batches, sharding, stage.rows)
+            placed = place(checked_batches(batches, self.run, self.corpus.train.parts[0]), sharding, stage.rows)
         except DataError:  # of the first batch; `lost` has recorded it
             placed = iter(())
         if self.lost.gather_reason():

@@ -2,9 +2,10 @@
 """Batches that an objective samples from the live parameters before each step."""
 
 import io
+import json
 import pathlib
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,8 @@ from input_pipeline.errors import DataError
 from objectives.objective import Objective, Sampled
 from parallelism import resharding
 from parallelism.mesh import mesh_context
-from parallelism.placement import check_batch, with_rows
+from parallelism.placement import check_batch, check_ids, with_rows
+from reporting.metrics import OF_A_LINE
 from settings.decoding import for_decoding
 
 
@@ -45,8 +47,9 @@ class BatchSampler:
     def sample(self, run: Run, params: dict, frozen: dict, batch: dict[str, jax.Array], step: int) -> Sampled:
         """Return what the objective of `run` samples in place of `batch`, with its arrays on the devices.
 
-        Raises ValueError if the sampled batch has other names, shapes or types than `objective.batch()`, and DataError
-        if the run resumes between steps on the same batch, and its file cannot be read.
+        Raises ValueError if the sampled batch has other names, shapes or types than `objective.batch()`, or numbers
+        that are not ids of the model, ValueError or TypeError for a record that a line of rollouts.jsonl cannot hold,
+        and DataError if the run resumes between steps on the same batch, and its file cannot be read.
         """
         wanted = with_rows(run.abstract_batch, len(batch["tokens"]))
         if self._is_first(run, step):
@@ -56,6 +59,10 @@ class BatchSampler:
         self._step, self._kept = step, sampled.batch
         what = f"the batch that train.objective={run.config.train.objective} sampled"
         check_batch(sampled.batch, wanted, what)
+        if "segments" in wanted and isinstance(sampled.batch["tokens"], np.ndarray):  # else it is that of the data
+            check_ids(sampled.batch, run.config.model.vocab_size, what)
+        for record in sampled.records:
+            check_record(record, f"train.objective={run.config.train.objective}")
         return sampled._replace(batch=_placed(sampled.batch, run))
 
     def saving(self, step: int, run: Run, steps: Callable[[], list[int]]) -> Callable[[], None]:
@@ -146,6 +153,23 @@ class BatchSampler:
             self._place, self._weights = decoding.placer(self._decoding), decoding.stacked_weights(self._decoding)
         types = jax.tree.map(lambda weight: weight.dtype, self._weights)
         self._copy = jax.jit(lambda params: jax.tree.map(lambda one, of: jnp.copy(one.astype(of)), params, types))
+
+
+def check_record(record: Mapping, what: str) -> None:
+    """Raise TypeError or ValueError for a record that a line of rollouts.jsonl cannot hold; `what` names its objective.
+
+    A number that is not finite becomes null, if it is not inside of a list or a dictionary.
+    """
+    if not isinstance(record, Mapping) or not all(isinstance(name, str) for name in record):
+        raise TypeError(f"{what} sampled the record {record!r:.60}; a record is a dictionary with texts as keys")
+    for name, value in record.items():
+        if name in OF_A_LINE:
+            raise ValueError(f"{what}: a line of rollouts.jsonl has its own {name!r}; rename the key of the record")
+        try:
+            json.dumps(value, allow_nan=isinstance(value, float))
+        except (TypeError, ValueError) as error:
+            line = f"{what}: {name!r} of a record is {value!r:.60}, which is not a value of JSON ({error})"
+            raise type(error)(f"{line}; give numbers of Python, texts, lists and dictionaries") from None
 
 
 def _placed(batch: dict, run: Run) -> dict[str, jax.Array]:

@@ -20,7 +20,7 @@ def task_of(config) -> Task:
     if config.data.source not in TASKS:
         raise ConfigError(
             f"data.source={config.data.source} has no lines of answers to search; a search needs a model that was "
-            f"trained on {', '.join(TASKS)}"
+            f"trained on {', '.join(TASKS)}; if a recipe adds the task, name that recipe by --config"
         )
     return TASKS[config.data.source]()
 

@@ -78,7 +78,10 @@ def read_source(
 def check_name(data) -> None:
     """Raise DataError if data.source does not exist."""
     if data.source not in SOURCES:
-        raise DataError(f"data.source={data.source} does not exist; use one of {', '.join(sorted(SOURCES))}")
+        raise DataError(
+            f"data.source={data.source} does not exist; use one of {', '.join(sorted(SOURCES))}; if a recipe adds it, "
+            "name that recipe by --config"
+        )
 
 
 def _check_found(name: str, found: object) -> None:

@@ -41,8 +41,18 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
-NOT_COMPUTED = "layers/taps.py lists the names, and functions that were jitted earlier are not traced again"
 Replacement = Callable[[jax.Array, jax.Array | None], jax.Array]  # (activation, number of the layer) -> activation
+
+
+class NotComputed(ValueError):
+    """The model computed no activations of these names, in a context of this function."""
+
+    def __init__(self, function: str, names: list[str]):
+        super().__init__(
+            f"taps.{function}: the model computed no activation {names}; layers/taps.py lists the names, and functions "
+            "that were jitted earlier are not traced again"
+        )
+        self.names = names
 
 
 class Measure(NamedTuple):
@@ -156,7 +166,7 @@ def record(*names: str) -> Iterator[dict[str, jax.Array]]:
     with _opened(scope):
         yield scope.recorded
     if missing := set(names) - scope.recorded.keys():
-        raise ValueError(f"taps.record: the model computed no activation {sorted(missing)}; {NOT_COMPUTED}")
+        raise NotComputed("record", sorted(missing))
 
 
 @contextlib.contextmanager
@@ -174,7 +184,7 @@ def measure(measures: Mapping[str, Measure]) -> Iterator[dict[str, tuple[jax.Arr
     with _opened(scope):
         yield scope.recorded
     if missing := {of_tap.tap for key, of_tap in measures.items() if key not in scope.recorded}:
-        raise ValueError(f"taps.measure: the model computed no activation {sorted(missing)}; {NOT_COMPUTED}")
+        raise NotComputed("measure", sorted(missing))
 
 
 @contextlib.contextmanager
@@ -195,7 +205,7 @@ def replace(name: str, function: Replacement) -> Iterator[None]:
     with _opened(scope):
         yield
     if name not in scope.replaced:
-        raise ValueError(f"taps.replace: the model computed no activation {name!r}; {NOT_COMPUTED}")
+        raise NotComputed("replace", [name])
 
 
 @contextlib.contextmanager

@@ -8,6 +8,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+MAY_BE_IGNORED = ("targets", "labels")  # arrays of ids in which a number below 0 has no loss
+
 
 def local_rows(sharding: NamedSharding, num_rows: int) -> np.ndarray:
     """Return the sorted row indices of a global batch [num_rows, length] that this process's devices hold."""
@@ -74,16 +76,23 @@ def check_batches(
         yield batch
 
 
-def check_ids(batch: dict, vocab_size: int, what: str) -> None:
-    """Raise ValueError if a batch of texts has a token or a target that is not an id of the vocabulary.
+def check_ids(
+    batch: dict, size: int, what: str, names: Iterable[str] = ("tokens", "targets"), key: str = "model.vocab_size"
+) -> None:
+    """Raise ValueError if one of these arrays of a batch has a number that is no id below `size`, the value of `key`.
 
-    A target below 0 has no loss. Tokens where `segments` is 0 are padding.
+    A target or a label below 0 has no loss. Tokens where `segments` is 0 are padding.
     """
-    tokens = np.asarray(batch["tokens"])[np.asarray(batch["segments"]) > 0]
-    for name, numbers in (("tokens", tokens), ("targets", np.maximum(batch["targets"], 0))):
-        wrong = numbers[(numbers < 0) | (numbers >= vocab_size)]
-        if wrong.size:
-            raise ValueError(f"{what}: {name} has {wrong[0]}, which is not an id with model.vocab_size={vocab_size}")
+    for name in names:
+        numbers, least = np.asarray(batch[name]), -np.inf if name in MAY_BE_IGNORED else 0
+        if not numbers.size or (least <= numbers.min() and numbers.max() < size):  # fast, for it is of every batch
+            continue
+        wrong = (numbers < least) | (numbers >= size)
+        if name == "tokens":
+            wrong &= np.asarray(batch["segments"]) > 0
+        for place in np.argwhere(wrong)[:1]:
+            found = numbers[tuple(place)]
+            raise ValueError(f"{what}, row {place[0]}: {name} has {found}, which is not an id with {key}={size}")
 
 
 def with_rows(abstract_batch: dict, rows: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -4,6 +4,7 @@
 import inspect
 import pathlib
 import sys
+import types
 from collections.abc import Callable, Sequence
 
 from configs.errors import ConfigError
@@ -20,7 +21,12 @@ REWARDS: dict[str, Reward] = {}  # by name, as `grpo.reward` has it
 
 
 def reward(function: Reward) -> Reward:
-    """Register a function (prompt, answer) -> number as the reward `grpo.reward=NAME`, with the function's name."""
+    """Register a function (prompt, answer) -> number as the reward `grpo.reward=NAME`, with the function's name.
+
+    Raises ConfigError for what is not a function, and for a name that is taken.
+    """
+    if not isinstance(inspect.unwrap(function), types.FunctionType | types.MethodType):
+        raise ConfigError(f"@reward takes a function (prompt, answer) -> number, not {function!r:.80}; use def")
     if function.__name__ in REWARD_NAMES:
         raise ConfigError(f"@reward: {function.__name__} is the name of a reward of Torus; rename the function")
     before = REWARDS.get(function.__name__, function)

@@ -24,6 +24,7 @@ from layers.attention.decode_kernels import TILE
 from reasoning.answers import REWARD_NAMES, Lines, Turns, answers_of, registered
 
 MOST_ROWS = 128  # of the cache; more answers wait
+MOST_REWARD = 1e30  # differences and sums of rewards are float32 numbers too
 EPSILON = 1e-4  # added to the deviation of a group
 
 
@@ -122,13 +123,16 @@ class Sampler:
 
 
 def _finite(number: object, name: str) -> float:
-    """Return what a function of a recipe returned as a reward; DataError if that is not a finite number."""
+    """Return what a function of a recipe returned as a reward; DataError if that is no number up to MOST_REWARD."""
     try:
         value = math.nan if isinstance(number, str | bytes) else float(number)
     except (TypeError, ValueError, OverflowError):
         value = math.nan
-    if not abs(value) <= float(np.finfo(np.float32).max):  # also not if it is NaN
-        raise DataError(f"grpo.reward={name} returned {number!r:.60}; a reward must be a finite float32 number")
+    if not abs(value) <= MOST_REWARD:  # also not if it is NaN
+        raise DataError(
+            f"grpo.reward={name} returned {number!r:.60}; a reward must be a finite number from {-MOST_REWARD:g} to "
+            f"{MOST_REWARD:g}"
+        )
     return value
 
 

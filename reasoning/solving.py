@@ -4,9 +4,10 @@
 import dataclasses
 import hashlib
 import itertools
+import math
 from collections.abc import Callable, Generator, Sequence
 
-from configs.errors import one_of
+from configs.errors import check_returned, one_of
 from inference.batching import Batch, Continuation, Request
 from inference.choice import Sampling
 from input_pipeline.tokenization import AnyTokenizer
@@ -64,17 +65,28 @@ class Solver:
         `stop` is called after each problem; None is returned once it returns true.
 
         Raises:
-          TypeError: `problems` is a single text.
-          ValueError: there is no such search, or `concurrent` is below 1.
+          TypeError: `problems` is a single text, or the search is not a generator that returns thoughts.
+          ValueError: there is no such search, `concurrent` is below 1, or a value is NaN.
         """
         if isinstance(problems, str):
             raise TypeError(f"problems={problems!r:.60} is one text; give a list of texts")
         one_of("search", search, SEARCHES)
         if concurrent < 1:
             raise ValueError(f"concurrent={concurrent} must be 1 or more")
-        found: list[Solved | None] = [None] * len(problems)
         waiting = [(place, _Asker(self, problem, search, limits)) for place, problem in enumerate(problems)][::-1]
         running: dict[int, tuple[_Asker, list[Continuation]]] = {}
+        try:
+            return self._solved(waiting, running, concurrent, stop)
+        finally:  # what is left of a stop or of a mistake in a value
+            for one in itertools.chain.from_iterable(asked for _, asked in running.values()):
+                self.batch.cancel(one)
+
+    def _solved(
+        self, waiting: list[tuple[int, "_Asker"]], running: dict[int, tuple["_Asker", list[Continuation]]],
+        concurrent: int, stop: Callable[[], bool],
+    ) -> list[Solved] | None:  # fmt: skip
+        """Return what is found for the problems in `waiting`, last ones first; those in `running` have begun."""
+        found: list[Solved | None] = [None] * len(waiting)
         while waiting or running:
             while waiting and len(running) < concurrent:
                 place, asker = waiting.pop()
@@ -101,7 +113,9 @@ class _Asker:
         self.solver, self.task, self.problem, self.limits = solver, solver.task, problem, limits
         self.root, self.num_draws, self.num_tokens = Thought(), 0, 0
         self.solved: Solved | None = None
-        self._asking = self._run(SEARCHES[search](self.root, limits))
+        begun = SEARCHES[search](self.root, limits)
+        check_returned(f"search {search}", begun, isinstance(begun, Generator), "a generator that yields what it asks")
+        self._asking = self._run(begun, search)
 
     def next(self, answers: list[Continuation]) -> list[Request] | None:
         """Return the next requests, given the continuations of the last ones (none at first); None at the end."""
@@ -111,13 +125,14 @@ class _Asker:
         except StopIteration:
             return None
 
-    def _run(self, search: Search) -> Asking:
+    def _run(self, search: Search, name: str) -> Asking:
         result = None
         while True:
             try:
                 work = search.send(result)
             except StopIteration as end:
-                self.solved = Solved(self.problem, self.root, end.value, self.num_tokens)
+                check_returned(f"search {name}", end.value, isinstance(end.value, list | tuple), "a list of thoughts")
+                self.solved = Solved(self.problem, self.root, list(end.value), self.num_tokens)
                 return
             result = yield from self._judge(work) if isinstance(work, Judge) else self._propose(work)
 
@@ -144,7 +159,8 @@ class _Asker:
         self, parents: Sequence[Thought], temperature: float
     ) -> Generator[list[Request], list[Continuation], list[Thought | None]]:
         """Draw a line after each parent; None for one that is too long."""
-        continuations = yield [self._line_request(parent, temperature) for parent in parents]
+        requests = [self._line_request(parent, temperature) for parent in parents]
+        continuations = (yield requests) if requests else []
         return [self._thought(parent, one) for parent, one in zip(parents, continuations, strict=True)]
 
     def _line_request(self, parent: Thought, temperature: float) -> Request:
@@ -174,13 +190,17 @@ class _Asker:
         return thought if self._has_room(thought) else None
 
     def _judge(self, work: Judge) -> Asking:
-        """Write the values of thoughts."""
+        """Write the values of thoughts; ValueError for NaN, with which no order of the answers is right."""
+        if not work.thoughts:
+            return
         value = self.solver.value
         requests = [value.requests(self.problem, thought) for thought in work.thoughts]
         flat = list(itertools.chain.from_iterable(requests))
         found = iter((yield flat) if flat else ())
         answers = [list(itertools.islice(found, len(asked))) for asked in requests]
         for thought, number in zip(work.thoughts, value.values(self.problem, work.thoughts, answers), strict=True):
+            if math.isnan(number):
+                raise ValueError(f"the value of the answer {thought.answer!r:.200} is NaN; a value must be a number")
             thought.value = number
 
 

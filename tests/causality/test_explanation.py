@@ -7,6 +7,7 @@ import types
 
 import numpy as np
 import pytest
+from flax import nnx
 
 import train
 from causality import explanation, page
@@ -14,6 +15,7 @@ from configs import base
 from configs.errors import ConfigError
 from core.evaluations import causes
 from input_pipeline.tokenization import ByteTokenizer
+from layers.embeddings import Embedding
 from tests.causality import circuits
 from tests.scoring.test_during_training import SMALL
 from tests.support import write_sums
@@ -79,6 +81,30 @@ def test_the_strongest_sites_come_first_and_nan_is_never_one():
 def test_prompts_that_cannot_be_compared_are_one_line(prompt, corrupt, match):
     with pytest.raises(ConfigError, match=match):
         explanation.prompt_tokens(ByteTokenizer(), prompt, corrupt, 8, NAMES, [0])
+
+
+class Untapped(nnx.Module):
+    """A language model of a user that names no activation."""
+
+    def __init__(self):
+        self.embed = Embedding(vocab_size=20, embed_dim=8, rngs=nnx.Rngs(0))
+
+    def __call__(self, tokens_BT, positions_BT, segments_BT):
+        return self.embed.embedding[...][tokens_BT], None
+
+    def logits(self, x_BTD):
+        """Return [B, T, V]."""
+        return x_BTD @ self.embed.embedding[...].T
+
+
+def test_a_model_that_names_no_activation_is_one_line():
+    graph, params = nnx.split(Untapped())
+    clean, corrupt, _ = circuits.prompts()
+    line = (
+        r"^the model names no activation \['attention', 'block', .*; an explanation needs embed, block, attention, mlp"
+    )
+    with pytest.raises(ConfigError, match=line):
+        explanation.explain(graph, params, clean, corrupt, str)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every mistake on the command line is one line and exit status 2, before a device or a file is touched."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,9 +11,11 @@ import pytest
 from absl.testing import flagsaver
 
 from cluster import startup
+from configs import base
 from configs.errors import ConfigError
 from core import command_line
 from core.overrides import split_overrides
+from settings.keys import flat
 from tests.support import ROOT
 
 CHANGED = "from configs import base\ndef get_config():\n    config = base.get_config()\n    "
@@ -309,3 +312,13 @@ def test_output_that_nobody_reads_any_more_ends_the_command_in_one_line():
     assert process.stderr.read() == "error: the program that reads this output has closed it\n"
     assert process.wait() == 1
     process.stderr.close()
+
+
+def test_a_run_whose_recipe_adds_its_source_is_told_to_name_that_recipe(parse, tmp_path):
+    """As it is for a reward that a recipe registers."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(json.dumps(flat(base.get_config()) | {"data.source": "ours"}))
+    with pytest.raises(ConfigError, match=r"^data.source=ours is unknown .*tfrecord\); if a recipe adds it, name that"):
+        parse("--workdir=TMP/run", "")
+    with pytest.raises(ConfigError, match=r"^data.source=ours is unknown .*tfrecord\)$"):
+        parse("--config.data.source=ours")

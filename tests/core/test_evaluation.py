@@ -4,19 +4,26 @@
 import math
 import types
 
+import jax
 import numpy as np
 import pytest
 
-from configs.base import get_config
+from configs.base import MESH_AXES, get_config
 from core import evaluation
+from core.between_steps.stages import Stage
 from core.evaluations.votes import earlier_votes
 from core.evaluators import EvaluationContext
+from core.job import Job
 from input_pipeline.tasks.countdown import CountdownWindows
 from input_pipeline.tokenization import open_tokenizer
+from input_pipeline.windows import Windows
 from objectives import language_modeling
 from objectives.objective import Objective
+from parallelism.axis_rules import batch_sharding
+from parallelism.mesh import make_mesh
 from puzzles.voting import Votes
 from reporting.step_log import format_evaluation
+from tests.input_pipeline.memory import mixture_of_one
 
 
 class Counting:
@@ -96,3 +103,77 @@ def test_a_lost_batch_does_not_lower_the_bits_per_byte():
 def test_a_problem_of_a_task_is_a_prompt_too():
     corpus = types.SimpleNamespace(heldout=CountdownWindows(0, "heldout"), tokenizer=open_tokenizer("numbers"))
     assert evaluation.opening(corpus, 128)
+
+
+TEXT = {"tokens": [1, 2, 3, 4], "targets": [2, 3, 8, -1], "segments": [1, 1, 1, 0], "positions": [0, 1, 2, 0]}
+PUZZLE = {"inputs": [1, 2, 3, 4], "labels": [1, 2, 8, -100], "puzzle_identifiers": 1}
+FACTS = {"vocab_size": 9, "num_identifiers": 2}
+
+
+class Own(Windows):
+    """A window source of a user, with one row."""
+
+    num_tokens, digest = 64, ""
+
+    def __init__(self, row: dict, facts: dict):
+        self.row, self.fills = row, dict.fromkeys(row, 0)
+        vars(self).update(facts)
+
+    def read(self, indices, sequence_length):
+        return {name: np.array([row] * len(indices), np.int32) for name, row in self.row.items()}
+
+
+def read_by_a_run(source: Own, like: dict) -> None:
+    """Read a batch to train on and one to evaluate on, for a step that takes rows `like` these."""
+    config = get_config()
+    config.train.sequence_length, config.model.vocab_size, config.model.num_puzzles = 4, 9, 2
+    config.data.source = "mine"
+    abstract = {name: jax.ShapeDtypeStruct((2, *np.shape(row)), np.int32) for name, row in like.items()}
+    sharding = batch_sharding(make_mesh(dict.fromkeys(MESH_AXES[1:], 1), jax.devices()[:1]))
+    run = types.SimpleNamespace(config=config, abstract_batch=abstract, batch_sharding=sharding)
+    lost = types.SimpleNamespace(record=str, ahead=0, gather_reason=str)
+    corpus = types.SimpleNamespace(train=mixture_of_one(source), heldout=source)
+    job = types.SimpleNamespace(config=config, run=run, corpus=corpus, lost=lost)
+    errors = []
+    for read in (lambda: Job._batches(job, Stage(0, 0, 2), 1), lambda: evaluation.batches_of_rows(run, corpus, 2, 1)):
+        try:
+            assert len(list(read())) == 1
+        except ValueError as error:
+            errors.append(error)
+    if errors:
+        assert str(errors[0]) == str(errors[1]), "held-out rows are checked like others"
+        raise errors[0]
+
+
+@pytest.mark.parametrize(
+    ("like", "change", "facts", "message"),
+    [
+        (TEXT, {"tokens": [1, 2, 9, 4]}, {}, "row 0: tokens has 9, which is not an id with model.vocab_size=9"),
+        (TEXT, {"tokens": [1, -1, 3, 4]}, {}, "row 0: tokens has -1, "),
+        (TEXT, {"targets": [2, 3, 9, -1]}, {}, "row 0: targets has 9, "),
+        (TEXT, {"tokens": [1, 2, 3]}, {}, r"a row of tokens is int32\[3\] and should be int32\[4\]"),
+        (PUZZLE, {"inputs": [1, 9, 3, 4]}, FACTS, "row 0: inputs has 9, which is not an id with model.vocab_size=9"),
+        (PUZZLE, {"labels": [1, 9, 3, 4]}, FACTS, "row 0: labels has 9, "),
+        (PUZZLE, {"puzzle_identifiers": 2}, FACTS, "identifiers has 2, which is not an id with model.num_puzzles=2"),
+        (PUZZLE, {"labels": 9}, {"vocab_size": 9, "largest_input": 9}, r"row of labels is int32\[\] and should be"),
+    ],
+)
+def test_what_a_users_source_reads_fits_the_model_or_is_named(like, change, facts, message):
+    """An id outside the vocabulary would train on another token, or give NaN."""
+    with pytest.raises(ValueError, match=rf"^a batch of data\.source=mine \(Own\.read\)[,:] .*{message}"):
+        read_by_a_run(Own(like | change, facts), like)
+
+
+@pytest.mark.parametrize(
+    ("row", "facts"),
+    [
+        (TEXT, {}),
+        (TEXT | {"tokens": [1, 2, 3, 99], "mine": [7]}, {}),  # padding, and an array of which the step knows nothing
+        (PUZZLE, FACTS),
+        (PUZZLE | {"inputs": [1, 2, 3, 99]}, FACTS | {"largest_input": 99}),  # integers of a row with a label
+        (PUZZLE | {"inputs": [1, 2, 3, 1 << 30]}, {}),  # bits of numbers
+        ({"inputs": [1, 2, 3, 4]}, FACTS),  # without labels
+    ],
+)
+def test_what_are_no_ids_may_be_any_numbers(row, facts):
+    read_by_a_run(Own(row, facts), {name: row[name] for name in row if name != "mine"})

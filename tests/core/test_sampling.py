@@ -2,6 +2,7 @@
 """The batch that an objective samples in place of that of the data."""
 
 import dataclasses
+import math
 import pathlib
 
 import jax
@@ -19,12 +20,12 @@ from tests import one_step
 class Samples(Objective):
     """Returns a given batch, and keeps the engine that it was asked with."""
 
-    def __init__(self, batch):
-        self.sampled = batch and Sampled(batch)
+    def __init__(self, batch, records=()):
+        self.sampled, self.records = batch, records
 
     def sample_batch(self, engine, batch, key):
         self.engine = engine
-        return self.sampled
+        return Sampled(self.sampled or batch, self.records) if self.sampled or self.records else None
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +37,9 @@ def batch_of(run):
     return one_step.placed(one_step.batch(), run.abstract_batch)
 
 
-def sampled(run, batch):
+def sampled(run, batch, records=()):
     """Return what a run with an objective that samples `batch` trains on, and the engine that it got."""
-    objective = Samples(batch)
+    objective = Samples(batch, records)
     with mesh_context(run.mesh):
         params = one_step.initial_state(run).params
         run = dataclasses.replace(run, objective=objective)
@@ -74,13 +75,44 @@ def test_an_engine_decodes_on_the_mesh_on_which_a_token_reads_the_fewest_bytes(r
         (lambda batch: {"tokens": batch["tokens"]}, "positions is missing"),
         (lambda batch: batch | {"reward": np.ones(16, np.float32)}, r"reward is float32\[16\] and should be missing"),
         (lambda batch: batch | {"tokens": batch["tokens"].astype(np.float32)}, "tokens is float32.* should be int32"),
+        (lambda batch: batch | {"tokens": batch["tokens"] * 68}, "tokens has 68, which is not an id with model.voc"),
     ],
 )
 def test_a_sampled_batch_of_another_shape_is_refused(run, change, message):
     """With other rows, a step would be compiled for them, and the run would lose count of its examples."""
     host = {name: np.ones(array.shape, np.int32) for name, array in run.abstract_batch.items()}
-    with pytest.raises(ValueError, match=f"^the batch that train.objective=language_modeling sampled: .*{message}"):
+    with pytest.raises(ValueError, match=f"^the batch that train.objective=language_modeling sampled.*: .*{message}"):
         sampled(run, change(host))
+
+
+@pytest.mark.parametrize(
+    ("record", "error", "message"),
+    [
+        ({"step": 1}, ValueError, "a line of rollouts.jsonl has its own 'step'; rename the key of the record"),
+        ({"kind": "mine"}, ValueError, "its own 'kind'"),
+        ({"time": 0.5}, ValueError, "its own 'time'"),
+        (
+            {"a": 1, "all": [1.0, math.nan]},
+            ValueError,
+            r"'all' of a record is \[1.0, nan\], which is not a value of JSON",
+        ),
+        ({"all": {"best": math.inf}}, ValueError, "'all' of a record is {'best': inf}, "),
+        (
+            {"reward": np.float32(1)},
+            TypeError,
+            r"'reward' of a record is np.float32\(1.0\), .*; give numbers of Python",
+        ),
+        ({1: 2}, TypeError, "the record {1: 2}; a record is a dictionary with texts as keys"),
+        (["a"], TypeError, r"the record \['a'\]; a"),
+    ],
+)
+def test_a_record_that_a_line_cannot_hold_is_refused_by_its_objective_and_key(run, record, error, message):
+    with pytest.raises(error, match=f"^train.objective=language_modeling.*{message}"):
+        sampled(run, None, [record])
+
+
+def test_a_record_may_have_any_value_of_json_and_a_number_that_is_not_finite(run):
+    sampled(run, None, [{"a": None, "b": [1, "2", {"c": True}], "d": math.nan, "e": np.float64(1)}])
 
 
 def test_old_batches_are_deleted_in_the_runs_own_folder_alone(run, tmp_path):

@@ -2,6 +2,7 @@
 """Rollouts with a real model: groups, rewards, advantages, and a run that resumes in the middle."""
 
 import dataclasses
+import functools
 import json
 import re
 import shutil
@@ -278,11 +279,11 @@ def test_an_answer_in_the_data_is_compared_without_the_marks_of_the_chat_templat
     assert form.is_complete(drawn) and (form.text(drawn), form.text(stored)) == ("3", "It is\n3")
 
 
-@pytest.mark.parametrize("returned", [None, float("nan"), float("inf"), "1", 1e300])
+@pytest.mark.parametrize("returned", [None, float("nan"), float("inf"), "1", 1e300, 3.4e38])
 def test_a_reward_is_a_finite_number(monkeypatch, returned):
     monkeypatch.setitem(answers.REWARDS, "mine", lambda prompt, answer: returned)
     sampler = dataclasses.replace(SAMPLER, reward="mine")
-    line = f"grpo.reward=mine returned {returned!r}; a reward must be a finite float32"
+    line = f"grpo.reward=mine returned {returned!r}; a reward must be a finite number from -1e+30 to 1e+30"
     with pytest.raises(DataError, match=re.escape(line)):
         sampler._rewards(None, [rollouts.Texts(0, "1+2?", "3", "3")], np.zeros(1, int))
 
@@ -292,6 +293,39 @@ def test_a_reward_may_be_any_number_of_python_numpy_or_jax(monkeypatch, returned
     monkeypatch.setitem(answers.REWARDS, "mine", lambda prompt, answer: returned)
     sampler = dataclasses.replace(SAMPLER, reward="mine")
     assert sampler._rewards(None, [rollouts.Texts(0, "1+2?", "3", "3")], np.zeros(1, int)) == [1.0]
+
+
+def test_rewards_of_any_size_that_is_taken_have_finite_advantages():
+    edge = rollouts.MOST_REWARD
+    for divides in (False, True):
+        sampler = dataclasses.replace(SAMPLER, divides=divides)
+        found = sampler._advantages(np.array([edge, -edge, edge, edge, -edge, -edge, -edge, edge], np.float32))
+        assert found.dtype == np.float32 and np.isfinite(found).all() and np.isfinite(found.sum())
+
+
+class Callable:
+    """Not a function, and without a name."""
+
+    def __call__(self, prompt, answer):
+        return 1.0
+
+
+@pytest.mark.parametrize("given", [Callable, Callable(), functools.partial(Callable.__call__, None), len, "task"])
+def test_a_reward_is_a_function(given):
+    with pytest.raises(ConfigError, match=r"^@reward takes a function \(prompt, answer\) -> number, not "):
+        answers.reward(given)
+
+
+def test_a_reward_may_be_a_function_that_another_wraps(monkeypatch):
+    monkeypatch.setattr(answers, "REWARDS", {})
+
+    @functools.cache
+    def cached(prompt, answer):
+        return 1.0
+
+    for function in (cached, Callable().__call__):
+        assert answers.reward(function) is function
+    assert list(answers.REWARDS) == ["cached", "__call__"]
 
 
 def test_a_function_cannot_take_the_name_of_a_reward_of_ours():

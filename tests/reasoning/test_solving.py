@@ -2,6 +2,7 @@
 """Search with a real model, trained for seconds on countdown: what it asks, counts, remembers and shows."""
 
 import json
+import math
 import types
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from configs.errors import ConfigError
 from core import assembly, solving
 from core.evaluators import engine_of
 from inference.batching import Batch, Continuation
@@ -16,9 +18,10 @@ from input_pipeline.tasks.countdown import CountdownWindows
 from input_pipeline.tokenization import open_tokenizer
 from parallelism.mesh import mesh_context
 from reasoning.page import page
+from reasoning.searches import SEARCHES, bfs
 from reasoning.solving import Solved, Solver
 from reasoning.tasks import Countdown
-from reasoning.thoughts import Limits, Thought
+from reasoning.thoughts import Judge, Limits, Propose, Thought
 from reasoning.values import VALUES, Function
 from settings import loading
 from settings.validation import validate
@@ -107,6 +110,9 @@ class Repeats:
     def step(self):
         """All of it is drawn already."""
 
+    def cancel(self, one):
+        """Nothing goes on."""
+
 
 @pytest.mark.parametrize("search", ["best_of_n", "self_consistency"])
 def test_a_line_that_is_drawn_again_is_one_thought(search):
@@ -128,6 +134,74 @@ def test_what_cannot_be_searched_is_refused_and_no_problem_has_no_answer():
     ):
         with pytest.raises(error, match=message):
             one.solve(problems, search, limits, concurrent)
+
+
+def solved_with(monkeypatch, search, value: str = "oracle", batch=None):
+    """Return what a search of a user, named `mine`, finds for a problem with lines that are drawn already."""
+    monkeypatch.setitem(SEARCHES, "mine", search)
+    task, tokenizer = Countdown(), open_tokenizer("numbers")
+    engine = types.SimpleNamespace(params={"value_head": {"kernel": np.zeros((4, 1))}})  # no states are asked for
+    made = VALUES[value](task, tokenizer, engine) if isinstance(value, str) else Function(value)
+    return Solver(batch or Repeats(), tokenizer, task, made).solve(["3 4 8 12=27:"] * 2, "mine", Limits(3, 2, 3), 2)
+
+
+def test_a_search_may_ask_for_nothing(monkeypatch):
+    given = []
+
+    def search(root, limits):
+        for asked in (Propose([], 3), Propose([root], 0), Propose([root, root], 0, to_the_end=True), Judge([])):
+            given.append((yield asked))
+        return (root,)
+
+    first, second = solved_with(monkeypatch, search, "value_head")
+    assert given == [[], [[]], [[], []], None] * 2 and first.answers == [first.root] != second.answers
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        (lambda root, limits: [], r"^search mine returned \[\]; it must return a generator that yields what it asks$"),
+        (lambda root, limits: (asked for asked in ()), "^search mine returned None; it must return a list of thoughts"),
+    ],
+)
+def test_what_is_no_search_is_named(monkeypatch, search, message):
+    with pytest.raises(TypeError, match=message):
+        solved_with(monkeypatch, search)
+
+
+def test_a_value_that_is_nan_is_refused_since_it_has_no_place_in_an_order(monkeypatch):
+    """Python's sort leaves NaN where it is, so a wrong answer would come first."""
+    with pytest.raises(ValueError, match=r"^the value of the answer '12\+8=20;3 4 20\\n' is NaN; a value must be a nu"):
+        solved_with(monkeypatch, bfs, lambda problem, answer: math.nan)
+
+
+def test_a_mistake_in_a_value_leaves_nothing_in_the_batch(monkeypatch):
+    class Slow(Repeats):
+        """It draws the lines of the first problem at once, and never those of the second."""
+
+        def __init__(self):
+            self.added, self.cancelled = [], []
+
+        def add(self, request):
+            self.added.append(super().add(request))
+            if len(self.added) > 6:
+                self.added[-1].reason = ""
+            return self.added[-1]
+
+        def cancel(self, one):
+            self.cancelled.append(one)
+
+    batch = Slow()
+    with pytest.raises(ZeroDivisionError):
+        solved_with(monkeypatch, bfs, lambda problem, answer: 1 / 0, batch)
+    assert [one for one in batch.added if not one.reason] == batch.cancelled[6:] and len(batch.cancelled) == 12
+
+
+def test_a_run_whose_recipe_adds_its_task_is_told_to_name_that_recipe():
+    config = small_config()
+    config.data.source = "ours"
+    with pytest.raises(ConfigError, match=r"^data.source=ours has no lines .*; if a recipe adds the task, name"):
+        solving.task_of(config)
 
 
 def test_a_run_that_is_asked_nothing_answers_nothing(monkeypatch):
