@@ -15,12 +15,12 @@ import sys
 from checkpointing.bucket import open_bucket
 from cluster import startup
 from cluster.hub import RunError
-from configs.errors import ConfigError
+from configs.errors import ConfigError, check_text
 from core import output_files
 from input_pipeline.cache import cache_path
 from reporting.display import listed
 
-PAGE, MOST_NAMED = "report.html", 8
+PAGE = "report.html"
 NOT_READ = ("config", "topology", "print_config", "workdir", "join_seconds")  # flags of the other commands
 command_line.flags.DEFINE_string("html", PAGE, "file of the page")
 
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
     local = {name: folder for name, folder in folders.items() if "://" not in named[name]}
     others = [name for name, folder in local.items() if folder.exists() and not reading.holds_run(folder)]
     if others and len(others) < len(folders):  # as in runs/*
-        print(f"left out, since they hold no run that was trained: {listed(others, MOST_NAMED)}", file=sys.stderr)
+        print(f"left out, since they hold no run that was trained: {listed(others, page.MOST_NAMED)}", file=sys.stderr)
         folders = {name: folder for name, folder in folders.items() if name not in others}
     made = page.page([reading.read_run(folder, name) for name, folder in folders.items()])
     print(f"report: {output_files.write('html', made)}")
@@ -59,6 +59,7 @@ def by_name(places: list[str]) -> dict[str, str]:
     named: dict[str, str] = {}
     for place in places:
         name = os.path.basename(os.path.abspath(place)) or place
+        check_text("run", name)
         if name in named:
             raise ConfigError(
                 f"{named[name]} and {place} are both named {name}, by which the page tells runs apart; rename one, or "

@@ -23,6 +23,8 @@ if __name__ == "__main__":
     COMMAND = command_line.parse(__doc__, use=lambda flags: command_line.READ, chooses_mesh=True)
 
 import functools
+import os
+import pathlib
 import socket
 from typing import NamedTuple
 
@@ -62,6 +64,7 @@ except ModuleNotFoundError as missing:
 def main(command: command_line.Command) -> None:
     """Load a model, compile its programs, and serve it until a signal in process 0; follow it in the others."""
     flags, config = command_line.FLAGS, command.config
+    command_line.ending.advise_less_memory("fewer --rows and a smaller --max_length take less memory")
     key = read_key(flags.api_key_file, flags.host)
     check_flags(command)
     solves = config.train.objective == "recursive"
@@ -89,12 +92,19 @@ def lead(command: command_line.Command, config, texts: "Texts | None", key: str,
     flags = command_line.FLAGS
     trained = TrainedRun(command.address, config, jax.devices() if texts else None)
     print(trained.describe(), flush=True)
-    name = str(command.address).rstrip("/").rpartition("/")[2]
+    name = name_of(command.address)
     service = text_service(name, trained, texts, flags) if texts else puzzle_service(name, trained, flags)
     print(f"{name}: {', '.join(service.abilities)}{NO_CHAT if texts and not texts.form else ''}", flush=True)
-    Server(make_app(service, key), flags.grace_seconds, lambda: service.has_failed).serve_on(listener)
+    app, has_failed = make_app(service, key), lambda: service.has_failed
+    Server(app, flags.grace_seconds, has_failed, service.end_requests).serve_on(listener)
     service.stop()
     end_following()
+
+
+def name_of(address: str | pathlib.Path) -> str:
+    """Return the name of the model of a run: of its folder, also for "."; or of its folder in a bucket."""
+    place = os.path.abspath(address) if isinstance(address, pathlib.Path) else address.rstrip("/")
+    return place.rpartition("/")[2]
 
 
 def config_to_decode(command: command_line.Command):

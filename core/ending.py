@@ -31,7 +31,7 @@ LAST_WORD_SECONDS = 5.0
 BLAME_SECONDS = 5.0  # after a failed collective, the time for the hub to notice which process died
 # What XLA says when a device is out of memory, the second form on a TPU. RESOURCE_EXHAUSTED may also be a full disk.
 FULL_DEVICE = re.compile(r"out of memory|Attempting to (allocate|reserve) .* That was not possible", re.IGNORECASE)
-LESS_MEMORY = (
+_less_memory = (  # advice where a device is full
     "smaller batches take less memory; in training so do --config.model.remat=full and a larger "
     "--config.train.gradient_accumulation"
 )
@@ -82,6 +82,12 @@ def ends_by_signal(line: str) -> None:
     """End with this last line and status 0 if a signal ends the process: it is how the command usually ends."""
     global _when_interrupted
     _when_interrupted = line, 0
+
+
+def advise_less_memory(advice: str) -> None:
+    """Choose what the last line advises if a device is full."""
+    global _less_memory
+    _less_memory = advice
 
 
 def _open_streams() -> None:
@@ -139,7 +145,7 @@ def _with_one_line(kind: type, error: BaseException, trace: types.TracebackType 
                 with contextlib.suppress(OSError):  # the log is then lost, but not the end of the process
                     file.parent.mkdir(parents=True, exist_ok=True)
             is_full = FULL_DEVICE.search(message) and not OF_KERNEL.search(message)
-            advice = f"; {LESS_MEMORY}" if is_full else ""
+            advice = f"; {_less_memory}" if is_full else ""
             line = f"error: {kind.__name__}: {message[:400]}{advice} ({place}{note})"
             LOG.error("the process ends with", exc_info=(kind, error, trace))
             if processes.count() > 1 and kind.__module__.startswith("jax"):

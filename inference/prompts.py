@@ -8,7 +8,7 @@ import numpy as np
 
 from inference.batching import Request
 from inference.choice import Sampling
-from inference.text_stream import TextStream, num_certain
+from inference.text_stream import TextStream
 from input_pipeline.chat.encoding import ChatTokenizer, format_of_tokenizer
 from input_pipeline.chat.messages import KINDS, Message
 from input_pipeline.chat.template import PlainFormat, Template
@@ -25,7 +25,7 @@ class Prompt:
       ends: tokens that end the continuation.
       first_V: bool [vocab_size], what the first token of the continuation may be; None: any.
       before: tokens whose text goes before the continuation's, and may depend on it.
-      shown: characters of that text, and of the first token's, that belong to the prompt.
+      own: the prompt's text; the text of `before` and the continuation begins with it.
       redrawn: the last token of the text, which is drawn again; None: `tokens` has it.
     """
 
@@ -33,7 +33,7 @@ class Prompt:
     ends: Collection[int]
     first_V: np.ndarray | None = None
     before: Sequence[int] = ()
-    shown: int = 0
+    own: str = ""
     redrawn: int | None = None
 
     @property
@@ -47,7 +47,7 @@ class Prompt:
 
     def text(self, tokenizer: AnyTokenizer, stops: Sequence[str] = ()) -> TextStream:
         """Return the empty text of a continuation, which has no part of the prompt."""
-        return TextStream(tokenizer.decode, stops, self.before, self.shown)
+        return TextStream(tokenizer.decode, stops, self.before, self.own)
 
 
 def text_start(tokenizer: AnyTokenizer, config, *, is_trained: bool) -> list[int]:
@@ -66,22 +66,33 @@ def text_start(tokenizer: AnyTokenizer, config, *, is_trained: bool) -> list[int
     return [tokenizer.end_of_document]
 
 
-def text_prompt(tokenizer: AnyTokenizer, text: str, start: Sequence[int] | None = None) -> Prompt:
+def text_prompt(
+    tokenizer: AnyTokenizer, text: str, start: Sequence[int] | None = None, *, longest: int | None = None
+) -> Prompt:
     """Return the prompt of a text that goes on, after the tokens `start`; default: the one that ends documents.
 
     The end of a prompt is seldom a token boundary of a longer text: "def " is "def" and " ", but in a text " f" may be
     one token. So the prompt's last token is resampled among the tokens that begin with it.
+
+    Args:
+      longest: tokens that the model can read. A prompt of more has no continuation, so it is not decoded.
     """
-    (kept, allowed), whole = tokenizer.encode_open(text), tokenizer.encode(text)
+    whole = tokenizer.encode(text)
+    kept, allowed = tokenizer.open_end(whole)
     end = tokenizer.end_of_document
     redrawn = whole[-1] if len(kept) < len(whole) else None
     tokens = [*([end] if start is None else start), *kept] or [end]  # the model reads at least one
-    return Prompt(tokens, [end], allowed, kept, len(tokenizer.decode(whole)), redrawn)
+    return Prompt(tokens, [end], allowed, kept, _decoded(tokenizer, whole, longest), redrawn)
 
 
-def token_prompt(tokenizer: AnyTokenizer, tokens: Sequence[int]) -> Prompt:
-    """Return the prompt of tokens, which are continued as they are."""
-    return Prompt(tokens, [tokenizer.end_of_document], None, tokens, num_certain(tokenizer.decode(list(tokens))))
+def token_prompt(tokenizer: AnyTokenizer, tokens: Sequence[int], *, longest: int | None = None) -> Prompt:
+    """Return the prompt of tokens, which are continued as they are; `longest` as in `text_prompt`."""
+    return Prompt(tokens, [tokenizer.end_of_document], None, tokens, _decoded(tokenizer, tokens, longest))
+
+
+def _decoded(tokenizer: AnyTokenizer, tokens: Sequence[int], longest: int | None) -> str:
+    """Return the text of tokens; "" for more than `longest`."""
+    return "" if longest is not None and len(tokens) > longest else tokenizer.decode(list(tokens))
 
 
 def chat_prompt(tokenizer: AnyTokenizer, form: PlainFormat | Template, messages: Sequence[Message]) -> Prompt:

@@ -22,7 +22,7 @@ class TextStream:
     """
 
     def __init__(
-        self, decode: Callable[[list[int]], str], stops: Sequence[str] = (), before: Sequence[int] = (), shown: int = 0
+        self, decode: Callable[[list[int]], str], stops: Sequence[str] = (), before: Sequence[int] = (), own: str = ""
     ):
         """Begin a text.
 
@@ -30,12 +30,14 @@ class TextStream:
           decode: token ids -> text.
           stops: strings that end the text, none of them empty.
           before: tokens in front of the first one.
-          shown: characters of their text, and of the first tokens' after it, that are not returned.
+          own: the text that theirs and the first tokens' begins with; it is not returned. If it ends inside of a
+            character, the whole character is.
         """
         self.stopped = False
         self._decode, self._stops = decode, stops
         self._window, self._mark = list(before), 0
-        self._shown = shown  # characters of the window's text that were returned or are in `_held`
+        self._own = own  # "" once it is known whether the REPLACEMENTs at its end stay
+        self._shown = num_certain(own)  # characters of the window's text that were returned or are in `_held`
         self._held = ""  # may be the beginning of a stop string
 
     def add(self, token: int) -> str:
@@ -45,11 +47,13 @@ class TextStream:
         self._window.append(token)
         text = self._decode(self._window)
         certain = num_certain(text)
+        if certain > self._shown:
+            self._leave_out_own(text)
         found = self._pass(text[self._shown : certain])
         self._shown = max(self._shown, certain)
         if self._shown == certain == len(text) and len(self._window) - self._mark >= CONTEXT:
             self._window, self._mark = self._window[self._mark :], len(self._window) - self._mark
-            self._shown = len(self._decode(self._window))
+            self._shown, self._own = len(self._decode(self._window)), ""
         return found
 
     @property
@@ -61,7 +65,15 @@ class TextStream:
         """Return the rest of the text, with a REPLACEMENT for an incomplete character."""
         if self.stopped:
             return ""
-        return self._pass(self._decode(self._window)[self._shown :]) + self._rest()
+        text = self._decode(self._window)
+        self._leave_out_own(text)
+        return self._pass(text[self._shown :]) + self._rest()
+
+    def _leave_out_own(self, text: str) -> None:
+        """Leave out also the REPLACEMENTs at the end of `own`, if they stay because their bytes are of no character."""
+        if text.startswith(self._own):
+            self._shown = max(self._shown, len(self._own))
+        self._own = ""
 
     def _pass(self, text: str) -> str:
         """Return what was held and `text` up to a stop string; hold back what may begin one."""

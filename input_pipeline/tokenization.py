@@ -44,9 +44,9 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def encode_open(self, text: str) -> tuple[list[int], np.ndarray]:
+    def open_end(self, tokens: list[int]) -> tuple[list[int], np.ndarray]:
         """Return the tokens of a text to be continued, and bool [vocab_size], the allowed next tokens: all."""
-        return self.encode(text), np.ones(self.vocab_size, bool)
+        return tokens, np.ones(self.vocab_size, bool)
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """Return an integer array for each text."""
@@ -94,13 +94,12 @@ class Pieces:
 
     texts: list[str | None]
 
-    def encode_open(self, text: str) -> tuple[list[int], np.ndarray]:
+    def open_end(self, tokens: list[int]) -> tuple[list[int], np.ndarray]:
         """Return the tokens of a text to be continued without the last one, and the tokens that may replace it.
 
         The replacements, bool [vocab_size], are the pieces that begin with it. A last token that is a byte or a mark is
         kept.
         """
-        tokens = self.encode(text)
         last = self.texts[tokens[-1]] if tokens else None
         if last is None:
             return tokens, np.ones(len(self.texts), bool)
@@ -255,8 +254,8 @@ class HuggingFaceTokenizer(Pieces):
         return found
 
     def encode(self, text: str) -> list[int]:
-        with self._library:
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        with self._library:  # the call for one text would hold the GIL, for seconds if the text is long
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     def encode_spans(self, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the tokens of each text, int32 [tokens], and the character range of each token, [tokens, 2]."""

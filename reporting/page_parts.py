@@ -17,6 +17,7 @@ STYLE = {
     "axes.labelcolor": INK, "axes.edgecolor": GRID, "xtick.color": INK, "ytick.color": INK, "grid.color": GRID,
     "xtick.major.size": 0, "xtick.minor.size": 0, "ytick.major.size": 0, "ytick.minor.size": 0, "legend.frameon": False,
     "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "grid.linewidth": 0.6,
+    "axes.formatter.useoffset": False,
 }  # fmt: skip
 COLOURS = ("#6ea8dc", "#e28a7c", "#5fc0b0", "#e9b44c", "#9a9fe0", "#93c572", "#b39ad6", "#b9a58c")  # of series
 WIDE = 10.6  # inches; the page is 1100 units wide
@@ -96,7 +97,7 @@ def table_of(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: 
     Args:
       numbers: False if no column holds numbers, as where columns have the names of runs.
     """
-    kinds = [' class="number"' if numbers and name[0].isupper() else "" for name in columns]
+    kinds = [' class="number"' if numbers and name[:1].isupper() else "" for name in columns]
     lines = [
         "".join(f"<{cell}{kind}>{html.escape(text)}</{cell}>" for kind, text in zip(kinds, row, strict=True))
         for cell, row in (("th", columns), *(("td", row) for row in rows))
@@ -105,7 +106,23 @@ def table_of(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: 
 
 
 def short(number: float) -> str:
-    """Return a number as a tick label: 0.002, 6,144, 5.03M, 2e+17."""
-    if 1e6 <= number < 999.5e6:
+    """Return a number of a table or a logarithmic tick: 0.002, 6,144, 5.03M, 2e+17."""
+    if 1e6 <= abs(number) < 999.5e6:
         return f"{number / 1e6:.3g}M"
-    return f"{number:,.0f}" if 100 <= number < 1e6 else f"{number:.3g}"
+    return f"{number:,.0f}" if 100 <= abs(number) < 1e6 else f"{number:.3g}"
+
+
+def format_ticks(axis) -> None:
+    """Label an axis by plain numbers; a logarithmic one at each decade, or if it has few of them at 2 and 5 too."""
+    if axis.get_scale() != "log":
+        axis.set_major_formatter(lambda value, _: _exact(value))
+        return
+    axis.set_major_formatter(lambda value, _: short(value))
+    low, high = axis.get_view_interval()
+    labelled = "125" if high < 1e3 * low else "1"
+    axis.set_minor_formatter(lambda value, _: short(value) if f"{value:e}"[0] in labelled else "")
+
+
+def _exact(number: float) -> str:
+    """Return a number as a linear tick, whose neighbours may differ in its last digits: 0.00012525, 6,144, 1.2345M."""
+    return f"{number / 1e6:,.7g}M" if 1e6 <= abs(number) < 1e9 else f"{number:,.7g}"

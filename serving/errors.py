@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse
 from configs.errors import did_you_mean, shown, similar
 from files.json_reader import rule_of
 
+ENDING = "ending"  # the code of a request that goes on when the server ends
 NOT_SUPPORTED = "not_supported"  # a parameter of the API that this server does not have
 OF_SEVERAL_TYPES = {  # of these parameters, pydantic's message would describe only one type
     "prompt": "should be a string, up to 128 strings, token ids, or up to 128 lists of token ids",
@@ -32,7 +33,7 @@ class ApiError(Exception):
 
     def content(self) -> dict:
         """Return the JSON of the API."""
-        kind = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}
+        kind = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
         error = {
             "message": str(self), "type": kind.get(self.status, "invalid_request_error"), "param": self.param,
             "code": self.code,
@@ -68,6 +69,11 @@ def of_validation(error: pydantic.ValidationError, fields: Collection[str]) -> A
 def gone() -> ApiError:
     """Return the error of a request whose client has disconnected."""
     return ApiError(499, "the client has disconnected")
+
+
+def ending() -> ApiError:
+    """Return the error of a request that did not finish before the server ends."""
+    return ApiError(503, "the server ends; ask again", code=ENDING)
 
 
 def _name(place: tuple[int | str, ...], fields: Collection[str]) -> str:

@@ -17,7 +17,7 @@ from configs.errors import ConfigError
 from objectives import breadth
 from puzzles import puzzle_file, solving
 from serving.bodies import read
-from serving.errors import ApiError
+from serving.errors import ApiError, ending
 from serving.metrics import Metrics
 from serving.requests import PuzzleRequest
 from serving.text import unless_disconnected
@@ -55,9 +55,13 @@ class PuzzleService:
         """Return the endpoint."""
         return [Route("/v1/puzzles", self.puzzle, methods=["POST"])]
 
+    def end_requests(self) -> None:
+        """End all requests with an error after the current step, because the server ends."""
+        self._stopping.set()
+
     def stop(self) -> None:
         """End the thread after the current step of its puzzle."""
-        self._stopping.set()
+        self.end_requests()
         self._thread.shutdown(cancel_futures=True)
 
     async def puzzle(self, request: Request) -> Response:
@@ -85,8 +89,14 @@ class PuzzleService:
         return JSONResponse({"object": "puzzle.answer", "model": self.name} | described(puzzle, answers))
 
     def _answers(self, tokens: np.ndarray, steps: int, gone: threading.Event) -> Sequence[solving.Answer]:
+        def is_wanted() -> bool:
+            return not (gone.is_set() or self._stopping.is_set())
+
         with self._mesh():
-            return self._solve(tokens, steps, lambda: not (gone.is_set() or self._stopping.is_set()))
+            answers = self._solve(tokens, steps, is_wanted) if is_wanted() else []
+        if self._stopping.is_set():
+            raise ending()
+        return answers
 
 
 def described(puzzle: puzzle_file.Puzzle, answers: Sequence[solving.Answer]) -> dict:

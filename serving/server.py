@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Listens: a socket that is taken before the model is loaded, and a server that ends after its running requests."""
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -16,6 +17,7 @@ from files.paths import expanded
 from serving.connections import Connection
 
 KEY_VARIABLE = "TORUS_API_KEY"
+LAST_SECONDS = 5  # after the grace period, for the errors of requests that did not finish
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -73,20 +75,23 @@ def read_key(file: str, host: str) -> str:
 class Server(uvicorn.Server):
     """Says when it is ready, and when it stops."""
 
-    def __init__(self, app: ASGIApp, grace_seconds: int, has_failed: Callable[[], bool]):
+    def __init__(
+        self, app: ASGIApp, grace_seconds: int, has_failed: Callable[[], bool], end_requests: Callable[[], None]
+    ):
         """Serve an application.
 
         Args:
           grace_seconds: for running requests at the end.
           has_failed: returns whether the server must end, because it can answer no more.
+          end_requests: called at the end of the grace period; answers those that still run with an error.
         """
         super().__init__(
             uvicorn.Config(
                 app, http=Connection, log_level="warning", access_log=False, server_header=False, lifespan="off",
-                ws="none", timeout_graceful_shutdown=grace_seconds,
+                ws="none", timeout_graceful_shutdown=grace_seconds + LAST_SECONDS,
             )
         )  # fmt: skip
-        self._grace_seconds, self._has_failed = grace_seconds, has_failed
+        self._grace_seconds, self._has_failed, self._end_requests = grace_seconds, has_failed, end_requests
 
     def serve_on(self, listener: socket.socket) -> None:
         """Serve until SIGINT, SIGTERM or a failure, and then at most the grace period; a second SIGINT ends at once."""
@@ -105,7 +110,9 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter) or self._has_failed()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, and finish running requests."""
+        """Stop listening, and finish running requests, or end them after the grace period."""
         with contextlib.suppress(OSError):  # its reader may have gone
             print(f"stopping: running requests have {self._grace_seconds} s to finish", flush=True)
+        end = asyncio.get_running_loop().call_later(self._grace_seconds, self._end_requests)
         await super().shutdown(sockets)
+        end.cancel()

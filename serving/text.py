@@ -82,6 +82,10 @@ class TextService:
         """Whether no request can be answered any more."""
         return self._worker.has_failed
 
+    def end_requests(self) -> None:
+        """End all requests with an error, because the server ends."""
+        self._worker.end_requests()
+
     def stop(self) -> None:
         """End the thread after its current step; raise the error that it has met."""
         self._worker.stop()
@@ -115,8 +119,10 @@ class TextService:
     def _text_prompt(self, prompt: str | list[int]) -> Prompt:
         try:
             if isinstance(prompt, str):
-                return self._checked(text_prompt(self._tokenizer, prompt, self._start), "prompt")
-            return self._checked(token_prompt(self._tokenizer, prompt), "prompt")
+                made = text_prompt(self._tokenizer, prompt, self._start, longest=self.max_length)
+            else:
+                made = token_prompt(self._tokenizer, prompt, longest=self.max_length)
+            return self._checked(made, "prompt")
         except DataError as error:
             raise ApiError(400, f"the tokenizer of {self.name} refuses the prompt ({error})", param="prompt") from None
 

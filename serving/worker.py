@@ -12,13 +12,16 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from inference.batching import Batch, Continuation, Request
-from serving.errors import ApiError
+from serving.errors import ENDING, ApiError, ending
 
 FAILED = "failed"  # the reason of an update that ends a request because the thread has met an error
 
 
 class Update(NamedTuple):
-    """New tokens of the request `index` of a job; `reason` is a continuation's or FAILED, "" while it goes on."""
+    """New tokens of the request `index` of a job.
+
+    `reason` is a continuation's, or FAILED or ENDING; "" while it goes on.
+    """
 
     index: int
     tokens: list[int]
@@ -54,11 +57,13 @@ class Job:
             worker.call(functools.partial(worker.add, part))
 
     async def next(self) -> Update:
-        """Return the next update of a request that goes on; ApiError if the worker has failed."""
+        """Return the next update of a request that goes on; ApiError if the worker has failed or ends."""
         while True:
             update = await self._updates.get()
             if update.reason == FAILED:
                 raise ApiError(500, "the server failed and ends; its last line says why", code=FAILED)
+            if update.reason == ENDING:
+                raise ending()
             if not self._parts[update.index].ended:
                 if update.reason:
                     self._end(self._parts[update.index])
@@ -100,6 +105,7 @@ class Worker:
         self.in_flight = 0
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._parts: dict[Continuation, Part] = {}
+        self._refusal = ""  # FAILED or ENDING, once no request is answered any more
         self.has_failed, self._stopping, ready = False, False, threading.Event()
         self._end = concurrent.futures.ThreadPoolExecutor(1, "decode").submit(self._run, make_batch, mesh, ready)
         while not ready.wait(timeout=0.1):
@@ -110,6 +116,10 @@ class Worker:
         """Have a function called in the thread."""
         self._calls.put(function)
 
+    def end_requests(self) -> None:
+        """End all requests, and later ones, because the server ends."""
+        self.call(functools.partial(self._refuse, ENDING))
+
     def stop(self) -> None:
         """End the thread after its current step; raise the error that it has met."""
         self.call(functools.partial(setattr, self, "_stopping", True))
@@ -117,15 +127,15 @@ class Worker:
 
     def add(self, part: Part) -> None:
         """Add a request to the batch; in the thread."""
-        if self.has_failed:
-            part.send([], [], [], FAILED)
+        if self._refusal:
+            part.send([], [], [], self._refusal)
             return
         part.continuation = self.batch.add(part.request)
         self._parts[part.continuation] = part
 
     def cancel(self, part: Part) -> None:
         """Cancel a request; in the thread."""
-        if not self.has_failed:
+        if part.continuation and not self.has_failed:
             self.batch.cancel(part.continuation)
             self._parts.pop(part.continuation, None)
 
@@ -134,16 +144,17 @@ class Worker:
             self._work(make_batch, mesh, ready)
         finally:
             if not self._stopping:
-                self._refuse()
+                self.has_failed = True
+                self._refuse(FAILED)
+                while not self._stopping:  # so that no client waits for an answer that does not come
+                    self._calls.get()()
 
-    def _refuse(self) -> None:
-        """End all requests until `stop`, so that no client waits for an answer that does not come."""
-        self.has_failed = True
+    def _refuse(self, reason: str) -> None:
+        """End all requests from now on; `reason` is FAILED or ENDING."""
+        self._refusal = reason
         for part in self._parts.values():
             if not part.ended:
-                part.send([], [], [], FAILED)
-        while not self._stopping:
-            self._calls.get()()
+                part.send([], [], [], reason)
 
     def _work(self, make_batch, mesh, ready: threading.Event) -> None:
         with mesh():

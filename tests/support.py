@@ -19,7 +19,7 @@ from flax import nnx
 from configs import base
 from models import decoder_lm
 from parallelism.mesh import make_mesh
-from reporting.page_parts import WIDE
+from reporting.page_parts import FINE, STYLE, WIDE
 from settings import loading
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -156,12 +156,14 @@ def compilations() -> Iterator[list[float]]:
 
 
 def drawn(draw, shown, height: float, width: float = WIDE):
-    """Return the figure of a plot; assert that nothing is outside of it."""
+    """Return the figure of a plot in the style of a page; assert that nothing is outside of it."""
+    import matplotlib.style
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height))
-    draw(shown, figure, {})
-    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    with matplotlib.style.context(["default", STYLE]):
+        figure = Figure(figsize=(width, height), dpi=FINE)
+        draw(shown, figure, {})
+        box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
     assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
     return figure
 

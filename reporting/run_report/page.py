@@ -10,7 +10,7 @@ import numpy as np
 
 from configs.base import KEYS
 from reporting import html_page, page_parts
-from reporting.display import duration
+from reporting.display import duration, listed
 from reporting.page_parts import figure_of, paragraphs, short, table_of
 from reporting.run_report import plots
 from reporting.run_report.reading import Answer, RunRecord
@@ -18,6 +18,7 @@ from reporting.run_report.reading import Answer, RunRecord
 HALF = 5.2  # inches of the width of one of two plots side by side
 OF_EVERY_RUN = ("train", "eval")  # kinds of lines with plots of their own; the others are evaluations
 NOT_FIGURES = ("step", "time")
+MOST_NAMED = 8  # runs in the title
 LONGEST_CELL = 600  # characters of a prompt or an answer
 ABSENT, NOT_FINITE = "-", "not finite"
 CSS = """
@@ -40,7 +41,8 @@ def page(runs: Sequence[RunRecord]) -> str:
     links = " ".join(f'<a href="#{anchor(title)}">{title}</a>' for title, _ in made)
     body = [paragraphs(introduction(runs)), f"<nav>{links}</nav>"]
     body += [f'<h2 id="{anchor(title)}">{title}</h2>\n{text}' for title, text in made]
-    title = f"Run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs: {', '.join(run.name for run in runs)}"
+    names = listed([run.name for run in runs], MOST_NAMED)
+    title = f"Run {names}" if len(runs) == 1 else f"{len(runs)} runs: {names}"
     return html_page.document(title, "\n".join(body), page_parts.CSS + CSS)
 
 
@@ -197,7 +199,8 @@ def _figures_of(run: RunRecord) -> list[tuple[str, str]]:
 
 def _evaluation_row(run: RunRecord, kind: str, name: str) -> tuple[str, ...]:
     steps, values = run.column(kind, name)
-    error = _last(run, kind, f"{name}_stderr", ".4f")
+    error_steps, errors = run.column(kind, f"{name}_stderr")
+    error = next((f"{value:.4f}" for value in errors[error_steps == steps[-1]]), ABSENT)
     return run.name, kind, name, f"{values[0]:.4g}", f"{values[-1]:.4g}", error, f"{steps[-1]:,.0f}"
 
 

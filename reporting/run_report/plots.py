@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from reporting.goodput import PARTS
-from reporting.page_parts import COLOURS, INK, add_legend, short, shortened
+from reporting.page_parts import COLOURS, INK, add_legend, format_ticks, shortened
 from reporting.run_report.reading import RunRecord
 from reporting.run_report.thinning import Curve, thin
 
@@ -79,7 +79,7 @@ def panel(
 def draw_panel(shown: Panel, figure, tips: dict[str, str]) -> None:
     """Draw the lines of a plot, each with the band of its extremes."""
     width, height = figure.get_size_inches()
-    axes = figure.add_axes((LEFT / width, LABELS / height, 1 - (LEFT + 0.15) / width, PLOT / height))
+    axes = figure.add_axes((LEFT / width, LABELS / height, 1 - (LEFT + 0.25) / width, PLOT / height))
     for number, series in enumerate(shown.series):
         curve = series.curve
         if (curve.high > curve.low).any():
@@ -92,22 +92,13 @@ def draw_panel(shown: Panel, figure, tips: dict[str, str]) -> None:
     if shown.is_logarithmic:
         axes.set_yscale("log")
     format_ticks(axes.yaxis)
-    axes.xaxis.set_major_formatter(lambda value, _: short(value))
+    format_ticks(axes.xaxis)
     axes.xaxis.get_major_locator().set_params(integer=True, nbins=6, min_n_ticks=1)
     axes.set(xlabel="step")
     axes.grid(axis="y")
     several = len(shown.series) > 1
     above = add_legend(axes, axes.lines, [series.label for series in shown.series]) if several else 0.0
     axes.set_title(shown.title, loc="left", fontsize=9.5, pad=6 + POINTS * above)
-
-
-def format_ticks(axis) -> None:
-    """Label an axis by plain numbers; a logarithmic one at each decade, or if it has few of them at 2 and 5 too."""
-    axis.set_major_formatter(lambda value, _: short(value) if abs(value) >= 100 else f"{value:.5g}")
-    low, high = axis.get_view_interval()
-    if axis.get_scale() == "log":
-        labelled = "125" if high < 1e3 * low else "1"
-        axis.set_minor_formatter(lambda value, _: short(value) if f"{value:e}"[0] in labelled else "")
 
 
 def draw_goodput(runs: Sequence[RunRecord], figure, tips: dict[str, str]) -> None:
@@ -177,7 +168,7 @@ def draw_timeline(run: RunRecord, figure, tips: dict[str, str]) -> None:
     below.set_xlim(-margin, (ended - began) / unit + margin)
     below.grid(axis="x")
     above.set(ylabel="step")
-    above.yaxis.set_major_formatter(lambda value, _: short(value))
+    format_ticks(above.yaxis)
     above.yaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     above.tick_params(labelbottom=False)
     above.grid()

@@ -71,7 +71,7 @@ def _plots(answer: Answer, group: Group, suite: Suite) -> list[str]:
     metric, name, found = words(suite.metric), answer.group, []
     if any(row.curves for row in answer.rows):
         found.append(_plot(plots.draw_curves, (answer.rows, metric), f"{name}-curves", CURVES))
-    if any(any(row.breadths) for row in answer.rows):
+    if any(plots.depth_curves(row.breadths) for row in answer.rows):
         found.append(_plot(plots.draw_breadth, answer.rows, f"{name}-breadth", BREADTH))
     if answer.fit:
         found.append(_plot(plots.draw_fit, (answer, group.axis, metric), f"{name}-fit", _about_fit(answer)))

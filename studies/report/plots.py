@@ -8,12 +8,12 @@ import statistics
 
 import numpy as np
 
-from reporting.page_parts import COLOURS, GRID, INK, add_legend, short
+from reporting.page_parts import COLOURS, GRID, INK, add_legend, format_ticks, short
 from studies.report.answers import Answer, Row, digits, figure
-from studies.report.costs import FLOPS, Costs
+from studies.report.costs import Costs
 
 HEIGHT = 2.9  # inches of a plot without a legend
-PLACE = (0.06, 0.165, 0.93, 0.795)  # of the axes in a figure
+PLACE = (0.095, 0.165, 0.88, 0.795)  # of the axes in a figure; labels of ticks go beyond their ends
 MARKERS = ".s^Dv*"  # of each way of choosing
 ALONE = "alone"  # one trajectory, as core/evaluations/breadth.py names it
 LINE_POINTS = 60  # of a drawn line and its band
@@ -31,6 +31,8 @@ def draw_curves(drawn: tuple[list[Row], str], figure_, tips: dict[str, str]) -> 
                 marker="." if len(steps) < 3 else "", label="_" if which else row.name, gid=f"line{number}-{seed}",
             )  # fmt: skip
             tips[line[0].get_gid()] = f"{row.name}, seed {seed}: {digits(curve[steps[-1]])}" if steps else row.name
+    format_ticks(axes.xaxis)
+    format_ticks(axes.yaxis)
     axes.set(xlabel="step", ylabel=metric)
     axes.grid(axis="y")
     add_legend(axes, *axes.get_legend_handles_labels())
@@ -51,6 +53,7 @@ def draw_breadth(rows: list[Row], figure_, tips: dict[str, str]) -> None:
             tips[line[0].get_gid()] = f"{row.name}, {way}: {curve[max(curve)]:.4f} after {max(curve)} steps"
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: short(value))
+    format_ticks(axes.yaxis)
     axes.set(xlabel="supervision steps", ylabel="accuracy")
     axes.grid(axis="y")
     add_legend(axes, *axes.get_legend_handles_labels())
@@ -76,7 +79,7 @@ def depth_curves(breadths: list[dict[str, float]]) -> dict[str, dict[int, float]
 def draw_fit(drawn: tuple[Answer, str, str], figure_, tips: dict[str, str]) -> None:
     """Draw (answer with a fit, axis, metric): every seed's point, the line and its confidence band."""
     answer, axis, metric = drawn
-    axes = figure_.add_axes((0.06, 0.15, 0.93, 0.81))
+    axes = figure_.add_axes(PLACE)
     shown = {name: size for name, size in answer.sizes.items() if size > 0}
     sizes = np.geomspace(min(shown.values()), max(shown.values()), LINE_POINTS)
     means, halves = answer.fit.line(sizes)
@@ -90,6 +93,7 @@ def draw_fit(drawn: tuple[Answer, str, str], figure_, tips: dict[str, str]) -> N
     ticks = sorted(set(shown.values()))
     axes.set_xticks(ticks, [short(size) for size in ticks])
     axes.minorticks_off()
+    format_ticks(axes.yaxis)
     axes.set(xlabel=axis, ylabel=metric)
     axes.grid(axis="y")
 
@@ -110,8 +114,9 @@ def draw_costs(drawn: tuple[Costs, str], figure_, tips: dict[str, str]) -> None:
         tips[f"cost{number}"] = f"{row.name}: {figure(row)} for {cost:.4g} {found.unit}"
     if max(found.costs) > 10 * min(found.costs):
         log_ticks(axes)
-    elif found.unit == FLOPS:
-        axes.xaxis.set_major_formatter(lambda value, _: short(value))
+    else:
+        format_ticks(axes.xaxis)
+    format_ticks(axes.yaxis)
     axes.set(xlabel=found.unit, ylabel=metric)
     axes.grid(axis="y")
     add_legend(axes, *axes.get_legend_handles_labels())

@@ -4,10 +4,10 @@
 import math
 import textwrap
 
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from reporting.page_parts import COLOURS, INK, add_legend
+from reporting.page_parts import COLOURS, INK, add_legend, format_ticks
 from studies.report.plots import PLACE, log_ticks
 from studies.search.searches import Searched, point
 
@@ -27,6 +27,7 @@ def draw_best(found: Searched, figure, tips: dict[str, str]) -> None:
     axes.plot(range(1, len(done) + 1), best, color=BEST, linewidth=1.3, drawstyle="steps-post", label="best so far")
     axes.set(xlabel="trials that are done", ylabel=found.objectives[0])
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    format_ticks(axes.yaxis)
     axes.grid(axis="y")
     add_legend(axes, *axes.get_legend_handles_labels())
 
@@ -41,8 +42,8 @@ def draw_parameters(found: Searched, figure, tips: dict[str, str]) -> None:
     done, pruned = found.done, found.in_state(TrialState.PRUNED)
     names, rows = list(found.trials[0].params), math.ceil(len(found.trials[0].params) / COLUMNS)
     grid = figure.subplots(rows, COLUMNS, sharey=True, squeeze=False, gridspec_kw={
-        "left": 0.06, "right": 0.99, "bottom": 0.72 / (ROW * rows), "top": 1 - 0.1 / (ROW * rows), "hspace": 0.5,
-        "wspace": 0.06,
+        "left": PLACE[0], "right": PLACE[0] + PLACE[2], "bottom": 0.72 / (ROW * rows), "top": 1 - 0.1 / (ROW * rows),
+        "hspace": 0.5, "wspace": 0.12,
     })  # fmt: skip
     for number, axes in enumerate(grid.flat):
         if number >= len(names):
@@ -58,6 +59,7 @@ def draw_parameters(found: Searched, figure, tips: dict[str, str]) -> None:
         axes.grid(axis="y")
         if number % COLUMNS == 0:
             axes.set_ylabel(found.objectives[0])
+    format_ticks(grid[0, 0].yaxis)  # which all of them share
 
 
 def _places(axes, name: str, trials: list[FrozenTrial]):
@@ -73,6 +75,10 @@ def _places(axes, name: str, trials: list[FrozenTrial]):
         place = float
         if distribution.log:
             log_ticks(axes)
+        else:
+            whole = isinstance(distribution, IntDistribution)
+            axes.xaxis.get_major_locator().set_params(nbins=5, integer=whole, min_n_ticks=1 if whole else 2)
+            format_ticks(axes.xaxis)
     return lambda some: ([place(one.params[name]) for one in some], [one.values[0] for one in some])
 
 
@@ -88,5 +94,8 @@ def draw_front(found: Searched, figure, tips: dict[str, str]) -> None:
         tips[f"front{number}"] = f"trial {one.number}: {point(one)}"
     if max(costs) > 10 * min(costs):
         log_ticks(axes)
+    else:
+        format_ticks(axes.xaxis)
+    format_ticks(axes.yaxis)
     axes.set(xlabel=found.objectives[1], ylabel=found.objectives[0])
     axes.grid(axis="y")

@@ -237,6 +237,11 @@ def test_a_process_ends_with_one_line_and_status_2_before_jax_is_imported(argume
             "That was not possible. There are 134.44M free.; (1x0x0_HBM0); smaller batches take less memory; in tr",
         ),
         (
+            "command_line.ending.advise_less_memory('use fewer --rows'); raise RuntimeError('Out of memory')",
+            1,
+            "error: RuntimeError: Out of memory; use fewer --rows (<string>:3)",
+        ),
+        (
             "raise RuntimeError('RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem.')",
             1,
             "error: RuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. (<string>",

@@ -64,7 +64,7 @@ def use(tokenizer: AnyTokenizer) -> None:
     for tokens in (tokenizer.encode(TEXT), *map(list, tokenizer.encode_batch([TEXT, "", "abc"]))):
         assert all(0 <= token < tokenizer.vocab_size for token in tokens)
         assert isinstance(tokenizer.decode(tokens), str)
-    tokens, allowed = tokenizer.encode_open("def ")
+    tokens, allowed = tokenizer.open_end(tokenizer.encode("def "))
     assert len(allowed) == tokenizer.vocab_size and 0 <= tokenizer.end_of_document < tokenizer.vocab_size
     tokenizer.decode(list(range(min(1000, tokenizer.vocab_size))))
 

@@ -135,3 +135,13 @@ def test_a_continuation_begins_where_the_prompt_ends(bpe):
     prompt = token_prompt(bpe, [*bpe.encode("so "), *emoji[:2]])
     stream = prompt.text(bpe)
     assert "".join([*map(stream.add, [*emoji[2:], *bpe.encode("!")]), stream.end()]) == "\U0001f600!"
+
+
+def test_bytes_of_no_character_at_the_end_of_a_prompt_are_not_the_continuations():
+    tokenizer = ByteTokenizer()
+    for prompt, tokens, text in ((b"a\xff", b"b", "b"), (b"\xe6", b"\x97\xa5", "\u65e5"), (b"\xe6", b"", ""),
+                                 (b"\xff", b"\xe6\x97\xa5", "\u65e5"), (b"\xff", b"\xff", REPLACEMENT)):  # fmt: skip
+        stream = token_prompt(tokenizer, list(prompt)).text(tokenizer)
+        assert "".join([*map(stream.add, tokens), stream.end()]) == text
+    stream = text_prompt(tokenizer, f"a{REPLACEMENT}").text(tokenizer)
+    assert stream.add(ord("b")) == "b"

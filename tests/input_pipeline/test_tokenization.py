@@ -147,7 +147,7 @@ def test_errors_say_what_would_work(make, tmp_path):
 
 def test_an_open_text_leaves_its_last_piece_to_be_chosen_among_those_that_begin_with_it(trained):
     text, tokenizer = "if value > ", trained
-    tokens, allowed = tokenizer.encode_open(text)
+    tokens, allowed = tokenizer.open_end(tokenizer.encode(text))
     whole = tokenizer.encode(text)
     assert tokens == whole[:-1] and allowed[whole[-1]] and 0 < allowed.sum() < tokenizer.vocab_size
     for choice in np.flatnonzero(allowed):
@@ -156,13 +156,13 @@ def test_an_open_text_leaves_its_last_piece_to_be_chosen_among_those_that_begin_
 
 def test_what_is_no_text_never_goes_on_an_open_text():
     tokenizer = SentencePieceTokenizer(train(spans_of(CODE.replace(">", "<")), 400), "test")
-    _, allowed = tokenizer.encode_open("a<")
+    _, allowed = tokenizer.open_end(tokenizer.encode("a<"))
     pieces = [tokenizer._model.id_to_piece(int(token)) for token in np.flatnonzero(allowed)]
     assert "<" in pieces and not [piece for piece in pieces if piece in ("<unk>", "</s>") or piece.startswith("<0x")]
 
 
 def test_an_open_text_of_bytes_may_go_on_with_any_byte():
-    tokens, allowed = ByteTokenizer().encode_open("a ")
+    tokens, allowed = ByteTokenizer().open_end(ByteTokenizer().encode("a "))
     assert tokens == [97, 32] and allowed.all()
 
 

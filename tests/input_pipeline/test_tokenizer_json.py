@@ -2,6 +2,7 @@
 """A tokenizer.json of others' is used for data, for prompts and kept with a run."""
 
 import json
+import threading
 import types
 
 import numpy as np
@@ -67,7 +68,7 @@ def test_a_text_has_the_same_tokens_each_time_if_the_model_was_trained_with_drop
 
 def test_the_last_token_of_a_prompt_may_become_one_that_begins_with_it(tmp_path):
     tokenizer = open_tokenizer(write(tmp_path, {"content": END}))
-    tokens, allowed = tokenizer.encode_open("def name_1(va")
+    tokens, allowed = tokenizer.open_end(tokenizer.encode("def name_1(va"))
     whole = tokenizer.encode("def name_1(va")
     assert tokens == whole[:-1] and allowed[whole[-1]] and not allowed[tokenizer.end_of_document]
     last = tokenizer.decode(whole[-1:])
@@ -84,9 +85,9 @@ def test_a_byte_is_no_token_that_begins_with_the_last_one_of_a_prompt(tmp_path):
     made.add_special_tokens(["<unk>", END])
     made.save(str(tmp_path / "tokenizer.json"))
     tokenizer = open_tokenizer(str(tmp_path / "tokenizer.json"))
-    tokens, allowed = tokenizer.encode_open("a<")
+    tokens, allowed = tokenizer.open_end(tokenizer.encode("a<"))
     assert tokens == [vocabulary["a"]] and [pieces[number] for number in np.flatnonzero(allowed)] == ["<", "</"]
-    tokens, allowed = tokenizer.encode_open("a\n")
+    tokens, allowed = tokenizer.open_end(tokenizer.encode("a\n"))
     assert tokens == [vocabulary["a"], vocabulary["<0x0A>"]] and allowed.all()
 
 
@@ -194,3 +195,24 @@ def test_a_vocabulary_of_absurd_ids_is_refused(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     with pytest.raises(DataError, match="has the token id 4000000000; ids below 16,777,216 are"):
         open_tokenizer(str(tmp_path / "tokenizer.json"))
+
+
+def test_one_text_has_the_tokens_of_the_librarys_call_for_one(tmp_path):
+    name = write(tmp_path)
+    asked, theirs = open_tokenizer(name), tokenizers.Tokenizer.from_file(name)
+    theirs.post_processor = None
+    others = "\0 \t\r\n\U0001f600e\u0301", "\u2581 def  name_1 (\u65e5\u672c)\n\n"
+    for text in ("", " ", "a", TEXT, f"a{END}b {END}", *others):
+        assert asked.encode(text) == theirs.encode(text, add_special_tokens=False).ids
+
+
+def test_other_threads_go_on_while_a_long_text_is_encoded(tmp_path):
+    """A server encodes prompts in a thread, beside the event loop that answers other clients."""
+    tokenizer, seen, ended = open_tokenizer(write(tmp_path)), [], threading.Event()
+    watcher = threading.Thread(target=lambda: [seen.append(ended.is_set()) for _ in iter(lambda: ended.wait(1e-3), 1)])
+    watcher.start()
+    tokenizer.encode(TEXT * 500)
+    during = len(seen)
+    ended.set()
+    watcher.join()
+    assert during > 5

@@ -2,7 +2,9 @@
 """The report of runs: what is read, how curves are thinned, and the page in a browser."""
 
 import contextlib
+import dataclasses
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -13,6 +15,7 @@ import pytest
 
 from configs.errors import ConfigError
 from files.json_reader import JsonError
+from reporting import page_parts
 from reporting.goodput import PARTS
 from reporting.run_report import page, plots, reading
 from reporting.run_report.thinning import thin
@@ -310,3 +313,39 @@ def test_the_page_is_whole_in_a_browser_light_dark_and_in_print(tmp_path, width)
 def test_every_part_of_the_account_of_time_has_a_colour():
     """A part without one would leave a gap in the bar."""
     assert plots.PART_COLOURS.keys() == PARTS.keys()
+
+
+def test_close_and_large_ticks_differ_and_lie_inside_the_figure(tmp_path):
+    lines = [{"kind": "train", "step": 1_234_000 + 10 * n, "loss": -2.5e6 + 20 * n} for n in range(60)]
+    one = reading.read_run(add_lines(tmp_path, *lines), "mine")
+    [axes] = drawn(plots.draw_panel, plots.panel("loss", [one], [("train", "loss", "", "-")]), 2.4, page.HALF).axes
+    for axis, label in ((axes.xaxis, "1.2342M"), (axes.yaxis, "-2.4995M")):
+        labels = [tick.get_text() for tick in axis.get_ticklabels()]
+        assert label in labels and len(set(labels)) == len(labels)
+    assert [page_parts.short(number) for number in (-5.03e6, -6144.0, 0.002)] == ["-5.03M", "-6,144", "0.002"]
+
+
+def test_many_runs_are_not_all_named_in_the_title(tmp_path):
+    one = run(tmp_path)
+    shown = page.page([dataclasses.replace(one, name=f"run-{number}") for number in range(40)])
+    title = shown.partition("<title>")[2].partition("</title>")[0]
+    assert title.startswith("40 runs: run-0, run-1, ") and title.endswith(", run-7 and 32 more")
+
+
+def test_a_standard_error_is_that_of_the_step_of_its_figure(tmp_path):
+    folder = write_run(tmp_path / "mine")
+    add_lines(folder, {"kind": "tasks", "step": 50, "qa/accuracy": 0.75, "qa/accuracy_stderr": None})
+    shown = page.page([reading.read_run(folder, "mine")])
+    assert '<td class="number">0.75</td><td class="number">-</td><td class="number">50</td>' in shown
+
+
+def test_a_column_of_a_profile_may_have_no_name(tmp_path):
+    folder = write_run(tmp_path / "mine")
+    table = {"title": "Operations", "columns": ["", "Seconds"], "rows": [["fusion.1", 0.25]]}
+    (folder / "profile.json").write_text(json.dumps({"summary": [], "tables": [table]}))
+    assert '<th></th><th class="number">Seconds</th>' in page.page([reading.read_run(folder, "mine")])
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_told_in_one_line(tmp_path):
+    made = report(os.fsdecode(b"bad\xff"), f"--html={tmp_path}/page.html")
+    assert (made.returncode, made.stderr) == (2, "error: run='bad\\udcff' is not UTF-8\n")

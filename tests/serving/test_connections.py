@@ -23,10 +23,10 @@ WHOLE = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nab"
 
 
 @contextlib.asynccontextmanager
-async def serving(app) -> AsyncIterator[tuple[str, int]]:
+async def serving(app, grace_seconds: int = 1, end_requests=lambda: None) -> AsyncIterator[tuple[str, int]]:
     """Serve an application on an address of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = Server(app, 1, lambda: False)
+        server = Server(app, grace_seconds, lambda: False, end_requests)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
             await asyncio.sleep(0.01)
@@ -111,5 +111,24 @@ def test_a_stream_that_is_not_read_ends_its_job(monkeypatch):
             await asyncio.wait_for(closed.wait(), 20)
             assert time.monotonic() - began >= SECONDS
             writer.close()
+
+    asyncio.run(ask())
+
+
+def test_requests_that_run_at_the_end_of_the_grace_period_have_time_for_their_error():
+    async def ask():
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def app(scope, receive, send):
+            begun.set()
+            await ended.wait()
+            await PlainTextResponse("ask again", 503)(scope, receive, send)
+
+        async with serving(app, 0, ended.set) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(WHOLE)
+            await begun.wait()
+        assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+        writer.close()
 
     asyncio.run(ask())

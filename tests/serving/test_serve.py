@@ -8,6 +8,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 import types
 
@@ -452,3 +454,10 @@ def test_what_the_page_of_the_docs_shows_runs(chatting, capsys):
     from serving.requests import PuzzleRequest  # which needs the extra
 
     assert PuzzleRequest.model_validate_json(commands[1][2]).supervision_steps == 4
+
+
+def test_a_model_has_the_name_of_its_folder_also_if_it_is_served_from_there():
+    code = "from pathlib import Path; import serve; "
+    code += "print(*map(serve.name_of, (Path('.'), Path('runs/tiny'), Path('runs/..'), 'gs://runs/mine/')))"
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert said.stdout.split() == [ROOT.name, "tiny", ROOT.name, "mine"], said.stderr

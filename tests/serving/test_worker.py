@@ -2,7 +2,11 @@
 """A worker decodes as the batch alone does, in its thread, and compiles nothing once it is ready."""
 
 import asyncio
+import concurrent.futures
+import contextlib
 import functools
+import time
+import types
 
 import pytest
 
@@ -15,8 +19,10 @@ from inference.choice import Sampling
 from input_pipeline.chat.template import PlainFormat
 from input_pipeline.tokenization import open_tokenizer
 from parallelism.mesh import mesh_context
+from puzzles import solving
 from serving.app import make_app
 from serving.errors import ApiError
+from serving.puzzles import PuzzleService
 from serving.text import TextService
 from serving.worker import Job, Worker
 from tests.inference.test_batching import GREEDY, LENGTH, V, alone, batch_of, engine, prompts
@@ -126,3 +132,57 @@ def test_requests_of_a_worker_that_fails_end_with_an_error_and_so_do_later_ones(
     asyncio.run(ask())
     with pytest.raises(FloatingPointError, match="planted"):
         worker.stop()
+
+
+@pytest.mark.parametrize("prompt", ["a" * (LENGTH + 1), [1] * (LENGTH + 1)])
+def test_a_prompt_that_is_too_long_is_refused_before_it_is_decoded(worker, monkeypatch, prompt):
+    """Which would keep the event loop waiting."""
+    tokenizer = open_tokenizer("byte")
+    monkeypatch.setattr(type(tokenizer), "encode", lambda self, text: [1] * len(text))
+    monkeypatch.setattr(type(tokenizer), "decode", lambda self, tokens: pytest.fail("decoded"))
+    service = TextService("m", tokenizer, PlainFormat(), [], worker, max_waiting=0)
+    client = TestClient(make_app(service, ""), base_url="http://localhost")
+    answer = client.post("/v1/completions", json={"prompt": prompt})
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_requests_that_go_on_when_the_server_ends_and_later_ones_end_with_an_error(one_device):
+    worker = Worker(functools.partial(batch_of, 4), functools.partial(mesh_context, one_device))
+    requests = [Request(prompt, LENGTH - 9, GREEDY) for prompt in prompts([3, 5])]
+
+    async def ask():
+        job = Job(worker, requests)
+        await asyncio.wait_for(job.next(), SECONDS)
+        worker.end_requests()
+        for one in (job, Job(worker, requests[:1])):
+            with pytest.raises(ApiError, match="the server ends; ask again") as raised:
+                while True:
+                    await asyncio.wait_for(one.next(), SECONDS)
+            assert (raised.value.status, raised.value.code) == (503, "ending")
+            one.close()
+
+    asyncio.run(ask())
+    worker.stop()
+    assert worker.in_flight == 0 and not worker.has_failed and not worker.batch.running
+
+
+def test_a_puzzle_that_is_in_work_when_the_server_ends_ends_with_an_error():
+    def solve(tokens, steps, is_wanted):
+        while steps > 1 and is_wanted():
+            time.sleep(0.01)
+        return [solving.Answer(tokens.ravel(), 0.0)]
+
+    config = types.SimpleNamespace(
+        data=types.SimpleNamespace(source="sudoku"), model=types.SimpleNamespace(max_length=16, vocab_size=6)
+    )
+    service = PuzzleService("m", config, solve, contextlib.nullcontext, 1)
+    client, asked = TestClient(make_app(service, ""), base_url="http://localhost"), {"puzzle": "1...\n" + "....\n" * 3}
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:  # one puzzle is solved and one waits
+        post = functools.partial(client.post, "/v1/puzzles", json=asked | {"supervision_steps": 9})
+        answers = [pool.submit(post) for _ in range(2)]
+        deadline = time.monotonic() + SECONDS
+        while service.in_flight < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        service.end_requests()
+        assert {answer.result().status_code for answer in answers} == {503}
+    service.stop()

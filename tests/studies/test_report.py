@@ -169,3 +169,34 @@ def test_every_way_of_choosing_of_a_configuration_has_a_marker_of_its_own():
     for row in answer.rows[:2]:
         assert len({markers[f"{row.name}, {way}"] for way in ("alone", "vote of 8", "oracle of 8")}) == 3
     assert markers["01, vote of 8"] == markers["02, vote of 8"]
+
+
+@needs_optuna
+def test_seeds_that_share_no_curve_by_depth_have_no_plot_of_it():
+    from studies.report import page
+
+    study, answer = answer_of(seeds=2, breadth=DEPTHS)
+    rows = [dataclasses.replace(row, breadths=[DEPTHS, {}]) for row in answer.rows]
+    assert "Accuracy by depth" not in page.page(study, [dataclasses.replace(answer, rows=rows)])
+    rows[0] = answer.rows[0]
+    assert "Accuracy by depth" in page.page(study, [dataclasses.replace(answer, rows=rows)])
+
+
+@needs_optuna
+def test_close_metrics_and_costs_have_ticks_that_differ():
+    from studies.report import costs, plots
+
+    _, answer = answer_of(seeds=2)
+    rows = [
+        dataclasses.replace(
+            row, values=[0.94321 + 1e-5 * number] * 2, chip_hours=1234567.0 + 100 * number,
+            curves=[{1_234_000 + step: 0.94321 + 1e-5 * number + 1e-7 * step for step in range(100)}] * 2,
+        )
+        for number, row in enumerate(answer.rows)
+    ]  # fmt: skip
+    cost = costs.of_rows(rows, "minimize")
+    for draw, shown in ((plots.draw_curves, (rows, "loss")), (plots.draw_costs, (cost, "loss"))):
+        [axes] = drawn(draw, shown, plots.HEIGHT).axes
+        for axis in (axes.xaxis, axes.yaxis):
+            labels = [tick.get_text() for tick in axis.get_ticklabels()]
+            assert len(set(labels)) == len(labels) > 2 and not axis.get_offset_text().get_text(), labels

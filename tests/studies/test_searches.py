@@ -3,6 +3,7 @@
 
 import contextlib
 import dataclasses
+import datetime
 import json
 import math
 import shutil
@@ -18,6 +19,7 @@ from pods.studies import COUNTS
 from tests.browser import Browser
 from tests.studies.conftest import ended, needs_optuna, sweep
 from tests.studies.test_searching import asked, run, trials_of
+from tests.support import drawn
 
 pytestmark = needs_optuna
 COUNT = 12
@@ -331,3 +333,30 @@ def edit(folder, table: str, key: str, stored: str) -> None:
     """Replace the JSON of an attribute in the database."""
     with contextlib.closing(sqlite3.connect(folder / "studies.db")) as database, database:
         database.execute(f"update {table} set value_json = ? where key = ?", (stored, key))
+
+
+def test_close_and_large_values_have_ticks_that_differ_inside_the_figure(pruned):
+    """A parameter of whole numbers has ticks at whole numbers."""
+    from optuna.distributions import FloatDistribution, IntDistribution
+    from optuna.trial import create_trial
+
+    from studies.report.plots import HEIGHT
+    from studies.search import plots
+
+    distributions = {"beta2": FloatDistribution(0.9985, 0.9995), "num_layers": IntDistribution(2, 3)}
+    done = []
+    for number in range(9):
+        point = {"beta2": 0.9985 + 1e-4 * number, "num_layers": 2 + number % 2}
+        values = [-12_345_000.0 + 5 * number, 1_234_567.0 - 100 * number]
+        done.append(create_trial(params=point, distributions=distributions, values=values))
+        done[-1].datetime_complete = datetime.datetime(2026, 1, 1)
+    found = types.SimpleNamespace(
+        done=done, trials=done, front=done, objectives=["loss", "seconds"], in_state=lambda state: []
+    )
+    for draw in (plots.draw_best, plots.draw_parameters, plots.draw_front):
+        figure = drawn(draw, found, HEIGHT)
+        for axis in [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]:
+            labels = [tick.get_text() for tick in axis.get_ticklabels() if tick.get_visible()]
+            assert len(set(labels)) == len(labels) and not axis.get_offset_text().get_text(), labels
+        if draw is plots.draw_parameters:
+            assert {tick.get_text() for tick in figure.axes[1].get_xticklabels()} <= {"1", "2", "3", "4"}
