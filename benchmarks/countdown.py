@@ -21,7 +21,6 @@ import copy
 import time
 
 import support
-from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score
 
 import jax
@@ -73,7 +72,7 @@ def measured(run: TrainedRun, name: str, problems: list[str]) -> dict[str, float
     began = time.perf_counter()
     found, batch = found_by(run, problems, search, value=value)
     share, seconds = share_solved(run, found), time.perf_counter() - began
-    low, high = binomtest(round(share * len(found)), len(found)).proportion_ci(method="wilson")
+    low, high = support.interval(round(share * len(found)), len(found))
     tokens = round(sum(one.num_tokens for one in found) / len(found), 1)
     print(f"{name:18} {share:.3f} [{low:.3f}, {high:.3f}]  {tokens} tokens  {seconds:.0f} s", flush=True)
     figures = {name: round(share, 4), f"{name}_low": round(low, 3), f"{name}_high": round(high, 3)}

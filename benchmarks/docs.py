@@ -53,6 +53,7 @@ CLOUD, HUB, POD, INSTALLS, OWN_DATA = (
     "needs data or weights that are published elsewhere",
 )  # fmt: skip
 WORD, LONG, GIVEN = "a name in a sentence", "takes hours; run it by itself", "its words stand for the user's own"
+CHANGES = "deletes or rewrites files that the next commands need"
 # What is not run: a pattern found in the command, and the reason. The first row that matches decides.
 NOT_HERE = (
     (r"transport=local", ""),
@@ -62,7 +63,8 @@ NOT_HERE = (
     (r"^pip |^uv |\bpip |-m venv|EXTRAS=|ACCELERATOR=|PYTHON=|make lock|make lint$", INSTALLS),
     (r"--config\.logging\.wandb=true|meta-llama/|ORG/NAME|FOLDER_OR_NAME|data\.source=huggingface", HUB),
     (r"FOLDER_WITH_|--trm=|--core=|--include_path|reasoning_gym|xprof|search_then_train", OWN_DATA),
-    (r"make (test|bench|reasoning|clean|format)\b|benchmarks/|pretrain_jax\.py --|rehearse.*--search", LONG),
+    (r"make (test|bench|reasoning)\b|benchmarks/|pretrain_jax\.py --|rehearse.*--search", LONG),
+    (r"make (clean|format)\b", CHANGES),
     (r"exp08-ema --workers|workdir=runs/sudoku\b", LONG),
     (r"(?<![A-Z_])(NAME|GROUP|SUBCOMMAND|COMMAND|RECIPE|FILE|FOLDER|WORKDIR)(?![A-Z_=])|_step=N\b", GIVEN),
     (r"rehearse(?!.*(TOPOLOGY|topology|compare)=)", GIVEN),
@@ -139,10 +141,9 @@ def _with(text: str, words) -> str:
     return text[:-1] + f' {new}"' if 'ARGS="' in text else f'{text} ARGS="{new}"'
 
 
-def copy_tree(tree: pathlib.Path, prepared: pathlib.Path | None) -> None:
+def make_clone(tree: pathlib.Path, prepared: pathlib.Path | None) -> None:
     """Make a copy of the tree with a user's own files, as a clone with one commit."""
-    ignored = shutil.ignore_patterns(".git", "__pycache__", "runs", ".venv")
-    shutil.copytree(support.ROOT, tree, ignore=ignored)
+    support.copy_tree(tree)
     (tree / ".venv").symlink_to((support.ROOT / ".venv").resolve())
     write_own_files(tree)
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "a clone"]):  # hosts of a pod check a commit out
@@ -180,7 +181,7 @@ def prepare(folder: pathlib.Path) -> pathlib.Path:
     tree = folder / "prepared"
     if not (tree / "Llama-3.2-1B").exists():
         shutil.rmtree(tree, ignore_errors=True)
-        copy_tree(tree, None)
+        make_clone(tree, None)
         for command in (
             ".venv/bin/python train.py --config=configs/tiny.py --workdir=runs/tiny",
             ".venv/bin/python convert.py export --workdir=runs/tiny --hf=Llama-3.2-1B/",
@@ -298,7 +299,7 @@ def run_page(page: str, folder: pathlib.Path) -> list[dict]:
     tree, found = folder / "tree", []
     shutil.rmtree(tree, ignore_errors=True)
     prepared = prepare(folder)
-    copy_tree(tree, prepared)
+    make_clone(tree, prepared)
     with page_runner(tree, prepared) as run:
         for shown in pages.commands(page):
             began = time.monotonic()

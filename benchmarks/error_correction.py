@@ -2,7 +2,8 @@
 """Does the module of error correction find wrong tokens and repair them, and does it know how sure it is?
 
 The base is the tiny recipe's model, in runs/tiny as `make train` leaves it, or trained there first. The module is
-trained on it by configs/error_correction.py. A second call trains neither again.
+trained on it by configs/error_correction.py. A second call trains neither again, and refuses runs whose configuration
+is another than it would be now.
 
 Held-out rows are corrupted here: a tenth of the tokens is replaced by draws from the model's own unigram distribution,
 the mean of its predictions over training rows. Half of the rows tune the threshold (the most repairs with at most
@@ -39,7 +40,6 @@ from inference.revision import judge
 from layers.axes import weight
 from layers.mixture_density import MixtureDensity
 from parallelism.mesh import mesh_context
-from settings import stored_config
 from trained_run import TrainedRun, open_run
 
 BASE = support.folder("error-correction-base") if support.QUICK else support.ROOT / "runs" / "tiny"
@@ -56,9 +56,7 @@ SMALL = {  # keys of a quick call
 def trained(folder, recipe: str, **keys) -> TrainedRun:
     """Train what is left of a run, with `__` for a dot in the keys; return it."""
     changes = (SMALL if support.QUICK else {}) | {key.replace("__", "."): value for key, value in keys.items()}
-    last = stored_config.trained_to(folder)
-    if last is None or last < stored_config.load_to_read(folder, {}).config.train.steps:
-        support.train(changes, f"configs/{recipe}.py", workdir=folder)
+    support.train(changes, f"configs/{recipe}.py", workdir=folder)
     return open_run(folder)
 
 

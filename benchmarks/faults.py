@@ -25,9 +25,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import support
 
-QUICK_COMPILATION = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 if __name__ == "__main__":
-    os.environ.setdefault("XLA_FLAGS", QUICK_COMPILATION)
+    os.environ.setdefault("XLA_FLAGS", support.QUICK_COMPILATION)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 from tests import groups

@@ -2,7 +2,7 @@
 """What does foreign data cost: a large document, a million small ones, a decompression bomb, an endless template?
 
 Each is read in its own process, whose peak memory above its idle memory is asserted. A text file of 500 MB is read in
-pieces. A document in one line of JSON or in a TFRecord is held twice. A compressed line of gigabytes takes at most the
+pieces. A document in one line of JSON is held twice. A compressed line of gigabytes takes at most the
 memory that data.max_document_mib allows. A million documents take some hundred bytes each. An endless template is
 refused within seconds. The rates of rendering conversations and of reading lines of JSON are reported.
 """

@@ -18,7 +18,7 @@ import support
 
 import faults
 
-os.environ.setdefault("XLA_FLAGS", faults.QUICK_COMPILATION)
+os.environ.setdefault("XLA_FLAGS", support.QUICK_COMPILATION)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 from tests import groups

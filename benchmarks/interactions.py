@@ -28,11 +28,10 @@ import traceback
 
 import support
 
-import faults
 from cluster import startup
 
 FOLDER = support.ROOT / "runs" / "benchmark-interactions"
-os.environ.setdefault("XLA_FLAGS", faults.QUICK_COMPILATION)
+os.environ.setdefault("XLA_FLAGS", support.QUICK_COMPILATION)
 startup.choose_platform(None, "cpu", FOLDER)
 startup.simulate(8)
 

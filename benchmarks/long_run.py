@@ -114,7 +114,7 @@ def readers(run: pathlib.Path) -> dict[str, float]:
 def failures(figures: dict) -> list[str]:
     """Return what is wrong with the figures."""
     slow = [name for name, value in figures.items() if name.endswith("_seconds") and value > LIMIT_READ_SECONDS]
-    slower = min(figures["drift"], figures["processor_drift"])  # other work on the machine raises the first alone
+    slower = figures["processor_drift"]  # other work on the machine, more or less of it, changes the other drift
     found = {
         f"memory has grown by more than {LIMIT_MB} MiB": figures["grown_mib"] > LIMIT_MB,
         f"a step takes over {LIMIT_STEP_MS} ms, so the run says little": figures["step_ms_first_tenth"] > LIMIT_STEP_MS,

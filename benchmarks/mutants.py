@@ -3,7 +3,8 @@
 
 A mutant is a copy of this working tree in which one operator is wrong, such as `<=` for `<`. It is killed if a test
 fails, of those that mirror the changed file or import it, or else of all in its room; slow tests are left out. Some
-survivors compute the same, so that no test can kill them, and some are killed by tests of other rooms.
+survivors compute the same, so that no test can kill them, and some are killed by tests of other rooms. If its tests
+take more than MOST_SECONDS, a mutant counts apart: it may wait for ever, or the machine is slow.
 
 The mutants are drawn at random, with a fixed seed. The copy has its own cache, because a wrong pipeline would store
 wrong results; only compiled programs, whose names are digests of their content, are shared.
@@ -32,6 +33,7 @@ TESTS = support.ROOT / "tests"
 PYTEST = "import logging, sys, pytest; logging.root.handlers.clear(); sys.exit(pytest.main(sys.argv[1:]))"
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+\.py::.*?)(?: - .*)?$", re.MULTILINE)
 PASSED, NONE_FOUND = 0, 5  # exit status of pytest
+PASS, FAIL, TIMEOUT = "pass", "fail", "take too long"
 MOST_SECONDS = 240  # of a run of tests
 SWAPPED = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -142,27 +144,31 @@ def template_in(tree: pathlib.Path, cache: pathlib.Path) -> warm.Template:
     return warm.template(tree, workspace=())
 
 
-def failing(tests: Iterable[str], template: warm.Template) -> list[str] | None:
-    """Return the first test that fails in the copy, if it has a name; None if all pass. Slow tests are left out."""
+def judged(tests: Iterable[str], template: warm.Template) -> tuple[str, list[str]]:
+    """Return PASS, FAIL or TIMEOUT, and the first test that fails in the copy, if it has a name.
+
+    Slow tests are left out.
+    """
     arguments = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow", *tests]
     process = template.fork(["-c", PYTEST, *arguments], dict(os.environ))
     try:
         said, _ = process.communicate(MOST_SECONDS)
-    except subprocess.TimeoutExpired:  # the mutant waits or repeats for ever
+    except subprocess.TimeoutExpired:
         process.kill()
-        return []
-    return None if process.returncode in (PASSED, NONE_FOUND) else FAILED.findall(said)
+        return TIMEOUT, []
+    return (PASS, []) if process.returncode in (PASSED, NONE_FOUND) else (FAIL, FAILED.findall(said))
 
 
 def killed(mutant: Mutant, tree: pathlib.Path, template: warm.Template) -> tuple[str, list[str]]:
-    """Plant a mutant; return which tests kill it, "near", "room" or "" for none, and the name of the first."""
+    """Plant a mutant; return which tests kill it, "near", "room", TIMEOUT or "" for none, and the first one's name."""
     path, room = tree / mutant.file, f"tests/{mutant.file.parts[0]}"
     whole = path.read_text()
     path.write_text(planted(mutant, whole))
     try:
         for where, tests in (("near", tests_near(mutant.file)), ("room", [room])):
-            if tests and (names := failing(tests, template)) is not None:
-                return where, names
+            verdict, names = judged(tests, template) if tests else (PASS, [])
+            if verdict != PASS:
+                return TIMEOUT if verdict == TIMEOUT else where, names
         return "", []
     finally:
         path.write_text(whole)
@@ -170,22 +176,26 @@ def killed(mutant: Mutant, tree: pathlib.Path, template: warm.Template) -> tuple
 
 def main() -> None:
     """Plant all mutants in turn; then run the tests that killed them without any mutant."""
-    found, survivors, killers = dict.fromkeys(("near", "room", ""), 0), [], set()
+    found, killers = {"near": [], "room": [], TIMEOUT: [], "": []}, set()
     with tempfile.TemporaryDirectory() as folder:
         tree = pathlib.Path(folder) / "tree"
         template = template_in(tree, copied(tree))
         for number, mutant in enumerate(drawn(tree), start=1):
             where, names = killed(mutant, tree, template)
-            ending = f"killed by {', '.join(names) or 'an error'}" if where else "SURVIVES"
+            killers_named = ", ".join(names) or "an error"
+            ending = {TIMEOUT: f"its tests {TIMEOUT}", "": "SURVIVES"}.get(where, f"killed by {killers_named}")
             print(f"{number} of {NUM_MUTANTS}: {mutant}: {ending}", flush=True)
-            found[where] += 1
-            survivors += [] if where else [str(mutant)]
+            found[where].append(str(mutant))
             killers |= {*names}
-        if killers and (wrong := failing(sorted(killers), template)) is not None:
-            sys.exit(f"mutants: without any mutant, this fails: {', '.join(wrong)}")
+        verdict, names = judged(sorted(killers), template) if killers else (PASS, [])
+        if verdict != PASS:
+            sys.exit(f"mutants: without any mutant, the tests that killed one {verdict}: {', '.join(names)}")
         template.close()
-    counts = {"killed_by_tests_near": found["near"], "killed_by_others_of_the_room": found["room"]}
-    support.finish("mutants", {"mutants": NUM_MUTANTS, **counts, "survivors": survivors})
+    figures = {
+        "mutants": NUM_MUTANTS, "killed_by_tests_near": len(found["near"]),
+        "killed_by_others_of_the_room": len(found["room"]), "timeouts": found[TIMEOUT], "survivors": found[""],
+    }  # fmt: skip
+    support.finish("mutants", figures)
 
 
 if __name__ == "__main__":

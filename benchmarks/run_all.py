@@ -12,10 +12,13 @@ import support
 from files.atomic import write_atomically
 
 FOLDER = pathlib.Path(__file__).resolve().parent
-RESULTS, HEADING = (
-    FOLDER / "RESULTS.md",
-    "# Results\n\nWritten by `make bench`; a script per section, and nothing by hand.\n\n",
-)
+RESULTS = FOLDER / "RESULTS.md"
+HEADING = """# Results
+
+Written by `make bench`; a script per section. Recipes that `record` compiled alone are put into its section by
+hand, and a line above its table says so.
+
+"""
 NOT_BENCHMARKS = (
     "pages", "rehearsed", "run_all", "same_programs", "search_grid", "slow_recipe", "support", "tiny_studies",
     "trm_reference_torch", "updates",

@@ -2,7 +2,8 @@
 """Does serve.py answer right under load? 200 requests of 16 concurrent `openai` clients; needs EXTRAS=serve.
 
 Requests have random lengths; some are cancelled and some are wrong. Each answer is compared with the engine alone, in
-this process, at temperature 0. None may be wrong or lost, and the server's memory may not grow after the first 50.
+this process, at temperature 0. A client repeats a request only if the server says that it is busy (status 429 or 503).
+Any other error is a lost answer. None may be wrong or lost, and the server's memory may not grow after the first 50.
 """
 
 import concurrent.futures
@@ -20,6 +21,7 @@ import support
 
 from core import command_line  # noqa: F401, which chooses the platform before jax is imported
 
+import httpx2
 import openai
 
 from inference.batching import Batch
@@ -32,6 +34,7 @@ from trained_run import TrainedRun, open_run
 REQUESTS, CLIENTS = (60 if support.QUICK else 200), 16
 SETTLED = 50  # requests after which memory may not grow
 LIMIT_MB = 20.0
+BUSY, MOST_RETRIES, PAUSE_SECONDS = (429, 503), 300, 0.5
 LENGTH = 256  # tokens of a row
 KINDS = {"whole": 0.4, "stream": 0.3, "cancelled": 0.15, "wrong": 0.15}
 WRONG = (
@@ -57,11 +60,16 @@ class Ask:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of a request: whether it is right, and the seconds to the first part of a stream."""
+    """What came of a request: whether it is right, the seconds to the first part of a stream, and repetitions.
+
+    `lost` is the error by which there is no answer, "" if there is one.
+    """
 
     ask: Ask
     right: bool
     first: float | None = None
+    retries: int = 0
+    lost: str = ""
 
 
 def asks(count: int, length: int, seed: int = 0) -> list[Ask]:
@@ -92,41 +100,67 @@ def expected(trained: TrainedRun, given: Sequence[Ask], length: int) -> list[str
     return ["".join([*map(stream.add, one.tokens), stream.end()]) for stream, one in zip(streams, done, strict=True)]
 
 
+def while_busy(send: Callable, **given) -> tuple:
+    """Return (the result of `send`, repetitions); repeat while the server is busy. Raises its other errors."""
+    for retries in range(MOST_RETRIES):
+        try:
+            return send(**given), retries
+        except openai.APIStatusError as error:
+            if error.status_code not in BUSY:
+                raise
+        time.sleep(PAUSE_SECONDS)
+    return send(**given), MOST_RETRIES
+
+
+def answered(client: openai.OpenAI, ask: Ask, text: str) -> Outcome:
+    """Return what came of a request, which may be lost."""
+    try:
+        return outcome(client, ask, text)
+    except (openai.OpenAIError, httpx2.HTTPError) as error:
+        print(f"lost: {ask.kind}: {error!r}", flush=True)
+        return Outcome(ask, False, lost=repr(error))
+
+
 def outcome(client: openai.OpenAI, ask: Ask, text: str) -> Outcome:
-    """Send a request; compare its answer with `text`."""
-    given = {"model": client.models.list().data[0].id, "prompt": ask.prompt, "max_tokens": ask.max_tokens}
+    """Send a request; compare its answer with `text`. Raises what the client raises for another one than expected."""
+    models, retries = while_busy(client.models.list)
+    given = {"model": models.data[0].id, "prompt": ask.prompt, "max_tokens": ask.max_tokens}
     given |= {"temperature": 0} | ask.changes
+    create = client.completions.create
     if ask.kind == "wrong":
         try:
-            client.completions.create(**given)
+            _, more = while_busy(create, **given)
         except openai.BadRequestError as error:
-            return Outcome(ask, set(error.body) == {"message", "type", "param", "code"})
-        return Outcome(ask, False)
+            return Outcome(ask, set(error.body) == {"message", "type", "param", "code"}, retries=retries)
+        return Outcome(ask, False, retries=retries + more)
     if ask.kind == "whole":
-        return Outcome(ask, client.completions.create(**given).choices[0].text == text)
+        answer, more = while_busy(create, **given)
+        return Outcome(ask, answer.choices[0].text == text, retries=retries + more)
     start, first, parts = time.perf_counter(), None, []
-    with client.completions.create(**given, stream=True) as stream:
+    stream, more = while_busy(create, **given, stream=True)
+    with stream:
         for part in stream:
             parts += [choice.text for choice in part.choices]
             first = first or time.perf_counter() - start
             if ask.kind == "cancelled" and len(parts) >= ask.parts:
                 break
     said = "".join(parts)
-    return Outcome(ask, text.startswith(said) if ask.kind == "cancelled" else said == text, first)
+    right = text.startswith(said) if ask.kind == "cancelled" else said == text
+    return Outcome(ask, right, first, retries + more)
 
 
 def load(
     url: str, given: Sequence[Ask], texts: Sequence[str], clients: int, done: Callable[[int], None] = lambda count: None
 ) -> list[Outcome]:
-    """Send all requests by some concurrent clients; `done` gets the number of answered requests."""
+    """Send all requests by some concurrent clients; `done` gets the number of requests that have ended."""
     found = []
     with contextlib.ExitStack() as stack, concurrent.futures.ThreadPoolExecutor(clients) as pool:
         connected = [
-            stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=20))
+            stack.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0))
             for _ in range(clients)
         ]
         futures = [
-            pool.submit(outcome, connected[index % clients], ask, text)
+            pool.submit(answered, connected[index % clients], ask, text)
             for index, (ask, text) in enumerate(zip(given, texts, strict=True))
         ]
         for future in concurrent.futures.as_completed(futures):
@@ -154,10 +188,12 @@ def main() -> None:
             found = load(url, given, answers, CLIENTS, lambda count: memory.update({count: memory_mb(pid)}))
             seconds = time.perf_counter() - start
     firsts = sorted(one.first for one in found if one.first is not None)
-    wrong = sum(not one.right for one in found)
+    lost = sum(bool(one.lost) for one in found)
+    wrong = sum(not one.right for one in found) - lost
     growth = max(value for count, value in memory.items() if count >= SETTLED) - memory[SETTLED]
     figures = {
-        "requests": len(found), "clients": CLIENTS, "lost": REQUESTS - len(found), "wrong": wrong,
+        "requests": len(found), "clients": CLIENTS, "lost": lost, "wrong": wrong,
+        "retries": sum(one.retries for one in found),
         "cancelled": sum(one.ask.kind == "cancelled" for one in found),
         "bad_requests": sum(one.ask.kind == "wrong" for one in found),
         "growth_after_50_mb": round(growth, 1), "seconds": round(seconds, 1),
@@ -165,7 +201,7 @@ def main() -> None:
         "first_token_95th_percentile_ms": round(1000 * statistics.quantiles(firsts, n=20)[-1]),
     }  # fmt: skip
     support.finish("serving", figures)
-    if wrong or figures["lost"] or growth > LIMIT_MB:
+    if wrong or lost or growth > LIMIT_MB:
         sys.exit("serving: an answer is wrong or lost, or memory grows")
 
 

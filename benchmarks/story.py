@@ -77,7 +77,7 @@ class Story:
         """The variables of the commands: caches of their own, and the quick compilation of the tests."""
         return os.environ | {
             "XDG_CACHE_HOME": str(self.place / "cache"),
-            "XLA_FLAGS": faults.QUICK_COMPILATION,
+            "XLA_FLAGS": support.QUICK_COMPILATION,
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
 

@@ -31,6 +31,7 @@ QUIET = {  # for a run that only needs steps and held-out loss
     "train.eval_every": 0, "train.save_every": 0, "evaluation.sample_tokens": 0, "logging.tensorboard": False,
     "logging.report": False,
 }  # fmt: skip
+QUICK_COMPILATION = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"  # of XLA_FLAGS
 COMPARED = ("sentencepiece", "torch")  # more libraries whose versions a figure depends on
 
 
@@ -97,7 +98,8 @@ class TrainRun:
 
     output: str
     lines: dict[str, dict[int, dict]]
-    seconds: float
+    seconds: float  # of the call
+    minutes: float  # of the run, over all calls
 
     def figure(self, pattern: str) -> float:
         """Return the number that the pattern's group matches last in the output."""
@@ -157,7 +159,12 @@ def served(
 def train(
     keys: dict, recipe: str = "configs/tiny.py", *words: str, workdir: pathlib.Path | str | None = None
 ) -> TrainRun:
-    """Run train.py in a workdir, by default a temporary one, and show its output; a failure ends the benchmark."""
+    """Run train.py in a workdir, by default a temporary one, and show its output; a failure ends the benchmark.
+
+    A run that the workdir has is continued, if it was trained with the same configuration.
+    """
+    if workdir is not None:
+        check_unchanged(pathlib.Path(workdir), recipe, keys)
     with tempfile.TemporaryDirectory() if workdir is None else contextlib.nullcontext(workdir) as workdir:
         command = [sys.executable, "train.py", f"--config={recipe}", f"--workdir={workdir}", *words, *typed(keys)]
         start, output = time.perf_counter(), []
@@ -170,7 +177,36 @@ def train(
         lines = {}
         for line in lines_of(pathlib.Path(workdir)):
             lines.setdefault(line["kind"], {})[line["step"]] = line
-    return TrainRun("".join(output), lines, time.perf_counter() - start)
+        minutes = run_minutes(pathlib.Path(workdir))
+    return TrainRun("".join(output), lines, time.perf_counter() - start, minutes)
+
+
+def run_minutes(folder: pathlib.Path) -> float:
+    """Return the minutes of a run by its last account, over all calls; without pauses, and without steps done again."""
+    accounts = [line["seconds"] for line in lines_of(folder, "event") if line["event"] == "goodput"]
+    return sum(seconds for part, seconds in accounts[-1].items() if part not in ("idle", "lost")) / 60
+
+
+def check_unchanged(folder: pathlib.Path, recipe: str, keys: dict) -> None:
+    """End with one line if the run of a folder was trained with other values than recipe and keys have now.
+
+    Keys of the machine may differ, and the folder may hold no run.
+    """
+    from settings import loading, stored_config, together
+    from settings.keys import flat
+
+    if not stored_config.is_run(folder):
+        return
+    now = loading.load(recipe, "", {key: str(value) for key, value in keys.items()}).config
+    if changed := stored_config.changes(stored_config.read_config(folder), together.without_unread(flat(now))):
+        sys.exit(f"{folder} was trained with other values: {', '.join(changed)}; delete {folder} to train anew")
+
+
+def interval(successes: int, count: int) -> tuple[float, float]:
+    """Return the lower and the upper end of the 95 % interval of a share (Wilson, 1927)."""
+    from scipy.stats import binomtest
+
+    return tuple(binomtest(successes, count).proportion_ci(method="wilson"))
 
 
 def write_texts(folder: pathlib.Path, number: int = 20) -> str:

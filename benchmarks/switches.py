@@ -26,7 +26,6 @@ from tests.pods.local_pods import LocalPod, alive, small_run, wait_until
 
 STEPS, TRIALS, TRIAL_STEPS = 6, 2, 4
 LIMIT_SECONDS = 3600  # of one run; the machine may be busy
-QUICK_COMPILATION = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 FOLDER = support.ROOT / "runs" / "benchmark-switches"
 
 
@@ -77,7 +76,7 @@ def faults_of(folder: pathlib.Path, cache: pathlib.Path, on: tuple[str, ...], *,
     """
     variables = {name: str(name in on).lower() for name in SWITCHES} | {
         "EVOLUTION_TRIALS": str(TRIALS), "EVOLUTION_STEPS": str(TRIAL_STEPS), "XDG_CACHE_HOME": str(cache),
-        "XLA_FLAGS": QUICK_COMPILATION,
+        "XLA_FLAGS": support.QUICK_COMPILATION,
     }  # fmt: skip
     pod = LocalPod(folder, ACCEL="v4-8", MODEL_SIZE="tiny")
     flags = small_run(folder, train__steps=STEPS, train__eval_every=3)

@@ -12,7 +12,6 @@ train again. `--quick` shows that everything runs.
 import itertools
 
 import support
-from scipy.stats import binomtest
 
 STEPS = 20 if support.QUICK else 750  # about 5 minutes on two idle cores
 RULE_BOARDS, TEST_BOARDS = (8, 8) if support.QUICK else (500, 500)
@@ -63,8 +62,8 @@ def best_rule(found: dict[float, dict[str, int]]) -> tuple[float, str]:
 
 
 def interval(solved: int, boards: int) -> str:
-    """Return the share with its 95 % interval (Wilson, 1927), in percent."""
-    low, high = binomtest(solved, boards).proportion_ci(method="wilson")
+    """Return the share with its 95 % interval, in percent."""
+    low, high = support.interval(solved, boards)
     return f"{100 * solved / boards:.1f} ({100 * low:.1f} to {100 * high:.1f})"
 
 
@@ -79,7 +78,7 @@ def main() -> None:
     alone = test[f"alone/{depth // 2}x1"]
     figures = {
         "training_steps": max(run.lines["train"]),
-        "training_minutes": round(run.seconds / 60, 1),
+        "training_minutes": round(run.minutes, 1),
         "rule": f"{name}, noise {noise}",
         "alone": interval(alone, TEST_BOARDS),
         "alone_at_twice_the_depth": interval(test[f"alone/{depth}x1"], TEST_BOARDS),

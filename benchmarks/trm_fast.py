@@ -6,7 +6,7 @@ FLOPs of STEPS steps of the base, so an expensive lever has fewer steps. SEEDS s
 held-out boards with every cell right. `together` joins the levers whose mean is above the base's.
 
 Arms and seeds are runs in runs/benchmark-trm_fast. What has ended there is not run again, so that the same command
-continues after an interruption; `--mechanism=ARM` runs one arm alone.
+continues after an interruption; a folder of another configuration is refused. `--mechanism=ARM` runs one arm alone.
 """
 
 import statistics
@@ -21,6 +21,7 @@ from reporting.metrics import read_steps
 from settings import loading, validation
 from settings.resolving import Loaded
 
+RECIPE = "configs/trm/sudoku_mini.py"
 STEPS, SEEDS = (12, 1) if support.QUICK else (250, 3)
 FOLDER = support.folder("trm_fast")
 BASE, METRIC = "baseline", "eval_exact_accuracy"
@@ -38,7 +39,7 @@ LEVERS = OF_STUDY | {
 def configured(changes: dict) -> Loaded:
     """Return the validated configuration of an arm."""
     typed = {key: str(value) for key, value in (MINI_CHANGES | changes).items()}
-    loaded = loading.load("configs/trm/sudoku_mini.py", "", typed)
+    loaded = loading.load(RECIPE, "", typed)
     validation.validate(loaded.config, 1, loaded)
     return loaded
 
@@ -65,16 +66,15 @@ def steps_of(changes: dict) -> int:
 def curve(arm: str, changes: dict, seed: int) -> dict[int, float]:
     """Return the accuracy by step of an arm with a seed; train it if it has not ended."""
     steps, workdir = steps_of(changes), FOLDER / f"{arm}-seed{seed}"
-    found = recorded(workdir)
-    if steps not in found:
-        keys = MINI_CHANGES | changes | {
-            "train.steps": steps, "train.eval_every": max(1, steps // EVALUATIONS), "train.seed": seed,
-            "optimizer.warmup_steps": int(WARMUP * steps), "inference.puzzles": 0, "checkpoint.keep": 1,
-            "data.puzzle_heldout": 20 if support.QUICK else 500,
-        }  # fmt: skip
-        support.train(keys, "configs/trm/sudoku_mini.py", workdir=workdir)
-        found = recorded(workdir)
-    return found
+    keys = MINI_CHANGES | changes | {
+        "train.steps": steps, "train.eval_every": max(1, steps // EVALUATIONS), "train.seed": seed,
+        "optimizer.warmup_steps": int(WARMUP * steps), "inference.puzzles": 0, "checkpoint.keep": 1,
+        "data.puzzle_heldout": 20 if support.QUICK else 500,
+    }  # fmt: skip
+    support.check_unchanged(workdir, RECIPE, keys)
+    if steps not in recorded(workdir):
+        support.train(keys, RECIPE, workdir=workdir)
+    return recorded(workdir)
 
 
 def recorded(workdir) -> dict[int, float]:
@@ -104,6 +104,8 @@ def share_to_reach(curves: list[dict[int, float]], level: float) -> float | None
 def main() -> None:
     """Measure all arms, or the one that was asked for, and judge the best."""
     asked = [word.partition("=")[2] for word in sys.argv[1:] if word.startswith("--mechanism=")]
+    if unknown := [arm for arm in asked if arm not in LEVERS]:
+        support.usage_error(f"--mechanism={unknown[0]} is not an arm; the arms are {', '.join(LEVERS)}")
     found = {arm: measured(arm, LEVERS[arm]) for arm in (asked or LEVERS)}
     means = {arm: statistics.fmean(of[max(of)] for of in curves) for arm, curves in found.items()}
     figures = {f"{arm}_exact": round(mean, 4) for arm, mean in means.items()}

@@ -54,11 +54,11 @@ def main() -> None:
     support.judge(
         "trm_maze_unique",
         {
-            "exact": recursive.exact, "steps": STEPS, "minutes": round(recursive.seconds / 60, 1),
+            "exact": recursive.exact, "steps": STEPS, "minutes": round(recursive.minutes, 1),
             "exact_of_trajectories": solved, "trajectories": TRAJECTORIES,
             "parameters": recursive.parameters,
             "one_pass_exact": one_pass.exact, "one_pass_steps": steps,
-            "one_pass_minutes": round(one_pass.seconds / 60, 1),
+            "one_pass_minutes": round(one_pass.minutes, 1),
             "one_pass_parameters": one_pass.parameters,
         },
         f"{solved} % of the mazes are solved, where {AIM} % were the aim" if solved < AIM else "",

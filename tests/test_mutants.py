@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mutants of benchmarks/mutants.py: each is a program in which one operator is wrong."""
 
+import ast
 import pathlib
+import subprocess
+import types
+
+import pytest
 
 from tests.support import ROOT
 
@@ -37,3 +42,24 @@ def test_the_tests_of_a_file_are_its_mirror_and_those_that_import_it(monkeypatch
     near = benchmark.tests_near(pathlib.Path("training/step.py"))
     assert near[0] == "tests/training/test_step.py" and "tests/training/test_noise_scale.py" in near
     assert "tests/test_readme.py" not in near
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"), [(0, ("", [])), (1, ("near", ["tests/test_a.py::test_b"])), (None, ("take too long", []))]
+)
+def test_a_mutant_whose_tests_do_not_end_is_not_killed(status, verdict, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import mutants as benchmark
+
+    def communicate(seconds):
+        if status is None:
+            raise subprocess.TimeoutExpired("pytest", seconds)
+        return "FAILED tests/test_a.py::test_b - assert 0\n", ""
+
+    process = types.SimpleNamespace(communicate=communicate, returncode=status, kill=lambda: None)
+    template = types.SimpleNamespace(fork=lambda command, environment: process)
+    monkeypatch.setattr(benchmark, "tests_near", lambda file: ["tests/test_a.py"])
+    (tmp_path / "file.py").write_text("a < b\n")
+    mutant = benchmark.Mutant(pathlib.Path("file.py"), ast.parse("a < b").body[0].value, "a <= b")
+    assert benchmark.killed(mutant, tmp_path, template) == verdict
+    assert (tmp_path / "file.py").read_text() == "a < b\n"

@@ -221,3 +221,31 @@ def test_the_rehearsal_that_is_shown_is_the_recorded_one(page):
     chip, step = topologies.get("v4-32"), recorded["step_seconds"]
     assert f"FITS: {recorded['hbm_gib']:.1f} of {chip.hbm_gib} GiB a chip" in shown
     assert f"TIME: {step:.2f} s a step, MFU {recorded['flops_model'] / step / chip.peak_flops:.1%}" in shown
+
+
+def numbers(text: str) -> list[str]:
+    """Return the numbers of a text, without commas for thousands."""
+    return re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?:e-\d+)?", re.sub(r"(?<=\d),(?=\d{3})", "", text))
+
+
+def is_rounded(shown: str, value: float) -> bool:
+    """Return whether a number that a page shows is a value or a percentage, rounded to the digits of the number."""
+    mantissa, _, exponent = shown.partition("e")
+    digits = len(mantissa.partition(".")[2])
+    how = f".{digits}e" if exponent else f".{digits}f"
+    return any(f"{float(shown):{how}}" == f"{times * value:{how}}" for times in (1, 100))
+
+
+def test_figures_of_a_row_that_names_a_benchmark_are_those_of_its_section():
+    results = (ROOT / "benchmarks/RESULTS.md").read_text()
+    rows = (ROOT / "docs/results.md").read_text().partition("## Figures")[2].splitlines()
+    found = {row: re.findall(r"\]\(\.\./benchmarks/(\w+)\.py\)", row) for row in rows if row.startswith("| ")}
+    assert sum(map(bool, found.values())) > 40
+    for row, names in found.items():
+        for name in names:
+            section = results.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+            table = "\n".join(line for line in section.splitlines() if line.startswith("|"))
+            measured = [float(number) for number in re.findall(r"\d+(?:\.\d+)?(?:e-\d+)?", table)]
+            shown = numbers(row.rstrip(" |").rpartition(" | ")[2])
+            wrong = [one for one in shown if not any(is_rounded(one, value) for value in measured)]
+            assert not wrong, f"{wrong} of section {name} in: {row}"

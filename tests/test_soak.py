@@ -65,6 +65,7 @@ FINE = {"grown_mib": 1.0, "step_ms_first_tenth": 2.0, "drift": 0.01, "processor_
         ({"step_ms_first_tenth": 6.0}, ["a step takes over 5.0 ms, so the run says little"]),
         ({"drift": 0.2}, []),  # other work on the machine
         ({"drift": 0.2, "processor_drift": 0.04}, ["steps got slower by more than 3%"]),
+        ({"drift": -0.1, "processor_drift": 0.04}, ["steps got slower by more than 3%"]),  # other work has ended
         ({"report_seconds": 31.0}, ["reading takes over 30 s: report_seconds"]),
     ],
 )

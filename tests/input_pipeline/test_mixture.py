@@ -184,6 +184,17 @@ def test_a_skip_is_counted_in_examples_taken_and_holds_earlier_ones_within_it():
     assert mixture.examples(7) == 7 and mixture.skip(3, 3).examples(7) == 7
 
 
+def test_skips_leave_out_what_a_list_leaves_out():
+    """Small numbers, so that skips often begin where another one begins or ends."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        mixture, left = mixture_of_one(Numbered(0, 1000)), list(range(200))
+        for first, length in rng.integers(0, 8, (6, 2)).tolist():
+            mixture = mixture.skip(first, first + length)
+            del left[first : first + length]
+        assert mixture.examples(np.arange(100)).tolist() == left[:100], mixture.skips
+
+
 def test_weights_that_change_after_a_skip_hold_from_the_next_example_on():
     old, new = (Fraction(1, 2), Fraction(1, 2)), (Fraction(1, 4), Fraction(3, 4))
     parts = (Numbered(0, 50), Numbered(1, 50))

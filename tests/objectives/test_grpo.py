@@ -2,6 +2,7 @@
 """The GRPO loss against its equations in float64, and the gradient that it gives."""
 
 import functools
+import math
 
 import jax
 import numpy as np
@@ -84,26 +85,38 @@ def test_the_loss_is_that_of_the_paper(average, kl, temperature):
     assert float(scalars["tokens"][0]) == counts.sum()
 
 
-@pytest.mark.slow
-def test_the_reward_counts_each_answer_once_however_the_rows_are_sharded():
-    """Short answers lie in one shard of the length, long ones in both."""
+def scalars_on(mesh: dict[str, int], average: str) -> dict:
+    """Return the scalars of a step; short answers lie in one shard of the length, long ones in both."""
     config = get_config()
     config.model.update(num_layers=1, embed_dim=32, num_heads=2, num_kv_heads=2, mlp_dim=32, vocab_size=64)
     config.model.update(max_length=16, dtype="float32")
     config.train.update(objective="grpo", global_batch=4, sequence_length=16)
     config.data.update(source="countdown_rollouts", tokenizer="byte")
+    config.grpo.average = average
     is_answer = np.zeros((4, 16), bool)
     is_answer[:2, 2:6] = is_answer[2:, 2:14] = True
+    config.mesh.update(dict.fromkeys(MESH_AXES, 1) | mesh)
+    run = assemble(config, devices=jax.devices()[: math.prod(mesh.values())])
+    rows = jax.device_get(run.objective.random_batch(jax.random.key(0)))
+    rows |= {"segments": np.ones_like(rows["segments"]), "rewards": bits_of(np.array([0.0, 0, 1, 1]))}
+    rows |= {"advantages": bits_of(ADVANTAGES)}
+    rows["targets"] = np.where(is_answer, np.maximum(rows["targets"], 0), -1)
+    with mesh_context(run.mesh):
+        rows = {name: jax.device_put(rows[name], leaf.sharding) for name, leaf in run.abstract_batch.items()}
+        return run.train_step_with_grads(run.init(), rows, {})[1]
+
+
+@pytest.mark.slow
+def test_the_reward_counts_each_answer_once_however_the_rows_are_sharded():
     for shards in (1, 2):
-        config.mesh.update(dict.fromkeys(MESH_AXES, 1) | {"model": shards})
-        run = assemble(config, devices=jax.devices()[:shards])
-        rows = jax.device_get(run.objective.random_batch(jax.random.key(0)))
-        rows |= {"segments": np.ones_like(rows["segments"]), "rewards": bits_of(np.array([0.0, 0, 1, 1]))}
-        rows["targets"] = np.where(is_answer, np.maximum(rows["targets"], 0), -1)
-        with mesh_context(run.mesh):
-            rows = {name: jax.device_put(rows[name], leaf.sharding) for name, leaf in run.abstract_batch.items()}
-            _, scalars, _ = run.train_step_with_grads(run.init(), rows, {})
-        assert float(scalars["reward"]) == 0.5
+        assert float(scalars_on({"model": shards}, "token")["reward"]) == 0.5
+
+
+@pytest.mark.slow
+def test_each_answer_has_the_same_weight_however_its_tokens_are_sharded():
+    expected = scalars_on({"model": 1}, "sequence")["loss"]
+    for axis in ("model", "context"):
+        assert_close(scalars_on({axis: 2}, "sequence")["loss"], expected)
 
 
 @pytest.mark.parametrize("apart", [-200.0, 200.0])

@@ -9,7 +9,7 @@ import pytest
 from cluster import identity
 from configs import base, topologies
 from configs.errors import ConfigError
-from rehearsal import assumptions
+from rehearsal import assumptions, memory
 from rehearsal.compiler import PROGRAM, Compiled
 from rehearsal.estimate import _notes, estimate
 from tests.rehearsal.test_gpu_attention import rehearsed
@@ -49,6 +49,16 @@ def test_a_program_without_the_compilers_cycles_is_not_timed_by_a_guess(tmp_path
     }  # fmt: skip
     with pytest.raises(ValueError, match="no cycle estimates of the compiler"):
         estimate(Compiled(base.get_config(), topologies.get("v4-8"), facts, tmp_path))
+
+
+def test_a_breakdown_counts_frozen_weights_and_what_transforms_add_to_the_state():
+    """A base that adapters are trained on is parameters, and an average of the parameters belongs to the optimizer."""
+    state = {"parameters": 1.0, "optimizer": 2.0, "extra": 4.0, "batch": 8.0, "carry": 16.0}
+    found = memory.breakdown({"gradients": 64.0, "saved activations": 128.0}, state, frozen=32.0, total=511.0)
+    assert found == {
+        "parameters": 33.0, "optimizer": 6.0, "batch": 24.0, "gradients": 64.0, "saved activations": 128.0,
+        "temporaries": 256.0,
+    }  # fmt: skip
 
 
 def test_an_estimate_is_kept_for_one_memory_of_the_chip(tmp_path, monkeypatch):

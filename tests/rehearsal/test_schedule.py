@@ -337,6 +337,22 @@ def test_buffers_live_from_their_instruction_to_their_last_use():
     assert [round(sum(by.values()) / 2**20) for _, by in used.over_time] == [4, 8, 16, 20, 8, 8, 12]
 
 
+ROOT_BEFORE_THE_END = """ENTRY %m (p: f32[1024,1024]) -> (f32[1024,1024]) {
+  %p = f32[1024,1024] parameter(0), metadata={op_name="batch['x']"}
+  %g = f32[1024,1024] negate(%p)
+  ROOT %r = (f32[1024,1024]) tuple(%g)
+  %h = f32[2048,1024] broadcast(%p)
+}
+"""
+
+
+def test_what_a_computation_returns_lives_to_its_end():
+    """4 MiB of the result beside the 8 MiB of an instruction that the compiler has put after the root."""
+    found = hlo.parse(ROOT_BEFORE_THE_END)
+    used = memory.usage(found, dict.fromkeys(found.instructions["m"], 1.0))
+    assert [round(sum(by.values()) / 2**20) for _, by in used.over_time] == [4, 8, 8, 16]
+
+
 KERNEL_IN_PLACE = """ENTRY %m (p: f32[1024,1024]) -> f32[1024,1024] {
   %p = f32[1024,1024] parameter(0), metadata={op_name="batch['x']"}
   %g = f32[1024,1024] negate(%p)

@@ -35,3 +35,25 @@ def test_no_answer_is_wrong_or_lost_under_load(benchmark, chatting):
     assert len(found) == 40 and {one.ask.kind for one in found} == {"whole", "stream", "cancelled", "wrong"}
     assert [one.ask for one in found if not one.right] == []
     assert b"torus_requests_in_flight 0.0" in httpx2.get(f"{chatting.url}/metrics").content
+
+
+@pytest.mark.parametrize(("status", "retries", "lost"), [(429, 2, ""), (503, 2, ""), (500, 0, "InternalServerError")])
+def test_only_a_busy_server_is_asked_again_and_other_errors_are_lost_answers(
+    benchmark, monkeypatch, status, retries, lost
+):
+    asked = []
+
+    def answer(request):
+        asked.append(request.url.path)
+        if request.url.path == "/v1/models":
+            return httpx2.Response(200, json={"object": "list", "data": [{"id": "m", "object": "model"}]})
+        if asked.count(request.url.path) <= 2:
+            return httpx2.Response(status, json={"error": {"message": "no"}})
+        return httpx2.Response(200, json={"id": "a", "object": "text_completion", "choices": [{"text": "said"}]})
+
+    monkeypatch.setattr(benchmark, "PAUSE_SECONDS", 0.0)
+    transport = httpx2.Client(transport=httpx2.MockTransport(answer))
+    client = benchmark.openai.OpenAI(base_url="http://server/v1", api_key="none", max_retries=0, http_client=transport)
+    found = benchmark.answered(client, benchmark.Ask("whole", "a", 4, 1, {}), "said")
+    assert (found.right, found.retries) == (not lost, retries) and found.lost.startswith(lost)
+    assert asked.count("/v1/completions") == (1 if lost else 3)
