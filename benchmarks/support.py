@@ -199,7 +199,7 @@ def check_unchanged(folder: pathlib.Path, recipe: str, keys: dict) -> None:
         return
     now = loading.load(recipe, "", {key: str(value) for key, value in keys.items()}).config
     if changed := stored_config.changes(stored_config.read_config(folder), together.without_unread(flat(now))):
-        sys.exit(f"{folder} was trained with other values: {', '.join(changed)}; delete {folder} to train anew")
+        sys.exit(f"{folder} was trained with other values: {', '.join(changed)}; delete {folder} to train again")
 
 
 def interval(successes: int, count: int) -> tuple[float, float]:
