@@ -40,10 +40,10 @@ def pc(data: np.ndarray, alpha: float = 0.01) -> np.ndarray:
 
 
 def fisher_z(correlation_DD: np.ndarray, n: int, first: int, second: int, given: tuple[int, ...]) -> float:
-    """Return the p-value of the partial correlation r: if it is 0, atanh(r) sqrt(n - |given| - 3) is standard normal.
+    """Return the p-value of no partial correlation, under which atanh(r) sqrt(n - |given| - 3) is standard normal.
 
-    It is that of the residuals of regressions on `given`, so variables may be sums of each other. A variable that
-    `given` determines has no residual, and counts as independent. Fisher, Metron 3, 1924.
+    The partial correlation r is that of the residuals of regressions on `given`, so variables may be sums of each
+    other. A variable that `given` determines has no residual, and counts as independent. Fisher, Metron 3, 1924.
     """
     pair, others = [first, second], list(given)
     of_both = correlation_DD[np.ix_(pair, others)]

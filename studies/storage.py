@@ -85,7 +85,7 @@ def reaching():
 
 @contextlib.contextmanager
 def understood(what: str):
-    """Raise ConfigError if stored text is not JSON or does not match its schema; `what` names it in the message."""
+    """Raise ConfigError if stored text is not JSON, and is `what` in the message, or does not match its schema."""
     try:
         yield
     except (json.JSONDecodeError, JsonError) as error:  # someone has edited the database

@@ -97,7 +97,8 @@ def router_bias_update(step: float) -> optax.GradientTransformation:
 
     Its gradient is load - mean load, see layers/experts/experts.py. The step size is constant.
     """
-    return optax.chain(optax.scale_by_sign(), optax.scale(-step))
+    # One transformation and not a chain: a chain would have another structure in a checkpoint.
+    return optax.stateless(lambda updates, _: jax.tree.map(lambda violation: -step * jnp.sign(violation), updates))
 
 
 def norm(weights: Weights) -> Callable:

@@ -16,7 +16,7 @@ TOKENS = {"train": 1 << 32, "heldout": 1 << 17}  # of a pass, by stream
 class GeneratedRows(Windows):
     """Rows of generated texts, each in a segment of its own; some targets are IGNORED.
 
-    A row is a pure function of (seed, stream, index, length).
+    A row is a pure function of seed, stream, index, length and what a subclass adds.
     """
 
     batch_exceeds_pass, segment = True, 0

@@ -161,7 +161,7 @@ class QuestionWindows(GeneratedRows):
 
 
 class QuestionRollouts(QuestionWindows):
-    """Rows of one question each for `train.objective=grpo`, which draws answers; `numbers` has each row's question."""
+    """Rows of one question each for `train.objective=grpo`, which draws answers; `numbers` has the questions' numbers."""
 
     fills = dict.fromkeys((*KEYS, "numbers"), 0)
     learns = False

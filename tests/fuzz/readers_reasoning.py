@@ -48,7 +48,7 @@ CACHED = {"step_seconds": 0.25, "mesh": {"fsdp": 4}, "notes": ["a"], "out_of_mem
 
 
 def _sealed() -> list[bytes]:
-    return [json.dumps({"sha256": sealed._digest(CACHED), "content": CACHED}).encode()]
+    return [json.dumps({"sha256": sealed.digest_of(CACHED), "content": CACHED}).encode()]
 
 
 @reader("a file of the rehearsals' cache", _sealed)

@@ -218,6 +218,21 @@ def test_mup_multiplies_the_update_of_each_kind_of_parameter_but_not_its_decay(n
     assert_close(change(wide, "blocks", "scale"), vector * change(plain, "blocks", "scale"))
 
 
+def test_the_state_of_each_kind_of_parameter_keeps_its_structure_in_checkpoints():
+    """Orbax restores a state only into the containers that it was saved from; it refuses a chain in place of a part."""
+    axes = {
+        ("kernel",): ("embed", "mlp"), ("table",): ("puzzles", "embed"), ("bias",): ("balance",),
+        ("fixed",): ("constant",),
+    }  # fmt: skip
+    params = {path[-1]: np.zeros([2] * len(dims), np.float32) for path, dims in axes.items()}
+    config, weights = base.get_config().optimizer, optimizers.Weights(axes)
+    made = optimizers.make(optimizers.lion(config, weights), config, optax.constant_schedule(0.1), weights)
+    of_kind = {kind: inner.inner_state for kind, inner in made.init(params).inner_states.items()}
+    nothing = optax.EmptyState()
+    assert of_kind["balance"] == of_kind["constant"] == nothing
+    assert of_kind["puzzles"] == (nothing, nothing, optax.ScaleByScheduleState(0), nothing)
+
+
 def adapted(**changes):
     config, lora = model_config(**changes), LoRA(2, 2.0, tuple(INPUTS))
     return add_adapters(decoder_lm.make(config, dtype=jnp.float32, scan=True, rngs=nnx.Rngs(0)), lora, nnx.Rngs(0))

@@ -136,7 +136,7 @@ class ContinualBackprop(Method):
 class Redraw(ContinualBackprop):
     """Continual backprop that draws the outgoing weights of replaced units from their initial distribution too.
 
-    A replaced unit thus contributes at once, at the cost of a change of the function.
+    A replaced unit thus contributes at once, at the cost of a change of the function. The next bias stays as it is.
     """
 
     redraws_outgoing = True
