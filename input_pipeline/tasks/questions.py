@@ -161,7 +161,7 @@ class QuestionWindows(GeneratedRows):
 
 
 class QuestionRollouts(QuestionWindows):
-    """Rows of one question each for `train.objective=grpo`, which draws answers; `numbers` has the questions' numbers."""
+    """Rows of one question each for `train.objective=grpo`, which draws answers; `numbers` has the number of each."""
 
     fills = dict.fromkeys((*KEYS, "numbers"), 0)
     learns = False
