@@ -99,12 +99,7 @@ def checked_batches(batches: Iterable[dict], run: assembly.Run, source: Windows)
     Raises ValueError for an array of another shape than the step's, and for a number that is not an id of the model.
     """
     model, what = run.config.model, f"a batch of data.source={run.config.data.source} ({type(source).__name__}.read)"
-    names, puzzles = (), ("puzzle_identifiers",) if source.num_identifiers and model.puzzle_dim else ()
-    if "segments" in run.abstract_batch:
-        names = ("tokens", "targets")
-    elif source.vocab_size and not source.input_dim:  # else the arrays may have any numbers
-        names = ("labels",) if source.largest_input else ("inputs", "labels")
-    names, puzzles = ([name for name in these if name in source.fills] for these in (names, puzzles))
+    names, puzzles = id_arrays(run, source)
     wanted = {name: list(leaf.shape[1:]) for name, leaf in run.abstract_batch.items()}
     for batch in batches:
         for name, array in batch.items():
@@ -113,6 +108,24 @@ def checked_batches(batches: Iterable[dict], run: assembly.Run, source: Windows)
         check_ids(batch, model.vocab_size, what, names)
         check_ids(batch, model.num_puzzles, what, puzzles, "model.num_puzzles")
         yield batch
+
+
+def id_arrays(run: assembly.Run, source: Windows) -> tuple[list[str], list[str]]:
+    """Return the arrays of a source that have ids of the vocabulary, and those that have rows of the puzzle table.
+
+    An array of another type than integers has bits of numbers, and one label for a row of inputs may be of any class.
+    A held-out set with more puzzles than the table is read with rows of other puzzles.
+    """
+    model, step = run.config.model, run.abstract_batch
+    are_ids = {name for name, leaf in step.items() if name in source.fills and np.issubdtype(leaf.dtype, np.integer)}
+    tokens, puzzles = (), ("puzzle_identifiers",) if 0 < source.num_identifiers <= model.num_puzzles else ()
+    if "segments" in step:
+        tokens = ("tokens", "targets")
+    elif source.largest_input:
+        tokens = ("labels",)
+    elif source.vocab_size and not source.input_dim:  # else the arrays may have any numbers
+        tokens = ("inputs", "labels") if "labels" in step and len(step["labels"].shape) > 1 else ("inputs",)
+    return [name for name in tokens if name in are_ids], [name for name in puzzles if name in are_ids]
 
 
 def heldout_lines(run: assembly.Run, figures: dict, weight: int, corpus: corpora.Corpus) -> list[str]:

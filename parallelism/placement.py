@@ -90,9 +90,8 @@ def check_ids(
         wrong = (numbers < least) | (numbers >= size)
         if name == "tokens":
             wrong &= np.asarray(batch["segments"]) > 0
-        for place in np.argwhere(wrong)[:1]:
-            found = numbers[tuple(place)]
-            raise ValueError(f"{what}, row {place[0]}: {name} has {found}, which is not an id with {key}={size}")
+        if wrong.any():
+            raise ValueError(f"{what}: {name} has {numbers[wrong][0]}, which is not an id with {key}={size}")
 
 
 def with_rows(abstract_batch: dict, rows: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -127,6 +127,8 @@ class Worker:
 
     def add(self, part: Part) -> None:
         """Add a request to the batch; in the thread."""
+        if part.ended:
+            return
         if self._refusal:
             part.send([], [], [], self._refusal)
             return

@@ -148,12 +148,12 @@ def read_by_a_run(source: Own, like: dict) -> None:
 @pytest.mark.parametrize(
     ("like", "change", "facts", "message"),
     [
-        (TEXT, {"tokens": [1, 2, 9, 4]}, {}, "row 0: tokens has 9, which is not an id with model.vocab_size=9"),
-        (TEXT, {"tokens": [1, -1, 3, 4]}, {}, "row 0: tokens has -1, "),
-        (TEXT, {"targets": [2, 3, 9, -1]}, {}, "row 0: targets has 9, "),
+        (TEXT, {"tokens": [1, 2, 9, 4]}, {}, "tokens has 9, which is not an id with model.vocab_size=9"),
+        (TEXT, {"tokens": [1, -1, 3, 4]}, {}, "tokens has -1, "),
+        (TEXT, {"targets": [2, 3, 9, -1]}, {}, "targets has 9, "),
         (TEXT, {"tokens": [1, 2, 3]}, {}, r"a row of tokens is int32\[3\] and should be int32\[4\]"),
-        (PUZZLE, {"inputs": [1, 9, 3, 4]}, FACTS, "row 0: inputs has 9, which is not an id with model.vocab_size=9"),
-        (PUZZLE, {"labels": [1, 9, 3, 4]}, FACTS, "row 0: labels has 9, "),
+        (PUZZLE, {"inputs": [1, 9, 3, 4]}, FACTS, "inputs has 9, which is not an id with model.vocab_size=9"),
+        (PUZZLE, {"labels": [1, 9, 3, 4]}, FACTS, "labels has 9, "),
         (PUZZLE, {"puzzle_identifiers": 2}, FACTS, "identifiers has 2, which is not an id with model.num_puzzles=2"),
         (PUZZLE, {"labels": 9}, {"vocab_size": 9, "largest_input": 9}, r"row of labels is int32\[\] and should be"),
     ],
@@ -172,6 +172,8 @@ def test_what_a_users_source_reads_fits_the_model_or_is_named(like, change, fact
         (PUZZLE, FACTS),
         (PUZZLE | {"inputs": [1, 2, 3, 99]}, FACTS | {"largest_input": 99}),  # integers of a row with a label
         (PUZZLE | {"inputs": [1, 2, 3, 1 << 30]}, {}),  # bits of numbers
+        (PUZZLE | {"labels": 59}, FACTS),  # one of 60 classes for a row of inputs
+        (PUZZLE | {"puzzle_identifiers": 2}, FACTS | {"num_identifiers": 400}),  # evaluated on puzzles without rows
         ({"inputs": [1, 2, 3, 4]}, FACTS),  # without labels
     ],
 )
