@@ -21,6 +21,7 @@ from parallelism.mesh import mesh_context
 from settings import simulation, stored_config
 from settings.keys import flat
 from training.optimizers import path_of_weight
+from training.state import dotted
 
 # Float32 sums in another order differ by about 1e-6. The limit for an update is wider: an update is a small difference
 # of rounded weights, and Adam turns the rounding error of a gradient near 0 into a step. A wrong layout causes an error
@@ -144,7 +145,7 @@ def differences(reference: Layout, candidate: Layout, state, batch) -> list[str]
 
 
 def _name(part: str, path: tuple) -> str:
-    return f"{part} {jax.tree_util.keystr(path, simple=True, separator='.')}"
+    return f"{part} {dotted(path)}"
 
 
 def _leaves(tree) -> list[tuple]:

@@ -17,6 +17,7 @@ import safetensors.numpy
 
 from files.atomic import write_atomically
 from migration.safetensors_files import WeightsError, check_names, check_types
+from training.state import dotted, named_leaves
 
 COMPUTED = {  # the values of keys of `model` that the reference has
     "low_latents": (1,), "update_rate": (1.0,), "networks": (1,), "convolution": (0,),
@@ -91,7 +92,7 @@ def save(path: pathlib.Path, params: dict, prefix: str = PREFIXES[0]) -> None:
 
 def to_reference(params: dict, prefix: str = PREFIXES[0]) -> dict[str, np.ndarray]:
     """Return our tree as {name in the reference: float32 array}."""
-    flat = {name: np.asarray(leaf, np.float32) for name, leaf in _leaves(params).items()}
+    flat = {name: np.asarray(leaf, np.float32) for name, leaf in named_leaves(params)}
     return {prefix + rule.theirs: _joined(rule, [flat[name] for name in rule.ours]) for rule in _rules(flat)}
 
 
@@ -103,7 +104,7 @@ def from_reference(tensors: dict[str, np.ndarray], like: dict, source: str = "th
     Args:
       source: the name of the tensors in messages.
     """
-    shapes = {name: tuple(leaf.shape) for name, leaf in _leaves(like).items()}
+    shapes = {name: tuple(leaf.shape) for name, leaf in named_leaves(like)}
     given = _without_prefix(tensors, source)
     rules = _rules(shapes)
     check_names(given, {rule.theirs for rule in rules}, source, "use the configuration that they were trained with")
@@ -120,7 +121,7 @@ def from_reference(tensors: dict[str, np.ndarray], like: dict, source: str = "th
                 "the sizes that it was trained with"
             )
         flat |= zip(rule.ours, _split(rule, tensor, wanted), strict=True)
-    return jax.tree_util.tree_map_with_path(lambda path, _: flat[_name(path)], like)
+    return jax.tree_util.tree_map_with_path(lambda path, _: flat[dotted(path)], like)
 
 
 def _rules(ours: dict) -> list[Rule]:
@@ -168,12 +169,3 @@ def _split(rule: Rule, tensor: np.ndarray, shapes: list[tuple[int, ...]]) -> lis
     ends = np.cumsum([math.prod(shape[rule.inputs :]) for shape in shapes])
     parts = zip(np.split(tensor, ends[:-1]), shapes, strict=True)
     return [np.ascontiguousarray(part.T).reshape(shape) for part, shape in parts]
-
-
-def _leaves(tree: dict) -> dict[str, object]:
-    """Return {dotted name: leaf}."""
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def _name(path: tuple) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")

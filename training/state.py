@@ -36,5 +36,9 @@ class TrainState:
 
 def named_leaves(tree) -> list[tuple[str, Any]]:
     """Return (dotted path, leaf) of each array of a tree; a checkpoint has the arrays under these names."""
-    leaves = jax.tree.leaves_with_path(tree)
-    return [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in leaves]
+    return [(dotted(path), leaf) for path, leaf in jax.tree.leaves_with_path(tree)]
+
+
+def dotted(path: tuple) -> str:
+    """Return a path of a tree as text, its keys joined by dots."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")

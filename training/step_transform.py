@@ -20,7 +20,7 @@ import optax
 from configs.errors import made_by, modules_of
 from layers.taps import Measure
 from training.optimizers import Weights
-from training.state import TrainState, named_leaves
+from training.state import TrainState, dotted, named_leaves
 
 NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float)
 
@@ -177,7 +177,7 @@ def check_like(what: str, tree: object, wanted: object) -> None:
     for path in {**expected, **found}:
         new, old = found.get(path), expected.get(path)
         if not fits(new, old):
-            name = jax.tree_util.keystr(path, simple=True, separator=".") or "it"
+            name = dotted(path) or "it"
             raise TypeError(f"{what}: {name} is {type_text(new)}, where {type_text(old)} is expected")
     if (found := jax.tree.structure(tree)) != (expected := jax.tree.structure(wanted)):
         raise TypeError(f"{what}: its containers are {found}, where {expected} is expected")

@@ -5,6 +5,7 @@ Each `draw_` function is an argument of reporting/page_parts.py: figure_of.
 """
 
 import statistics
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -32,9 +33,7 @@ def draw_curves(drawn: tuple[list[Row], str], figure_, tips: dict[str, str]) -> 
             )  # fmt: skip
             tips[line[0].get_gid()] = f"{row.name}, seed {seed}: {digits(curve[steps[-1]])}" if steps else row.name
     format_ticks(axes.xaxis)
-    format_ticks(axes.yaxis)
-    axes.set(xlabel="step", ylabel=metric)
-    axes.grid(axis="y")
+    finish(axes, "step", metric)
     add_legend(axes, *axes.get_legend_handles_labels())
 
 
@@ -53,9 +52,7 @@ def draw_breadth(rows: list[Row], figure_, tips: dict[str, str]) -> None:
             tips[line[0].get_gid()] = f"{row.name}, {way}: {curve[max(curve)]:.4f} after {max(curve)} steps"
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: short(value))
-    format_ticks(axes.yaxis)
-    axes.set(xlabel="supervision steps", ylabel="accuracy")
-    axes.grid(axis="y")
+    finish(axes, "supervision steps", "accuracy")
     add_legend(axes, *axes.get_legend_handles_labels())
 
 
@@ -93,9 +90,7 @@ def draw_fit(drawn: tuple[Answer, str, str], figure_, tips: dict[str, str]) -> N
     ticks = sorted(set(shown.values()))
     axes.set_xticks(ticks, [short(size) for size in ticks])
     axes.minorticks_off()
-    format_ticks(axes.yaxis)
-    axes.set(xlabel=axis, ylabel=metric)
-    axes.grid(axis="y")
+    finish(axes, axis, metric)
 
 
 def draw_costs(drawn: tuple[Costs, str], figure_, tips: dict[str, str]) -> None:
@@ -112,14 +107,24 @@ def draw_costs(drawn: tuple[Costs, str], figure_, tips: dict[str, str]) -> None:
             label=row.name, gid=f"cost{number}",
         )  # fmt: skip
         tips[f"cost{number}"] = f"{row.name}: {figure(row)} for {cost:.4g} {found.unit}"
-    if max(found.costs) > 10 * min(found.costs):
+    cost_ticks(axes, found.costs)
+    finish(axes, found.unit, metric)
+    add_legend(axes, *axes.get_legend_handles_labels())
+
+
+def finish(axes, x: str, y: str) -> None:
+    """Name both axes, label the y axis by plain numbers, and draw its grid."""
+    axes.set(xlabel=x, ylabel=y)
+    format_ticks(axes.yaxis)
+    axes.grid(axis="y")
+
+
+def cost_ticks(axes, costs: Sequence[float]) -> None:
+    """Label an x axis of costs; it is logarithmic if they span more than a decade."""
+    if max(costs) > 10 * min(costs):
         log_ticks(axes)
     else:
         format_ticks(axes.xaxis)
-    format_ticks(axes.yaxis)
-    axes.set(xlabel=found.unit, ylabel=metric)
-    axes.grid(axis="y")
-    add_legend(axes, *axes.get_legend_handles_labels())
 
 
 def log_ticks(axes) -> None:

@@ -8,7 +8,7 @@ from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from reporting.page_parts import COLOURS, INK, add_legend, format_ticks
-from studies.report.plots import PLACE, log_ticks
+from studies.report.plots import PLACE, cost_ticks, finish, log_ticks
 from studies.search.searches import Searched, point
 
 COLUMNS = 3  # of small multiples
@@ -25,10 +25,8 @@ def draw_best(found: Searched, figure, tips: dict[str, str]) -> None:
     best = [min(values[: number + 1]) for number in range(len(values))]
     axes.plot(range(1, len(done) + 1), values, ".", color=TRIAL, markersize=4, label="trial")
     axes.plot(range(1, len(done) + 1), best, color=BEST, linewidth=1.3, drawstyle="steps-post", label="best so far")
-    axes.set(xlabel="trials that are done", ylabel=found.objectives[0])
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    format_ticks(axes.yaxis)
-    axes.grid(axis="y")
+    finish(axes, "trials that are done", found.objectives[0])
     add_legend(axes, *axes.get_legend_handles_labels())
 
 
@@ -92,10 +90,5 @@ def draw_front(found: Searched, figure, tips: dict[str, str]) -> None:
     for number, one in enumerate(front):
         axes.plot([one.values[1]], [one.values[0]], "o", color=BEST, markersize=6, gid=f"front{number}")
         tips[f"front{number}"] = f"trial {one.number}: {point(one)}"
-    if max(costs) > 10 * min(costs):
-        log_ticks(axes)
-    else:
-        format_ticks(axes.xaxis)
-    format_ticks(axes.yaxis)
-    axes.set(xlabel=found.objectives[1], ylabel=found.objectives[0])
-    axes.grid(axis="y")
+    cost_ticks(axes, costs)
+    finish(axes, found.objectives[1], found.objectives[0])

@@ -13,6 +13,7 @@ import safetensors.numpy
 from migration import trm_reference
 from migration.trm_reference import WeightsError, from_reference, load, save, to_reference
 from tests.support import FIXTURES
+from training.state import named_leaves
 
 CASES = sorted(path.name.split("_", 2)[2].removesuffix("_weights.npz") for path in FIXTURES.glob("*_weights.npz"))
 
@@ -62,7 +63,7 @@ def drawn(like: dict) -> dict:
 
 
 def assert_same(found: dict, wanted: dict) -> None:
-    leaves, others = (trm_reference._leaves(params) for params in (found, wanted))
+    leaves, others = (dict(named_leaves(params)) for params in (found, wanted))
     assert leaves.keys() == others.keys()
     for name, leaf in leaves.items():
         assert leaf.dtype == np.float32 and leaf.shape == others[name].shape and leaf.flags.c_contiguous
