@@ -173,10 +173,11 @@ def test_a_folder_that_vanishes_or_cannot_be_written_ends_nothing(raised, clock,
 
 def test_the_end_of_the_block_leaves_no_thread(raised, clock, tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "INTERVAL_SECONDS", 60.0)
-    before, began = threading.active_count(), time.monotonic()
+    before, began = set(threading.enumerate()), time.monotonic()
     with watchdog(clock, 100, tmp_path / "log"), heartbeat(clock, tmp_path):
-        assert threading.active_count() == before + 2
-    assert threading.active_count() == before and time.monotonic() - began < 2
+        started = set(threading.enumerate()) - before  # a thread of an earlier test may end meanwhile
+        assert {"watchdog", "heartbeat"} == {thread.name for thread in started}
+    assert not any(thread.is_alive() for thread in started) and time.monotonic() - began < 2
 
 
 @pytest.fixture
