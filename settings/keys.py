@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configuration keys by dotted names: read and set values, parse typed text, and suggest keys for unknown names."""
 
+import difflib
 import re
 from collections.abc import Mapping, Sized
 from typing import SupportsFloat
@@ -20,6 +21,11 @@ NAMES_ELSEWHERE = {  # names in other programs, and the keys here
     "d_model": "model.embed_dim", "hidden_size": "model.embed_dim", "n_embd": "model.embed_dim",
     "n_layer": "model.num_layers", "num_hidden_layers": "model.num_layers", "n_head": "model.num_heads",
     "num_attention_heads": "model.num_heads", "intermediate_size": "model.mlp_dim", "dataset": "data.path",
+    "total_steps": "train.steps", "max_seq_len": "train.sequence_length", "logging_steps": "train.log_every",
+    "save_steps": "train.save_every", "checkpoint_every": "train.save_every", "eval_steps": "train.eval_every",
+    "max_grad_norm": "optimizer.clip_norm", "grad_clip": "optimizer.clip_norm",
+    "eval_interval": "train.eval_every", "log_interval": "train.log_every", "bf16": "model.dtype",
+    "gradient_accumulation_steps": "train.gradient_accumulation", "tp": "mesh.model", "dp": "mesh.data",
 }  # fmt: skip
 VARIABLES = {"logging.alerts": "TORUS_ALERTS_URL"}  # of the environment, for the value of a secret key
 HIDDEN = "(hidden)"  # in place of a secret, where values are printed and stored
@@ -30,6 +36,7 @@ ALTERNATIVES = (  # groups of exclusive keys: typing one of them clears the othe
     (LENGTHS, "say how long to train"),
     (("data.path", "data.mixture", "data.stream"), "say what to train on"),
 )
+MISSPELT = 0.85  # difflib's ratio of two spellings of one key
 NO_VALUE = "Missing value for flag "  # of absl, before the option
 
 
@@ -130,18 +137,41 @@ def value_of_flag(error: Exception) -> str:
 
 
 def similar_keys(name: str, keys) -> list[str]:
-    """Return the keys whose last part equals that of `name` or has it as initials (lr), else the most similar key.
+    """Return the keys that an unknown name may mean, those of its section if there are some; the most similar first.
 
-    If some of them are in the section of `name`, only these are returned. A name from another program returns the key
-    that it corresponds to.
+    That is the key to which a name of another program corresponds; else the keys with the last part of `name`, or with
+    it as initials (lr); else the key that has nearly this spelling; else keys with the same words; else the most
+    similar key.
     """
     section, _, last = name.rpartition(".")
-    if last in NAMES_ELSEWHERE:
-        return [NAMES_ELSEWHERE[last]]
-    leaves = {key: key.split(".")[-1] for key in keys}
+    for other in (last, name.replace(".", "_")):
+        if other in NAMES_ELSEWHERE:
+            return [NAMES_ELSEWHERE[other]]
+    leaves = {key: key.rpartition(".")[2] for key in keys}
+    in_section = [key for key in keys if key.startswith(section + ".")]
     alike = [key for key, leaf in leaves.items() if leaf == last]
     alike = alike or [key for key, leaf in leaves.items() if initials(leaf) == last]
-    return [key for key in alike if key.startswith(section + ".")] or alike or similar(name, keys)
+    if section and not in_section:
+        alike = _with_words_of(name, keys) or alike
+    alike = alike or difflib.get_close_matches(name, leaves, 1, MISSPELT) or _with_words_of(last, in_section or keys)
+    return ([key for key in alike if key in in_section] or alike or similar(name, keys))[:3]
+
+
+def _with_words_of(name: str, keys) -> list[str]:
+    """Return the keys with the most words of `name`, whose words may be cut (eval, evaluation); the closest first."""
+    words = set(_words(name))
+    shared = {key: sum(any(_is_beginning(word, own) for own in _words(key)) for word in words) for key in keys}
+    most = max(1, *shared.values())
+    return difflib.get_close_matches(name, [key for key, count in shared.items() if count == most], len(shared), 0.0)
+
+
+def _words(name: str) -> list[str]:
+    return name.replace("_", ".").split(".")
+
+
+def _is_beginning(word: str, other: str) -> bool:
+    """Return whether the words are equal, or one of at least 3 letters begins the other."""
+    return word == other or (min(len(word), len(other)) > 2 and (word.startswith(other) or other.startswith(word)))
 
 
 def _put_out_of_force(typed: dict, current: dict) -> dict:
