@@ -60,8 +60,8 @@ from core.sampling import BatchSampler, samples
 from core.between_steps.slow_data import SlowData
 from core.between_steps.stages import Stages, position_of
 from core.start import (
-    announce, announce_restart, check_imported, check_new, device_lines, initial_state, is_done, kept_steps, may_change,
-    prepare, prepare_corpus, set_steps,
+    announce, announce_restart, check_imported, check_inputs, check_new, device_lines, initial_state, is_done,
+    kept_steps, may_change, prepare, prepare_corpus, set_steps,
 )  # fmt: skip
 from input_pipeline import corpus as corpora, ledger
 from input_pipeline.errors import DataError
@@ -359,6 +359,7 @@ def main(command: command_line.Command) -> None:
         preference.to_evaluate(config)
         if any(command.loaded.typed.get(key) for key in DATA_READ):
             corpus = corpora.prepare_to_evaluate(config.data, vocab_size=config.model.vocab_size)
+            check_inputs(config, corpus)
         else:
             corpus = prepare_corpus(config, vocab_size_typed=True)
         evaluate_newest(config, command.workdir, command.address, corpus, store)

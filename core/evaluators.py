@@ -15,7 +15,6 @@ import numpy as np
 
 from checkpointing import frozen_models
 from checkpointing.checkpoints import Checkpoints
-from checkpointing.record import Record
 from checkpointing.source_run import newest_checkpoint, restore_eval_params
 from checkpointing.store import Store
 from cluster import processes
@@ -303,15 +302,15 @@ def evaluate_newest(config, workdir: pathlib.Path, address, corpus: Corpus, stor
         record = checkpoints.record(step)
         frozen = frozen_models.weights(run, frozen_models.references(run, record))
         display.phase("evaluating all that is held out")
-        folder = _folder_of(workdir, corpus, record)
+        is_own = record.get("corpus") in (None, corpus.digest)
+        if not is_own and config.model.puzzle_dim and corpus.heldout.num_identifiers > 1:
+            lines.append(
+                "Note: these are not the run's own puzzles; they are answered with rows of its puzzle table "
+                "that were trained for others"
+            )
+        folder = workdir if is_own or not corpus.heldout.test_puzzles else workdir / "evaluated" / corpus.digest[:12]
         context = EvaluationContext(run, params, frozen, corpus, folder, step, progress=display.evaluated)
         for evaluator in of_corpus(config, corpus, task_items(config)):
             lines += lines_of(evaluator, context, evaluator.evaluate(context))
     if processes.index() == 0:
         print("\n".join([f"checkpoint: {address}/checkpoints/{step}", *lines]))
-
-
-def _folder_of(workdir: pathlib.Path, corpus: Corpus, record: Record) -> pathlib.Path:
-    """Return where votes on a corpus are saved; votes on other puzzles than the run's own have a separate folder."""
-    is_own = record.get("corpus") in (None, corpus.digest) or not corpus.heldout.test_puzzles
-    return workdir if is_own else workdir / "evaluated" / corpus.digest[:12]

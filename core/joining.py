@@ -2,6 +2,7 @@
 """Joins the processes of a run from a Python program, as the commands do by their flags; see docs/python.md."""
 
 import atexit
+import contextlib
 import functools
 import math
 import os
@@ -68,3 +69,7 @@ def _part() -> None:
         processes.leave()
     else:
         processes.fail(f"{type(error).__name__}: {error}", 1)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # a closed pipe or stream
+                stream.flush()
+        os._exit(1)  # jax's own exit would wait for the others for minutes, and abort

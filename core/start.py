@@ -116,19 +116,24 @@ def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:
             f"model.num_puzzles={config.model.num_puzzles} is less than the {needed} puzzles of the data; "
             f"use --config.model.num_puzzles={needed}"
         )
+    check_inputs(config, corpus)
+    return corpus
+
+
+def check_inputs(config, corpus: corpora.Corpus) -> None:
+    """Raise ConfigError if inputs of the data have other values or another size than the model's."""
     largest = max(part.largest_input for part in (*corpus.train.parts, corpus.heldout))
     if config.model.levels and largest >= config.model.levels:
         raise ConfigError(
             f"model.levels={config.model.levels} must be greater than the largest input of the data, {largest}; "
-            f"use --config.model.levels={largest + 1}"
+            f"use --config.model.levels={largest + 1} in a new run"
         )
     inputs = corpus.heldout.input_dim
     if inputs not in (0, config.model.input_dim):
         raise ConfigError(
             f"model.input_dim={config.model.input_dim} is not the {inputs} numbers of an input of "
-            f"data.source={config.data.source}; use --config.model.input_dim={inputs}"
+            f"data.source={config.data.source}; use --config.model.input_dim={inputs} in a new run"
         )
-    return corpus
 
 
 def other_models(objective: Objective) -> list[FrozenModel]:

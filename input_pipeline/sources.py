@@ -126,9 +126,16 @@ SOURCES: dict[str, Callable] = {
 
 
 def source(function: Callable) -> Callable:
-    """Register a source under its function's name."""
+    """Register a source under its function's name; DataError if Torus has a source of that name."""
+    known = SOURCES.get(function.__name__, function)
+    if _is_built_in(known) and not _is_built_in(function):
+        raise DataError(f"@source: {function.__name__} is the name of a source of Torus; rename the function")
     SOURCES[function.__name__] = function
     return function
+
+
+def _is_built_in(function: Callable) -> bool:
+    return function.__module__.startswith(f"{__package__}.")
 
 
 @source

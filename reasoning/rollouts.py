@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
+from cluster import processes
 from inference.batching import Batch, Request
 from inference.choice import Sampling
 from inference.engine import Engine
@@ -110,8 +111,10 @@ class Sampler:
             return [float(form.last_line(one.answer) == form.last_line(one.reference)) for one in texts]
         if self.reward == "task":
             return [form.score(one.number, one.prompt, one.answer) for one in texts]
-        function = registered(self.reward)
-        return [_finite(function(one.prompt, one.answer), self.reward) for one in texts]
+        rewards, problem = processes.shared("rewards", lambda: _called(self.reward, texts))
+        if problem:
+            raise DataError(problem)
+        return rewards
 
     def _advantages(self, rewards_B: np.ndarray) -> np.ndarray:
         """Return rewards minus the mean of their group, and divided by its deviation if `divides`: float32 [B]."""
@@ -120,6 +123,18 @@ class Sampler:
         if self.divides:
             centered = centered / (groups.std(axis=1, keepdims=True) + EPSILON)
         return centered.reshape(-1).astype(np.float32)
+
+
+def _called(name: str, texts: Sequence[Texts]) -> tuple[list[float], str]:
+    """Return what a function of a recipe returns for each answer, and what is wrong with it; "" if it is right.
+
+    Process 0 alone calls it: functions that ask a service or draw at random would return other rewards in another one.
+    """
+    function = registered(name)
+    try:
+        return [_finite(function(one.prompt, one.answer), name) for one in texts], ""
+    except DataError as error:
+        return [], str(error)
 
 
 def _finite(number: object, name: str) -> float:

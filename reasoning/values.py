@@ -7,9 +7,11 @@ that it returns; depth-first and best-first search also expect them in [0, 1].
 
 import math
 from collections.abc import Callable, Sequence
+from typing import SupportsFloat
 
 import numpy as np
 
+from configs.errors import check_returned
 from inference.batching import Continuation, Request
 from inference.choice import Sampling
 from inference.engine import Engine, pad_rows
@@ -105,8 +107,10 @@ class Function(Value):
         self.function = function
 
     def value(self, problem, thought, answers):
-        """Return what the function returns."""
-        return float(self.function(problem, thought.answer))
+        """Return what the function returns; TypeError if it is not a number."""
+        found = self.function(problem, thought.answer)
+        check_returned("the value function", found, isinstance(found, SupportsFloat), "a number")
+        return float(found)
 
 
 VALUES = {"verdict": Verdict, "value_head": Head, "likelihood": Likelihood, "oracle": Oracle}

@@ -26,13 +26,15 @@ from cluster import identity
 from cluster.hub import RunError
 from cluster.parent import end_with
 from configs.errors import ConfigError
+from configs.group import Base
 from core import ending
 from files.folders import names_in
 from files.json_reader import JsonError, Scalar, read_json
 from files.lock import is_held
-from settings import stored_config
+from settings import loading, stored_config
+from settings.loading import ROOT
 from settings.stored_config import SUMMARY
-from studies import outcome, program, progress, trials
+from studies import outcome, program, progress, suites, trials
 from studies.claims import BEAT_SECONDS, STALE_SECONDS
 from studies.cost import budget, retention
 from studies.cost.limits import Limits
@@ -46,6 +48,7 @@ OUTAGE_SECONDS = 1800.0  # that the storage of a trial's folder has to answer ag
 DECIDING = ("train.global_batch", "train.steps", "data.mixture")  # may change on resume, and make it another trial
 OUTPUT = "output.txt"  # what train.py printed, in the trial's folder
 TRIAL = "trial.json"  # the configuration of the trial that began the run in a folder, there
+TO_RESTART = "undo that and run `sweep.py retry`, or run the study again, a search with another --name"
 TO_CONTINUE = "move that folder away and run `sweep.py retry`, or give a search another --name"
 Found = TypeVar("Found")
 
@@ -133,7 +136,7 @@ class Worker:
         self._wait_for_folder(trial)
         has_finished = before is None and self._reach(trial, lambda: SUMMARY in names_in(path_of(workdir)))
         has_run = before is not None or has_finished
-        if has_run and (reason := self._reach(trial, lambda: other_run_in_folder(trial))):
+        if reason := self._reach(trial, lambda: other_run_in_folder(trial)) if has_run else edited_recipe(trial):
             nothing = outcome.Outcome([], 0.0, outcome.chips_of(trial.user_attrs["topology"]), None, 0.0, "", None, 0.0)
             return self.end(trial, None, {"status": USAGE, "reason": reason}, nothing)
         if has_finished:  # its checkpoints were deleted by `keep`, and the database that recorded it is lost
@@ -338,6 +341,24 @@ def other_run_in_folder(trial: FrozenTrial) -> str:
     if not changes:
         return ""
     return f"{about['workdir']} has the run of another trial ({changes[0]}); {TO_CONTINUE}"
+
+
+def edited_recipe(trial: FrozenTrial) -> str:
+    """Return how the recipe of a trial differs from what it was when the trial was made; "" if it does not.
+
+    The process of the trial reads the recipe again, and would train what the database and the report do not know.
+    """
+    about = trial.user_attrs
+    path = str(ROOT / about["recipe"])
+    try:
+        recipe = loading.run_recipe(path)
+    except ConfigError:  # which train.py reports
+        return ""
+    member = suites.member_of(Base(path), recipe, "", "", about["changes"], about["topology"], {})
+    changes = stored_config.changes(about["config"], member.values)
+    if not changes:
+        return ""
+    return f"{about['recipe']} was edited after the trial was made ({changes[0]}); {TO_RESTART}"
 
 
 def reason_of(status: int, output: bytes) -> str:

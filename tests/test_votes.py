@@ -149,12 +149,13 @@ def test_evaluation_alone_votes_too(place, capsys):
     corpus = train.prepare_corpus(config, vocab_size_typed=True)
     evaluators.evaluate_newest(config, place / "run", place / "run", corpus)
     out = capsys.readouterr().out
+    assert "not the run's own puzzles" not in out
     assert "checkpoints/2\n" in out and "held-out pass@2: " in out and "pooled with earlier votes, pass@2: " in out
 
 
 @pytest.mark.slow
-def test_votes_on_other_puzzles_do_not_replace_those_of_the_run(place, tmp_path):
-    """A run that goes on would pool them with its own."""
+def test_votes_on_other_puzzles_do_not_replace_those_of_the_run(place, tmp_path, capsys):
+    """A run that goes on would pool them with its own; and the table has no rows of these puzzles."""
     run = shutil.copytree(place / "run", tmp_path / "run")
     write_tasks(tmp_path / "others", "evaluation-b")
     kept = {name: (run / name).read_bytes() for name in ("votes/2.gz", "submission.json")}
@@ -162,6 +163,7 @@ def test_votes_on_other_puzzles_do_not_replace_those_of_the_run(place, tmp_path)
     config.data.path = str(tmp_path / "others")
     corpus = train.prepare_corpus(config, vocab_size_typed=True)
     evaluators.evaluate_newest(config, run, run, corpus)
+    assert "Note: these are not the run's own puzzles" in capsys.readouterr().out
     assert {name: (run / name).read_bytes() for name in kept} == kept
     assert len(voting.Votes.load(run / "evaluated" / corpus.digest[:12] / "votes" / "2.gz")) == 3 * (1 + AUGMENTATIONS)
 

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The messages before the first step about data that is too small for the run, or that holds too much out."""
 
+import contextlib
+import re
 import types
 
 import pytest
 
+from configs.errors import ConfigError
 from core import start
 from settings import loading
 
@@ -78,3 +81,19 @@ def test_the_passes_of_a_ramp_are_those_of_its_smaller_batches():
         config = loading.load("configs/large.py", "v4-8", of_ramp).config
         line = start.repetition(config, corpus(4_000_000))
         assert f" {passes} passes " in line
+
+
+@pytest.mark.parametrize(
+    ("largest", "input_dim", "said"),
+    [
+        (16, 0, ""), (17, 0, "the largest input of the data, 17; use --config.model.levels=18 in a new run"),
+        (0, 3, "is not the 3 numbers of an input of data.source=labeled; use --config.model.input_dim=3 in a new run"),
+    ],
+)  # fmt: skip
+def test_inputs_that_the_model_does_not_know_are_refused(largest, input_dim, said):
+    """Also where a run is only evaluated, on other data: there the model would compute with them."""
+    config = loading.load("configs/digits.py", "", {}).config
+    held_out = types.SimpleNamespace(largest_input=largest, input_dim=input_dim)
+    corpus = types.SimpleNamespace(train=types.SimpleNamespace(parts=()), heldout=held_out)
+    with pytest.raises(ConfigError, match=re.escape(said)) if said else contextlib.nullcontext():
+        start.check_inputs(config, corpus)

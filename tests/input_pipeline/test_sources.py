@@ -128,13 +128,22 @@ def test_what_is_no_document_is_named():
 
 def test_a_new_source_is_a_function(names, texts, monkeypatch):
     monkeypatch.setattr("input_pipeline.sources.SOURCES", dict(SOURCES))
-    monkeypatch.setitem(SOURCES, "ours", None)
 
     def ours(data, path, **rest):
         return list(SOURCES["auto"](data, path, **rest))[:2]
 
     source(ours)
     assert len(names(source="ours")) == 2
+
+
+def test_the_name_of_a_source_of_torus_is_taken():
+    """Its messages and its data would be those of another one."""
+
+    def text(data, path, **_):
+        return []
+
+    with pytest.raises(DataError, match=r"^@source: text is the name of a source of Torus; rename the function$"):
+        source(text)
 
 
 @pytest.mark.parametrize(

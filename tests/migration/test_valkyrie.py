@@ -146,7 +146,7 @@ import json, sys
 import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 rows = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-if sys.argv[1:] == ["fail"] and found["process_index"] == 1:
+if sys.argv[1:] == [str(found["process_index"])]:
     raise KeyError("planted")
 array = jax.make_array_from_callback((8,), rows, lambda index: np.arange(8.0)[index])
 total = jax.jit(lambda x: x.sum(), out_shardings=NamedSharding(mesh, PartitionSpec()))(array)
@@ -164,10 +164,13 @@ def test_processes_find_each_other_and_add_up_over_one_mesh(tmp_path):
     assert answers == [{"process_index": number} | common for number in range(2)]
 
 
-def test_one_that_fails_ends_the_others_who_quote_it(tmp_path):
-    first, second = groups.finish(groups.start(["-c", PROGRAM, "fail"], count=2, cache=tmp_path))
-    assert second[0] == 1 and "KeyError: 'planted'" in second[2]
-    assert first[0] == 1 and "KeyError: 'planted'" in first[2].strip().splitlines()[-1]
+@pytest.mark.parametrize("failing", [0, 1])
+def test_one_that_fails_ends_the_others_who_quote_it(tmp_path, failing):
+    """The one that fails ends with its own error: jax would wait for the others for minutes, and say that they died."""
+    began = time.monotonic()
+    ended = groups.finish(groups.start(["-c", PROGRAM, str(failing)], count=2, cache=tmp_path))
+    assert [status for status, _, _ in ended] == [1, 1] and time.monotonic() - began < 100
+    assert [err.strip().splitlines()[-1].endswith("KeyError: 'planted'") for _, _, err in ended] == [True, True]
 
 
 @pytest.mark.slow

@@ -134,15 +134,35 @@ def test_a_run_is_guarded_and_survives_a_preemption(tmp_path):
     assert [line["skipped"] for line in trained_lines(tmp_path / "whole")] == [0, 1, 0, 0]
 
 
+JUDGED = """
+import random
+from configs import countdown_grpo
+from reasoning.answers import reward
+
+@reward
+def judged(prompt, answer):
+    return random.random()
+
+def get_config():
+    config = countdown_grpo.get_config()
+    config.grpo.reward = "judged"
+    return config
+"""
+
+
 @pytest.mark.slow
 def test_two_processes_draw_the_same_answers_on_the_mesh_of_both(tmp_path):
+    """Their rewards are the same too, also those of a judge who is not: only one of the processes asks it."""
+    (tmp_path / "judged.py").write_text(JUDGED)
     typed = [f"--config.{name}={value}" for name, value in (SMALL | {"train.steps": "2"}).items()]
-    command = ["train.py", "--config=configs/countdown_grpo.py", f"--workdir={tmp_path / 'run'}", "--topology=v4-8"]
+    command = ["train.py", f"--config={tmp_path / 'judged.py'}", f"--workdir={tmp_path / 'run'}", "--topology=v4-8"]
     ended = groups.finish(groups.start([*command, *typed], count=2, devices=4, cache=tmp_path))
     assert [status for status, _, _ in ended] == [0, 0], ended
     assert len(records(tmp_path / "run")) == 16
     for line in trained_lines(tmp_path / "run"):
         assert line["mismatch"] < 1e-5 and line["clipped"] == 0
+        rewards = [one["reward"] for one in records(tmp_path / "run") if one["step"] == line["step"]]
+        assert line["reward"] == pytest.approx(np.mean(rewards), rel=1e-5)  # of float32
 
 
 def test_advantages_are_relative_to_the_group():

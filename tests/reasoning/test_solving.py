@@ -175,6 +175,11 @@ def test_a_value_that_is_nan_is_refused_since_it_has_no_place_in_an_order(monkey
         solved_with(monkeypatch, bfs, lambda problem, answer: math.nan)
 
 
+def test_a_value_function_that_returns_no_number_is_named(monkeypatch):
+    with pytest.raises(TypeError, match=r"^the value function returned None; it must return a number$"):
+        solved_with(monkeypatch, bfs, lambda problem, answer: None)
+
+
 def test_a_mistake_in_a_value_leaves_nothing_in_the_batch(monkeypatch):
     class Slow(Repeats):
         """It draws the lines of the first problem at once, and never those of the second."""

@@ -15,6 +15,8 @@ import pytest
 
 from configs import base
 from configs.errors import ConfigError
+from configs.group import Base
+from settings import loading
 from settings.keys import flat
 from studies import suites
 from tests.studies.conftest import ended, environment, needs_optuna
@@ -469,6 +471,27 @@ def test_a_finished_run_without_checkpoints_is_not_begun_again(tmp_path, keys, h
         assert json.loads((folder / "trial.json").read_text())["train.steps"] == 10
     elif has_summary:
         assert trial.value == 0.25
+
+
+def test_a_trial_whose_recipe_was_edited_is_not_begun(tmp_path):
+    """Its process would train what the database and the report do not know, and a search would rank it."""
+    from studies.trials import order_of
+    from studies.worker import Task, Worker
+
+    recipe = tmp_path / "mine.py"
+    text = "from configs import tiny\n\ndef get_config():\n    config = tiny.get_config()\n"
+    recipe.write_text(f"{text}    return config\n")
+    member = suites.member_of(Base(str(recipe)), loading.run_recipe(str(recipe)), "g", "one", {}, "", {})
+    queue = queue_of(tmp_path)
+    queue.enqueue([order_of(member, str(tmp_path / "runs"), "")])
+    recipe.write_text(f"{text}    config.train.steps = 7\n    return config\n")
+    Worker(Task(f"sqlite:///{tmp_path}/studies.db", "s", list(queue.latest()), "eval_exact_accuracy", STAND_IN)).run()
+    (trial,) = trials_of(tmp_path)
+    assert trial.state.name == "FAIL" and not (tmp_path / "runs").exists()
+    assert trial.user_attrs["reason"] == (
+        f"{recipe} was edited after the trial was made (train.steps {member.values['train.steps']} -> 7); undo that "
+        "and run `sweep.py retry`, or run the study again, a search with another --name"
+    )
 
 
 @pytest.mark.parametrize(("keys", "is_other"), [
