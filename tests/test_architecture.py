@@ -32,7 +32,7 @@ ROOMS = {  # the rooms that a room may import; itself is always allowed
     "inference": {"configs", "layers", "input_pipeline"},
     "scoring": {"configs", "files", "layers", "input_pipeline", "reporting", "parallelism", "inference"},
     "causality": {"configs", "layers", "reporting"},
-    "reasoning": {"configs", "inference", "input_pipeline", "layers", "reporting"},
+    "reasoning": {"configs", "inference", "input_pipeline", "layers", "reporting", "cluster"},
     "puzzles": {"configs", "files", "objectives", "input_pipeline", "reporting"},
 }
 LOWER = set(ROOMS)
