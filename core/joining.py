@@ -63,13 +63,18 @@ def _start(group: Group) -> None:
 
 
 def _part() -> None:
-    """Wait until the other processes are done; after an exception notify them, so that they end too."""
+    """Wait until the other processes are done; after an exception notify them, so that they end too.
+
+    Then this one ends at once: jax's own exit would wait for the others for minutes, and abort.
+    """
     error = vars(sys).get("last_value")  # set once an exception has ended the program
     if error is None:
         processes.leave()
     else:
         processes.fail(f"{type(error).__name__}: {error}", 1)
+        if "ps1" in vars(sys):  # an interactive Python goes on after exceptions: the last one did not end it
+            return
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):  # a closed pipe or stream
                 stream.flush()
-        os._exit(1)  # jax's own exit would wait for the others for minutes, and abort
+        os._exit(1)

@@ -152,16 +152,20 @@ def similar_keys(name: str, keys) -> list[str]:
     alike = [key for key, leaf in leaves.items() if leaf == last]
     alike = alike or [key for key, leaf in leaves.items() if initials(leaf) == last]
     if section and not in_section:
-        alike = _with_words_of(name, keys) or alike
+        of_section = [key for key in alike if _is_beginning(section, key.partition(".")[0])]
+        alike = of_section or _with_words_of(name, keys, least=2) or alike
     alike = alike or difflib.get_close_matches(name, leaves, 1, MISSPELT) or _with_words_of(last, in_section or keys)
     return ([key for key in alike if key in in_section] or alike or similar(name, keys))[:3]
 
 
-def _with_words_of(name: str, keys) -> list[str]:
-    """Return the keys with the most words of `name`, whose words may be cut (eval, evaluation); the closest first."""
+def _with_words_of(name: str, keys, least: int = 1) -> list[str]:
+    """Return the keys with the most words of `name`, at least so many; the closest first.
+
+    Words may be cut (eval, evaluation).
+    """
     words = set(_words(name))
     shared = {key: sum(any(_is_beginning(word, own) for own in _words(key)) for word in words) for key in keys}
-    most = max(1, *shared.values())
+    most = max([least, *shared.values()])
     return difflib.get_close_matches(name, [key for key, count in shared.items() if count == most], len(shared), 0.0)
 
 

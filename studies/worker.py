@@ -48,7 +48,6 @@ OUTAGE_SECONDS = 1800.0  # that the storage of a trial's folder has to answer ag
 DECIDING = ("train.global_batch", "train.steps", "data.mixture")  # may change on resume, and make it another trial
 OUTPUT = "output.txt"  # what train.py printed, in the trial's folder
 TRIAL = "trial.json"  # the configuration of the trial that began the run in a folder, there
-TO_RESTART = "undo that and run `sweep.py retry`, or run the study again, a search with another --name"
 TO_CONTINUE = "move that folder away and run `sweep.py retry`, or give a search another --name"
 Found = TypeVar("Found")
 
@@ -136,7 +135,14 @@ class Worker:
         self._wait_for_folder(trial)
         has_finished = before is None and self._reach(trial, lambda: SUMMARY in names_in(path_of(workdir)))
         has_run = before is not None or has_finished
-        if reason := self._reach(trial, lambda: other_run_in_folder(trial)) if has_run else edited_recipe(trial):
+        if not has_run:
+            with self.queue.kept(trial):  # a recipe may take long
+                edit = edited_recipe(trial)
+            if edit:
+                self._began = None  # no process ran
+                self._give_back(trial)
+                raise ConfigError(f"{edit}; undo the edit and give the same command again, or give another --name")
+        elif reason := self._reach(trial, lambda: other_run_in_folder(trial)):
             nothing = outcome.Outcome([], 0.0, outcome.chips_of(trial.user_attrs["topology"]), None, 0.0, "", None, 0.0)
             return self.end(trial, None, {"status": USAGE, "reason": reason}, nothing)
         if has_finished:  # its checkpoints were deleted by `keep`, and the database that recorded it is lost
@@ -344,9 +350,10 @@ def other_run_in_folder(trial: FrozenTrial) -> str:
 
 
 def edited_recipe(trial: FrozenTrial) -> str:
-    """Return how the recipe of a trial differs from what it was when the trial was made; "" if it does not.
+    """Return which value a trial's recipe has changed since the trial was queued; "" if none.
 
-    The process of the trial reads the recipe again, and would train what the database and the report do not know.
+    The process of the trial reads the recipe again, and would train what the database and the report do not know. Paths
+    may differ between machines, and are not compared.
     """
     about = trial.user_attrs
     path = str(ROOT / about["recipe"])
@@ -355,10 +362,11 @@ def edited_recipe(trial: FrozenTrial) -> str:
     except ConfigError:  # which train.py reports
         return ""
     member = suites.member_of(Base(path), recipe, "", "", about["changes"], about["topology"], {})
-    changes = stored_config.changes(about["config"], member.values)
+    values = {key: value for key, value in member.values.items() if "/" not in f"{value}{about['config'].get(key)}"}
+    changes = stored_config.changes(about["config"], values)
     if not changes:
         return ""
-    return f"{about['recipe']} was edited after the trial was made ({changes[0]}); {TO_RESTART}"
+    return f"{about['recipe']} is not what it was when {trials.title(trial)} was queued ({changes[0]})"
 
 
 def reason_of(status: int, output: bytes) -> str:

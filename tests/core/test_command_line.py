@@ -65,6 +65,7 @@ MISTAKES = [
     ("--config.eval.every=5", "did you mean --config.train.eval_every or"),
     ("--config.eval.batches=5", "did you mean --config.evaluation.batches"),
     ("--config.batch.size=5", "did you mean --config.train.global_batch?"),
+    ("--config.optim.lr=5", "did you mean --config.optimizer.learning_rate?"),
     ("--config.kv_heads=5", "did you mean --config.model.num_kv_heads?"),
     ("--config.mesh.tensor=5", "did you mean --config.mesh.expert?"),
     ("--config.train.steps=many", "--config.train.steps=many is not a whole number (now 500)"),

@@ -4,6 +4,7 @@
 import contextlib
 import json
 import pathlib
+import re
 import signal
 import sqlite3
 import subprocess
@@ -485,13 +486,15 @@ def test_a_trial_whose_recipe_was_edited_is_not_begun(tmp_path):
     queue = queue_of(tmp_path)
     queue.enqueue([order_of(member, str(tmp_path / "runs"), "")])
     recipe.write_text(f"{text}    config.train.steps = 7\n    return config\n")
-    Worker(Task(f"sqlite:///{tmp_path}/studies.db", "s", list(queue.latest()), "eval_exact_accuracy", STAND_IN)).run()
-    (trial,) = trials_of(tmp_path)
-    assert trial.state.name == "FAIL" and not (tmp_path / "runs").exists()
-    assert trial.user_attrs["reason"] == (
-        f"{recipe} was edited after the trial was made (train.steps {member.values['train.steps']} -> 7); undo that "
-        "and run `sweep.py retry`, or run the study again, a search with another --name"
-    )
+    task = Task(f"sqlite:///{tmp_path}/studies.db", "s", list(queue.latest()), "eval_exact_accuracy", STAND_IN)
+    was = member.values["train.steps"]
+    line = f"{recipe} is not what it was when g/one was queued (train.steps {was} -> 7); undo the edit"
+    with pytest.raises(ConfigError, match=f"^{re.escape(line)}"):
+        Worker(task).run()
+    assert not (tmp_path / "runs").exists()
+    recipe.write_text(f"{text}    config.data.cache_dir = '/elsewhere'\n    return config\n")  # as on another machine
+    Worker(task).run()
+    assert [trial.state.name for trial in trials_of(tmp_path)] == ["COMPLETE"]
 
 
 @pytest.mark.parametrize(("keys", "is_other"), [
