@@ -89,6 +89,7 @@ def test_the_report_keeps_its_contract(rehearsed):
     assert 0 < report["mfu"] <= report["hardware_utilisation"] < 1
     assert report["flops_model"] / report["step_seconds"] / 275e12 == pytest.approx(report["mfu"])
     assert report["tokens_per_second"] == pytest.approx(64 * 128 / report["step_seconds"])
+    assert report["tokens_per_second_per_device"] == pytest.approx(report["tokens_per_second"] / 4)
     dollars = 4 * 3.22 / 3600 * 1e9 / report["tokens_per_second"]
     assert report["cost_per_billion_tokens"] == pytest.approx(dollars)
     assert {c["axes"] for c in report["collectives"]} == {"fsdp"}

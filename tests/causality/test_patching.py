@@ -229,3 +229,13 @@ def test_eight_devices_find_what_one_finds():
     for actual, expected in zip(of_eight, (restored(), patching.attribute(graph, params, pair())), strict=True):
         for name in NAMES:
             np.testing.assert_allclose(actual[name], expected[name], atol=1e-4)
+
+
+def test_the_noise_is_of_three_deviations_of_the_embedded_tokens():
+    """The model multiplies its embedding by a scale, so that its entries are smaller than what the blocks read."""
+    graph, params = make_model(model_config())
+    noise = np.asarray(tracing._noise(graph, params, jax.random.key(0), np.arange(65) < 64))
+    model = nnx.merge(graph, params)
+    embedded = np.asarray(model.embed(jnp.arange(37)[None], jnp.float32))
+    assert np.std(noise[:, :64]) == pytest.approx(tracing.NOISE * np.std(embedded), rel=0.03)
+    assert not noise[:, 64].any()

@@ -299,3 +299,14 @@ def test_a_data_source_that_does_not_exist_is_named_before_anything_is_compiled(
     config.data.source, config.batch.fit = "documnts", "auto"
     with pytest.raises(DataError, match=r"^data\.source=documnts does not exist; use one"):
         train.train(config, tmp_path)
+
+
+def test_the_parameters_of_a_token_are_those_of_its_experts_and_of_all_else():
+    config = small_config()
+    config.mesh.context = 1
+    config.model.update(num_experts=8, experts_per_token=2, shared_experts=1)
+    models = assembly.assemble(config, devices=jax.devices()[:1]).models
+    assert models.num_parameters - models.num_active(config.model) == 6 * 3 * 16 * 24, "6 of 8 experts are idle"
+    config.model.update(num_experts=0, shared_experts=0)
+    models = assembly.assemble(config, devices=jax.devices()[:1]).models
+    assert models.num_active(config.model) == models.num_parameters

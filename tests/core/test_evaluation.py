@@ -179,3 +179,15 @@ def test_what_a_users_source_reads_fits_the_model_or_is_named(like, change, fact
 )
 def test_what_are_no_ids_may_be_any_numbers(row, facts):
     read_by_a_run(Own(row, facts), {name: row[name] for name in row if name != "mine"})
+
+
+def test_batches_of_an_evaluation_are_counted_as_batches_of_training(monkeypatch):
+    """They come as microbatches, of which a global batch has several."""
+    monkeypatch.setattr(evaluation, "batches_of_rows", lambda run, corpus, rows, number, on_lost: [(rows, number)] * 3)
+    heldout = types.SimpleNamespace(num_examples=lambda length: 21)
+    run = types.SimpleNamespace(config=get_config(), num_microbatches=4, eval_rows=2)
+    corpus, told = types.SimpleNamespace(heldout=heldout), []
+    assert evaluation.heldout_batches(run, corpus, 3)[0] == (2, 12)
+    assert evaluation.heldout_batches(run, corpus)[0] == (2, None)
+    list(evaluation.heldout_batches(run, corpus, 3, progress=lambda *done: told.append(done)))
+    assert told == [(1, 11), (2, 11), (3, 11)], "of 21 rows there are 11 microbatches"

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from configs import base
+from configs.base import get_config
 from core import evaluators
-from core.evaluators import Evaluator, as_numbers, check_names, lines_of
+from core.evaluators import EvaluationContext, Evaluator, as_numbers, check_names, lines_of
 from core.job import Job
 
 
@@ -120,3 +121,10 @@ def test_a_run_that_goes_on_after_its_end_ranks_the_checkpoint_of_that_end(tmp_p
 
     assert repeated(3, {}) == [ranks]
     assert repeated(3, {3: 2.5}) == [] and repeated(9, {}) == [], "ranked already, and a stop between evaluations"
+
+
+def test_what_an_evaluator_decodes_with_drops_no_token():
+    config = get_config()
+    dropless = types.SimpleNamespace(graph="dropless", config=config)
+    run = types.SimpleNamespace(graph="with a capacity", config=config, dropless=lambda: dropless)
+    assert EvaluationContext(run, {}, {}, None, None, 0).engine.graph == "dropless"

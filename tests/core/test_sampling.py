@@ -126,3 +126,19 @@ def test_old_batches_are_deleted_in_the_runs_own_folder_alone(run, tmp_path):
     sampler._step, sampler._kept = 3, {"tokens": np.zeros(2)}
     sampler.saving(3, dataclasses.replace(run, objective=objective), list)()
     assert [[path.name for path in folder.iterdir()] for folder in folders] == [["3.npz"], ["1.npz"]]
+
+
+def test_each_step_draws_with_a_key_of_its_own(run):
+    keys = []
+
+    class Draws(Samples):
+        def sample_batch(self, engine, batch, key):
+            keys.append(jax.random.key_data(key).tolist())
+            return super().sample_batch(engine, batch, key)
+
+    drawing, sampler = dataclasses.replace(run, objective=Draws(None)), BatchSampler(pathlib.Path())
+    with mesh_context(run.mesh):
+        params = one_step.initial_state(run).params
+        for one, step in ((sampler, 1), (sampler, 2), (BatchSampler(pathlib.Path()), 2)):
+            one.sample(drawing, params, {}, batch_of(run), step)
+    assert keys[0] != keys[1] == keys[2], "a resumed run draws the same"

@@ -5,8 +5,10 @@ import contextlib
 import re
 import types
 
+import numpy as np
 import pytest
 
+from configs.base import get_config
 from configs.errors import ConfigError
 from core import start
 from settings import loading
@@ -97,3 +99,18 @@ def test_inputs_that_the_model_does_not_know_are_refused(largest, input_dim, sai
     corpus = types.SimpleNamespace(train=types.SimpleNamespace(parts=()), heldout=held_out)
     with pytest.raises(ConfigError, match=re.escape(said)) if said else contextlib.nullcontext():
         start.check_inputs(config, corpus)
+
+
+@pytest.mark.parametrize(
+    ("carry", "steps_of_batch", "step", "may"),
+    [({}, 1, 3, True), ({"states": np.zeros(2)}, 1, 3, False), ({}, 2, 3, False), ({}, 2, 4, True)],
+)
+def test_the_batch_size_stays_where_rows_or_answers_go_on(carry, steps_of_batch, step, may):
+    objective = types.SimpleNamespace(frozen_models=tuple, steps_of_batch=steps_of_batch)
+    run = types.SimpleNamespace(
+        config=get_config(), objective=objective, abstract_frozen={}, abstract_state=types.SimpleNamespace(carry=carry)
+    )
+    assert ("train.global_batch" in start.may_change(run, step)) is may
+    assert "train.init_from" not in start.may_change(run, step)
+    run.abstract_frozen = {"base": {}}
+    assert "train.init_from" in start.may_change(run, step), "a folder may be moved"

@@ -122,3 +122,11 @@ def test_gradients_of_chunks_are_added_in_float32():
     of_head = jax.grad(lambda head, chunks: log_probabilities(x, head, targets, chunks).sum())
     whole, chunked = (np.asarray(of_head(head, chunks), np.float64) for chunks in (1, 256))
     assert np.linalg.norm(chunked - whole) < 0.01 * np.linalg.norm(whole)
+
+
+def test_the_temperature_divides_capped_logits():
+    """As decoding does; else the ratio of probabilities in GRPO would not be 1 for fresh answers of a capped model."""
+    x, head, targets, _ = inputs()
+    logits = 3.0 * jnp.tanh(x @ head / 3.0) / 0.5
+    wanted = np.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
+    assert_close(log_probabilities(x, head, targets, 4, 3.0, 0.5), wanted)

@@ -285,3 +285,14 @@ def test_hidden_units_are_measured_over_the_tokens_of_their_expert(mesh, capacit
     hidden = [jax.nn.silu(x_BTD @ gate) * (x_BTD @ up) for gate, up in zip(weights["gate"], weights["up"], strict=True)]
     assert_close(sums_EF, np.stack([np.abs(h)[chosen[..., e]].sum(axis=0) for e, h in enumerate(hidden)]))
     np.testing.assert_array_equal(counts_E1[:, 0], chosen.sum(axis=(0, 1)))
+
+
+@pytest.mark.parametrize("router", SCORES)
+def test_the_entropy_of_a_router_is_that_of_its_normalised_scores(router):
+    """Scores of a sigmoid do not sum to 1."""
+    (graph, weights), (x, counted) = made(router=router), tokens()
+    with on_mesh({"data": 1}):
+        figures = jax.jit(lambda weights: nnx.merge(graph, weights)(x, counted)[1])(weights)
+    scores = np.asarray(SCORES[router](x[counted] @ weights["router"]))
+    shares = scores / scores.sum(axis=-1, keepdims=True)
+    assert_close(figures["entropy"], -(shares * np.log(shares)).sum())

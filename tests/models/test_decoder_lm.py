@@ -379,3 +379,12 @@ def test_no_gradient_in_bfloat16_is_summed_over_tokens_in_bfloat16():
     exact, found = gradients(jnp.float32), gradients(jnp.bfloat16)
     off = {name: relative_error(found[name], exact[name]) for name in exact}
     assert max(off.values()) < 0.1, sorted(off.items(), key=lambda item: -item[1])[:3]
+
+
+def test_flops_of_experts_are_those_of_the_mlps_that_a_token_goes_through():
+    """Of 8 experts 2 and the shared one, 3 x 4 x 3 weights each, and the router's 4 x 8; frozen weights take 4 each."""
+    sizes = dict(num_layers=2, embed_dim=4, num_heads=2, num_kv_heads=1, head_dim=2, mlp_dim=3, vocab_size=5)
+    experts = model_config(**sizes, num_experts=8, experts_per_token=2, shared_experts=1)
+    more = 2 * (2 * 36 + 32)  # weights in two layers
+    assert decoder_lm.flops_per_token(experts, 0) == 6 * (188 + more)
+    assert decoder_lm.flops_per_token(experts, 6, frozen=True) == 4 * (188 + more) + 288

@@ -244,3 +244,14 @@ def test_devices_that_share_a_batch_compute_the_step_of_one():
         return jax.device_get((gradients, scalars))
 
     assert_close(step(fsdp=4), step())
+
+
+def test_what_is_restored_and_damaged_are_shares_of_all_targets_that_count():
+    graph, params = model_and_params()
+    rows = batch()
+    for threshold in (1e-9, 2.0):
+        evaluate = dataclasses.replace(OBJECTIVE, threshold=threshold).evaluate
+        sums = jax.jit(lambda *given, of=evaluate: of(nnx.merge(graph, given[0]), given[1]))(params, rows)
+        assert sums["restored"][1] + sums["damaged"][1] == loss_mask(rows).sum()
+        assert sums["restored"][0] < sums["restored"][1]
+    assert sums["restored"][0] == sums["damaged"][0] == 0, "no confidence is so high"

@@ -82,6 +82,8 @@ def test_the_loss_is_that_of_the_paper(average, kl, temperature):
     told = {name: float(total / weight) for name, (total, weight) in scalars.items() if name != "tokens"}
     assert told["reward"] == 1.5 and told["mismatch"] == pytest.approx(np.abs(np.log(ratio))[counts].mean(), rel=1e-4)
     assert told["clipped"] == pytest.approx((ratio != clipped)[counts].mean())
+    if kl:
+        assert told["kl"] == pytest.approx((np.exp(behind) - behind - 1)[counts].mean(), rel=1e-4)
     assert float(scalars["tokens"][0]) == counts.sum()
 
 
@@ -160,3 +162,12 @@ def test_training_needs_the_recipe_of_its_reward_and_reading_does_not():
         objective.check_to_train()
     config.grpo.reward = "random"
     make(config).check_to_train()
+
+
+def test_without_a_higher_clip_both_sides_are_clipped_alike():
+    config = get_config()
+    config.grpo.update(clip=0.3, temperature=0.7)
+    made = make(config)
+    assert (made.clip, made.clip_high, made.temperature, made.sampler.temperature) == (0.3, 0.3, 0.7, 0.7)
+    config.grpo.clip_high = 0.5
+    assert (make(config).clip, make(config).clip_high) == (0.3, 0.5)

@@ -69,3 +69,13 @@ def test_the_key_is_of_the_dropout_and_without_one_nothing_is_dropped():
 
 def test_language_models_carry_nothing_from_step_to_step():
     assert language_modeling.LanguageModeling(2, 3).init_carry(None, 2, None) == {}
+
+
+def test_held_out_losses_are_of_capped_logits_without_z_loss():
+    graph, params = make_model(model_config(logit_soft_cap=5.0))
+    batch = packed_batch([[4, 5], [3, 2]], 12, 37)
+    objective = language_modeling.LanguageModeling(0, 0, 3, z_loss=0.1)
+    logits = np.asarray(forward(graph, params, batch), np.float64)
+    losses = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, batch["targets"][..., None], axis=-1)[..., 0]
+    found = jax.jit(lambda params: objective.evaluate(nnx.merge(graph, params), batch))(params)
+    assert_close(found, {"loss": (losses[batch["segments"] > 0].sum(), 14)})

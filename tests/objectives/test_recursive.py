@@ -243,3 +243,19 @@ def test_a_smoothed_label_is_the_cross_entropy_with_a_target_that_is_spread(name
     assert by_smoothed[0] > by_plain[0]
     evaluated = [of.evaluate(model, answers)["loss"][0] for of in (plain, smoothed)]
     assert evaluated[0] == evaluated[1]
+
+
+def test_the_best_latents_are_judged_by_cells_that_have_a_label():
+    """The first of two is right where the label is known, and far from the 0 that stands for the unknown one."""
+    objective = Recursive(1, 2, cell_loss="softmax", parallel=2)
+    logits = jnp.array([[[[3.0, 0.0], [0.0, 9.0]], [[1.0, 0.0], [9.0, 0.0]]]])
+    high = jnp.arange(2.0).reshape(1, 2, 1, 1)
+    carry = {"labels": jnp.array([[0, recursive.IGNORED]]), "states": (high, ())}
+    after, found, halts = objective._best(carry, logits, jnp.array([[5.0, 7.0]]))
+    np.testing.assert_array_equal(found, logits[:, 0])
+    assert halts.tolist() == [5.0] and after["states"][0].ravel().tolist() == [0.0, 0.0]
+
+
+def test_each_latent_of_a_slot_takes_the_operations_of_a_step():
+    objective = Recursive(1, 2, parallel=3)
+    assert objective.flops_per_token(lambda: 7.0, frozen=False) == 21

@@ -343,3 +343,9 @@ def test_a_request_that_comes_too_late_for_its_steps_says_so(tmp_path):
     callback.on_step(job, None, 9)
     assert said == [("no_profile", "the steps 11 to 13 are not traced, as the run ends at step 10")]
     assert callback.window is None
+
+
+def test_a_loop_that_ends_after_its_last_instruction_is_part_of_the_time():
+    trace = [device("TPU 0", ("loop", 0.0, 0.9, 0.0), ("dot", 0.0, 0.2, 0.2))]
+    found = summarise(trace, types.SimpleNamespace(kind=KINDS.get), 2, rates())
+    assert found["idle_share"] == pytest.approx(1 - 2 * 0.2 / 1.9)

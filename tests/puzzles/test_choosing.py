@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.base import get_config
 from input_pipeline.puzzles import maze, sudoku_generator
 from puzzles import choosing
 
@@ -58,3 +59,11 @@ def test_a_maze_is_solved_by_its_path_alone(side):
             shorter = answer.copy()
             shorter[place] = maze.FLOOR
             assert not solves(question, shorter)
+
+
+def test_a_maze_of_a_file_may_have_several_right_paths():
+    config = get_config()
+    config.data.source = "maze"
+    assert choosing.checker_of(config) is choosing.is_solved_maze
+    config.data.path = "mazes"
+    assert choosing.checker_of(config) is None

@@ -6,8 +6,10 @@ import functools
 import json
 import re
 import shutil
+import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -382,3 +384,19 @@ def test_a_reward_that_no_recipe_registers_is_refused(chatting):
 def test_keys_that_cannot_work_are_refused(changes, said):
     with pytest.raises(ConfigError, match=said):
         small(**changes)
+
+
+def test_only_the_first_conversation_of_a_row_is_asked(monkeypatch):
+    """Padding has targets of 0, which are no answer."""
+    seen = []
+
+    def prompts_of(tokens_BT, targets_BT, learned_BT, *_):
+        seen.append(learned_BT.tolist())
+        raise StopIteration
+
+    monkeypatch.setattr(rollouts, "prompts_of", prompts_of)
+    rows = {"tokens": [1, 2, 3, 4, 5, 0], "targets": [-1, 3, 4, -1, 6, 0], "segments": [1, 1, 1, 2, 2, 0]}
+    batch = {name: jnp.array([row] * 4) for name, row in rows.items()}
+    with pytest.raises(StopIteration):
+        SAMPLER.sample(types.SimpleNamespace(length=64), batch, jax.random.key(0))
+    assert seen == [[[False, True, True, False, False, False]] * 4]

@@ -48,6 +48,7 @@ def test_the_bound_is_the_time_to_read_weights_and_cache_once(rehearsed):
     assert decode["times_the_bound"] == pytest.approx(decode["step_seconds"] / decode["bound_seconds"])
     assert decode["times_the_bound"] > 1
     assert decode["tokens_per_second"] == pytest.approx(ROWS / decode["step_seconds"])
+    assert decode["tokens_per_second_per_device"] == pytest.approx(decode["tokens_per_second"] / chips)
     assert hbm["total"] == pytest.approx(hbm["weights"] + hbm["cache"] + hbm["temporary"])
 
 

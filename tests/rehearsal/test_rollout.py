@@ -95,6 +95,7 @@ def test_answers_wait_for_rows_and_the_copied_weights_are_briefly_there_twice():
     assert found["rollout"]["seconds"] == pytest.approx(2 * (0.5 + 96 * 0.01)), "two rounds of 128 rows"
     assert found["rollout"]["hbm_gib"]["total"] == pytest.approx(13 + 2 + 3 + 0.5)
     assert both(256)["rollout"]["seconds"] == pytest.approx(0.5 + 96 * 0.01)
+    assert both(100)["rollout"]["seconds"] == pytest.approx(3 * (0.5 + 96 * 0.01)), "the last round is not full"
     assert both(256, weights=5.0)["rollout"]["hbm_gib"]["total"] == pytest.approx(13 + 2 * 5)
 
 

@@ -213,3 +213,11 @@ def test_figures_of_steps_that_were_abandoned_are_left_out_and_events_stay():
     left_out = (lines[2], lines[5])
     assert without_abandoned(lines) == [line for line in lines if line not in left_out]
     assert [line["step"] for line in steps_of(lines, "train")] == [500, 511]
+
+
+def test_steps_that_two_restarts_undid_are_left_out_by_the_earlier_step():
+    lines = [
+        {"kind": "train", "step": 15}, {"kind": "event", "event": "start", "step": 20}, {"kind": "train", "step": 21},
+        {"kind": "event", "event": "roll_back", "step": 10}, {"kind": "train", "step": 11},
+    ]  # fmt: skip
+    assert [line["step"] for line in without_abandoned(lines)] == [20, 10, 11]

@@ -179,3 +179,11 @@ def test_a_limit_below_the_examples_is_named_only_if_the_file_has_more(folder):
     with pytest.raises(ConfigError, match="has 1 item, too few for 2 examples") as error:
         read_folder(folder, limit=2)
     assert "--limit" not in str(error.value)
+
+
+def test_the_error_of_core_is_that_of_a_mean_of_independent_tasks():
+    tasks = [CoreTask(label, "multiple_choice", 0, " ", baseline, []) for label, baseline in (("a", 0.5), ("b", 0.0))]
+    accs = {"a": [1, 0, 1, 1], "b": [0, 1, 0, 0]}
+    found = figures_of(tasks, [{"task": label, "acc": acc} for label, of_task in accs.items() for acc in of_task])
+    error = 0.25  # sqrt(0.1875 / 3), of both accuracies; that of the centred one of `a` is twice as large
+    assert found["CORE"]["core"].error == pytest.approx(math.hypot(error / 0.5, error) / 2)

@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from inference.prompts import Prompt
+
 pytest.importorskip("starlette", reason="needs the packages of `make setup EXTRAS=serve`")
 
 from inference.prompts import text_prompt
@@ -72,3 +74,8 @@ def test_a_long_answer_is_collected_in_a_time_that_grows_as_its_length(with_draw
     assert (second.text, second.reason) == ("ab" * count, "length")
     assert [one.token for one in second.drawn] == (list(range(count)) if with_drawn else [])
     assert first == Piece(0, "c", [], "stop")
+
+
+def test_the_last_token_of_a_prompt_counts_though_it_is_drawn_again():
+    prompts = [Prompt([1, 2], [0], redrawn=5), Prompt([1, 2], [0])]
+    assert usage(prompts, []) == {"prompt_tokens": 5, "completion_tokens": 0, "total_tokens": 5}

@@ -65,3 +65,9 @@ def test_equal_values_have_no_best_and_no_worst():
     assert said(row("a", [0.0]), row("b", [0.0])) == (
         "All 2 configurations have the same exact accuracy, 0.0000: no conclusion from one seed."
     )
+
+
+def test_the_spread_of_a_row_weighs_by_its_seeds():
+    """Variances of 1 from 3 seeds and of 4 from 2, with 2 and 1 degrees of freedom: 2. q(0.95; 2 means, 3) = 4.501."""
+    rows = [row("a", [-1.0, 0.0, 1.0]), row("b", [8**0.5, 0.0])]
+    assert answers.least_difference(rows, *rows) == pytest.approx(4.501 * (2 * (1 / 3 + 1 / 2) / 2) ** 0.5, abs=1e-3)

@@ -8,11 +8,14 @@ import types
 import pytest
 
 from configs import topologies
+from configs.base import get_config
 from rehearsal import estimate, sealed
 from rehearsal.compiler import FACTS, PROGRAM, Compiler, digest
 from settings import loading
+from settings.keys import flat
 from studies import suites
 from studies.cost import grant, planning, rehearsals
+from studies.cost.grant import checkpoints_of
 from studies.cost.planning import Estimate
 from tests.studies.conftest import ended, needs_optuna, sweep
 
@@ -144,3 +147,11 @@ def test_only_steps_of_unknown_time_are_compiled_and_each_result_is_a_line(monke
     assert lines[0].startswith("1 of 4: exp09-optimizer/c-adamw-0.99, refused: the compiler says no; ")
     assert lines[1].startswith("2 of 4: exp09-optimizer/b-adamw-0.95, does not fit in the memory of a chip of v4-64; ")
     assert ", 41.0 us a step; " in lines[2]
+
+
+def test_checkpoints_that_stay_are_the_newest_the_best_and_those_of_every_so_many_steps():
+    config = get_config()
+    config.checkpoint.update(keep=2, keep_best=1, keep_every=100)
+    config.train.steps = 1050
+    member = types.SimpleNamespace(values=flat(config))
+    assert [checkpoints_of(member, keep) for keep in ("all", "last", "best", "none")] == [13, 1, 1, 0]

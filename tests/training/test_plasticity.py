@@ -27,7 +27,7 @@ from parallelism.mesh import mesh_context
 from settings.validation import validate
 from tests.one_step import batch, initial_state, placed, small_config
 from tests.support import ROOT, one_device_mesh
-from training.optimizers import Weights
+from training.optimizers import Weights, reset_moments
 from training.plasticity import replacement
 from training.plasticity.methods import METHODS
 from training.step_transform import StepChange, StepContext
@@ -192,7 +192,7 @@ def test_the_norm_of_a_step_is_that_of_the_weights_that_it_leaves():
         change = StepChange(jax.tree.map(lambda leaf, factor=factor: factor * leaf, params), (), jnp.bool_(accepted))
         _, _, scalars = measures.update(context, change, measures.init(params))
         np.testing.assert_allclose(scalars["weight_norm"], expected * optax.tree.norm(params), rtol=1e-6)
-        assert np.isfinite(scalars["dormant_share"])
+        assert scalars["dormant_share"] == (0.0 if accepted else 1.0), "an activity of 0, as before the first step"
 
 
 def test_redraw_draws_both_sides_of_a_unit_from_their_initial_distributions():
@@ -337,3 +337,15 @@ def test_the_gate_of_a_benchmark_passes_by_its_recorded_figures_and_fails_if_no_
     alike = {key: figures.get(f"{base}_{key.rpartition('_')[2]}", value) for key, value in figures.items()}
     with pytest.raises(SystemExit, match="continual_backprop"):
         benchmark.judge(alike)
+
+
+def test_directions_count_by_their_singular_values_and_not_by_the_squares():
+    assert of_matrix(np.diag([3.0, 1.0])) == pytest.approx(math.exp(-0.75 * math.log(0.75) - 0.25 * math.log(0.25)))
+
+
+def test_second_moments_by_row_and_column_stay_where_entries_are_replaced():
+    params = {"w": jnp.ones((128, 256))}
+    optimizer = optax.scale_by_factored_rms()
+    state = optimizer.update({"w": jnp.ones((128, 256))}, optimizer.init(params), params)[1]
+    after = reset_moments(state, {("w",): jnp.zeros((128, 256), bool).at[3].set(True)})
+    jax.tree.map(np.testing.assert_array_equal, after, state)

@@ -262,3 +262,12 @@ def test_a_pair_that_is_none_is_named(corpus, tmp_path, record, message):
     with pytest.raises(DataError) as caught:
         corpus(source="preferences", path=path)
     assert str(caught.value).startswith(f"{path}:2: {message}")
+
+
+def test_a_pair_of_which_one_answer_is_cut_off_has_no_weight(corpus, tmp_path):
+    path = write_lines(tmp_path / "pairs.jsonl", [pair(1, "x" * 300), pair(2, "y" * 300)])
+    (windows,) = corpus(source="preferences", path=path).train.parts
+    learned = {n: [(targets != IGNORED).any() for _, targets in segments(windows, n)] for n in range(11, 99, 2)}
+    length = next(n for n, sides in learned.items() if sides == [True, False])
+    with pytest.raises(DataError, match="truncates all 1 pairs before"):
+        windows.check_counts(length)
