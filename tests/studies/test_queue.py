@@ -503,7 +503,7 @@ def test_a_trial_whose_recipe_was_edited_is_not_begun(tmp_path):
     ])  # fmt: skip
 def test_a_run_with_other_keys_is_that_of_another_trial(tmp_path, keys, is_other):
     """Also where a length in tokens differs; the run stores it in steps."""
-    from studies.worker import other_run_in_folder
+    from studies.mismatch import other_run_in_folder
 
     config = flat(base.get_config()) | {"train.tokens": 10**4}
     about = {"workdir": str(tmp_path), "config": config | keys}
