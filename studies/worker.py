@@ -132,11 +132,11 @@ class Worker:
         has_run = before is not None or has_finished
         if not has_run:
             with self.queue.kept(trial):  # a recipe may take long
-                edit = edited_recipe(trial)
-            if edit:
+                reason = edited_recipe(trial)
+            if reason:
                 self._began = None  # no process ran
                 self._give_back(trial)
-                raise ConfigError(f"{edit}; undo the edit and give the same command again, or give another --name")
+                raise ConfigError(f"{reason}; undo the edit and give the same command again, or give another --name")
         elif reason := self._reach(trial, lambda: other_run_in_folder(trial)):
             nothing = outcome.Outcome([], 0.0, outcome.chips_of(trial.user_attrs["topology"]), None, 0.0, "", None, 0.0)
             return self.end(trial, None, {"status": USAGE, "reason": reason}, nothing)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from configs import base
-from configs.base import get_config
 from core import evaluators
 from core.evaluators import EvaluationContext, Evaluator, as_numbers, check_names, lines_of
 from core.job import Job
@@ -124,7 +123,7 @@ def test_a_run_that_goes_on_after_its_end_ranks_the_checkpoint_of_that_end(tmp_p
 
 
 def test_what_an_evaluator_decodes_with_drops_no_token():
-    config = get_config()
+    config = base.get_config()
     dropless = types.SimpleNamespace(graph="dropless", config=config)
     run = types.SimpleNamespace(graph="with a capacity", config=config, dropless=lambda: dropless)
     assert EvaluationContext(run, {}, {}, None, None, 0).engine.graph == "dropless"

@@ -4,7 +4,6 @@
 import types
 
 from configs import base
-from configs.base import get_config
 from core.between_steps.stages import Stages
 
 
@@ -23,7 +22,7 @@ def test_a_finished_run_is_evaluated_with_the_complete_cycles():
 
 def test_a_ramp_grows_after_the_last_step_too():
     """More steps may follow in a resumed run, which begins with the batch that the record says."""
-    config = get_config()
+    config = base.get_config()
     config.train.update(steps=8, global_batch=16, gradient_accumulation=1)
     config.batch.update(ramp="steps", first=4, increase_step=4, increase_factor=2.0)
     stages = Stages(config, {"step": 4, "examples": 16, "increases": 1})

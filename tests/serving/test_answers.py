@@ -6,11 +6,9 @@ import time
 
 import pytest
 
-from inference.prompts import Prompt
-
 pytest.importorskip("starlette", reason="needs the packages of `make setup EXTRAS=serve`")
 
-from inference.prompts import text_prompt
+from inference.prompts import Prompt, text_prompt
 from input_pipeline.tokenization import open_tokenizer
 from serving.answers import Answer, CompletionFormat, Drawn, Piece, collected, usage
 from serving.worker import Update

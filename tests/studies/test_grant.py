@@ -15,7 +15,6 @@ from settings import loading
 from settings.keys import flat
 from studies import suites
 from studies.cost import grant, planning, rehearsals
-from studies.cost.grant import checkpoints_of
 from studies.cost.planning import Estimate
 from tests.studies.conftest import ended, needs_optuna, sweep
 
@@ -154,4 +153,4 @@ def test_checkpoints_that_stay_are_the_newest_the_best_and_those_of_every_so_man
     config.checkpoint.update(keep=2, keep_best=1, keep_every=100)
     config.train.steps = 1050
     member = types.SimpleNamespace(values=flat(config))
-    assert [checkpoints_of(member, keep) for keep in ("all", "last", "best", "none")] == [13, 1, 1, 0]
+    assert [grant.checkpoints_of(member, keep) for keep in ("all", "last", "best", "none")] == [13, 1, 1, 0]
