@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the logits of a run's model in float32, one layer in memory at a time, to check conversions."""
+"""Computes the logits of a run's model in float32, with few layers in memory, to check conversions."""
 
 import pathlib
 from collections.abc import Callable, Iterator

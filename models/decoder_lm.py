@@ -121,7 +121,8 @@ def hidden_units(config) -> tuple[Units, ...]:
 def logits_by_layer(graph: nnx.GraphDef, params: dict, read: Callable, tokens_BT: jax.Array) -> Iterator[jax.Array]:
     """Yield float32 logits [T, V] for each row of tokens, one document each; needs a mesh in context.
 
-    Memory holds one layer's weights at a time, or the used rows of the embedding, or the head.
+    Memory holds the weights of three layers at most (JAX frees those of a layer somewhat late), or the used rows of the
+    embedding, or the head.
 
     Args:
       graph: of the model without its parameters.
@@ -137,10 +138,15 @@ def logits_by_layer(graph: nnx.GraphDef, params: dict, read: Callable, tokens_BT
     rows = [embed(row[None], model.dtype) for row in places.reshape(tokens_BT.shape)]
     blocks, paths = nnx.graphdef(model.stack.blocks), flatten_dict(params["stack"]["blocks"])
     apply = jax.jit(lambda weights, x_BTD, context: nnx.merge(blocks, weights)(x_BTD, *context, None)[0])
-    for layer in range(model.num_layers):
+
+    def through(layer: int, rows: list) -> list:
         weights = {path: read(".".join(("stack", "blocks", *path)), (layer,), None) for path in paths}
         context = (*contexts[layer % len(contexts)], ones > 0)
-        rows = [apply(unflatten_dict(weights), x_BTD, context) for x_BTD in rows]
+        # JAX queues computations, and each keeps its weights until it has run: wait before the next layer is read
+        return jax.block_until_ready([apply(unflatten_dict(weights), x_BTD, context) for x_BTD in rows])
+
+    for layer in range(model.num_layers):
+        rows = through(layer, rows)
     last = {key: leaf for key, leaf in flatten_dict(params, sep=".").items() if not key.startswith("stack.")}
     read_last = {key: read(key, (), None) for key in last if key != "embed.embedding" or model.tied}
     end = nnx.merge(graph, params | unflatten_dict(read_last, sep="."))
