@@ -60,8 +60,8 @@ from core.sampling import BatchSampler, samples
 from core.between_steps.slow_data import SlowData
 from core.between_steps.stages import Stages, position_of
 from core.start import (
-    announce, announce_restart, check_imported, check_inputs, check_new, device_lines, initial_state, is_done,
-    kept_steps, may_change, prepare, prepare_corpus, set_steps,
+    announce, announce_restart, check_finite, check_imported, check_inputs, check_new, device_lines, initial_state,
+    is_done, kept_steps, may_change, prepare, prepare_corpus, set_steps,
 )  # fmt: skip
 from input_pipeline import corpus as corpora, ledger
 from input_pipeline.errors import DataError
@@ -297,6 +297,7 @@ def train_from(job: Job, record: dict | None):
     clock.enter("start_up", start)
     batches = job.start(record)
     state = initial_state(job.run, job.checkpoints, record)
+    check_finite(state)
     replicas.check(state, job.run.mesh)
     job.checkpoints.begun = start if record else None
     job.evaluate_or_stop(job.missed(record) if start else (), state, start)

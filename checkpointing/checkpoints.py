@@ -6,7 +6,7 @@ processes through the hub. A `Store` (checkpointing/store.py) reads and writes t
 retried while the run continues.
 """
 
-import collections
+import contextlib
 import json
 import pathlib
 import secrets
@@ -16,14 +16,13 @@ import time
 from collections.abc import Callable, Sequence
 
 import jax
-import numpy as np
 
 from checkpointing import state_names
 from checkpointing.bucket import failures_of
 from checkpointing.host_folders import part_problems
 from checkpointing.record import Record
 from checkpointing.retention import Retention
-from checkpointing.shared_folder import SharedFolder
+from checkpointing.shared_folder import SharedFolder, check_copies_are_hosts
 from checkpointing.store import CheckpointError, Store
 from cluster import identity, processes
 from cluster.hub import RunError
@@ -80,6 +79,7 @@ class Checkpoints:
         self.report: Callable[..., None] = self._report_early
         self.on_save: Work = lambda: None
         self.saving: threading.Thread | None = None
+        self.error: BaseException | None = None  # what ended that thread
         self.failure: SaveFailed | None = None  # of the last save
         self.failures = self.parts_waited = 0
         self.owes, self.goes_on = False, True  # whether a save was left out since the last began; whether the run does
@@ -213,7 +213,7 @@ class Checkpoints:
         Raises CheckpointError if a host has devices of several replicas.
         """
         axis = "dcn_data" if mesh.shape["dcn_data"] > 1 else "data"
-        _check_copies_are_hosts(mesh, axis)
+        check_copies_are_hosts(mesh, axis)
         alone = mesh.shape[axis] == 1 or processes.count() == 1
         return self.restore(step, abstract_state, None if alone else mesh.axis_names.index(axis))
 
@@ -267,7 +267,7 @@ class Checkpoints:
 
         blocked = time.perf_counter() - started
         self.failure = SaveFailed(f"the save of step {step} has not come to its end")
-        self.saving = threading.Thread(target=self._finish, args=(step, write, blocked), daemon=True)
+        self.saving = threading.Thread(target=self._in_thread, args=(step, write, blocked), daemon=True)
         self.saving.start()
 
     def postpone(self, why: str, step: int) -> None:
@@ -300,9 +300,11 @@ class Checkpoints:
             raise self.failure
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until the present save is complete or has failed, or for some seconds."""
+        """Wait until the present save is complete or has failed, or for some seconds; raise what ended its thread."""
         if self.saving:
             self.saving.join(seconds)
+        if self.error:
+            raise self.error
 
     def due_again(self, step: int, save_every: int) -> bool:
         """Return whether to retry a save that failed or was left out after `step`; the same in all processes."""
@@ -319,6 +321,14 @@ class Checkpoints:
             return False
         self.parts_waited = 0
         return True
+
+    def _in_thread(self, step: int, write: Work, blocked: float) -> None:
+        with contextlib.ExitStack() as at_the_end:
+            at_the_end.push(self._keep_error)
+            self._finish(step, write, blocked)
+
+    def _keep_error(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        self.error = error
 
     def _finish(self, step: int, write: Work, blocked: float) -> None:
         """Run a save from its second phase (see checkpointing/store.py) to its end, in the background; then clean up.
@@ -340,8 +350,8 @@ class Checkpoints:
         self.failure, self.failures = None, 0
         seconds = {"blocked": blocked, "write": written - started, "digest": digested - written}
         seconds["background"] = time.perf_counter() - started
+        self.report("", event="saved", step=step, **{f"{name}_seconds": value for name, value in seconds.items()})
         try:
-            self.report("", event="saved", step=step, **{f"{name}_seconds": value for name, value in seconds.items()})
             self._clear_after()
         except self.store.failures as error:
             self.report(f"step {step} is saved, but clearing up failed: {error}", event="not_cleared", step=step)
@@ -386,14 +396,3 @@ def _lacking(held: list[set[int]], step: int) -> str:
     """Return the names of the processes that have no part of a checkpoint, and the verb "has" or "have"."""
     names = [processes.name(number) for number, steps in enumerate(held) if step not in steps]
     return f"{', '.join(names)} {'has' if len(names) == 1 else 'have'}"
-
-
-def _check_copies_are_hosts(mesh: jax.sharding.Mesh, axis: str) -> None:
-    """Raise CheckpointError if a process of several has devices of more than one replica along the axis."""
-    copies = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0)
-    held = collections.Counter(number for copy in copies for number in {device.process_index for device in copy.flat})
-    if len(held) > 1 and (most := max(held.values())) > 1:
-        raise CheckpointError(
-            f"checkpoint.restore=broadcast: a process has devices of {most} copies of the model "
-            f"(mesh.{axis}={mesh.shape[axis]}); use read, or a mesh whose copies are whole hosts"
-        )

@@ -5,6 +5,7 @@ Each process writes its shards to a folder of its own. Then each moves its files
 adds the manifest and names the folder last.
 """
 
+import collections
 import concurrent.futures
 import os
 import pathlib
@@ -12,6 +13,7 @@ import shutil
 from collections.abc import Callable, Sequence
 
 import jax
+import numpy as np
 
 from checkpointing import host_parts, manifest, orbax_arrays
 from checkpointing.bucket import copy_name
@@ -175,3 +177,14 @@ def _shared_out(parts: list[Files]) -> tuple[Files, Files]:
     owners = {name: number for number, part in reversed([*enumerate(parts)]) for name in part}
     files = {name: parts[number][name] for name, number in sorted(owners.items())}
     return files, {name: facts for name, facts in files.items() if owners[name] == processes.index()}
+
+
+def check_copies_are_hosts(mesh: jax.sharding.Mesh, axis: str) -> None:
+    """Raise CheckpointError if a process of several has devices of more than one replica along the axis."""
+    copies = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0)
+    held = collections.Counter(number for copy in copies for number in {device.process_index for device in copy.flat})
+    if len(held) > 1 and (most := max(held.values())) > 1:
+        raise CheckpointError(
+            f"checkpoint.restore=broadcast: a process has devices of {most} copies of the model "
+            f"(mesh.{axis}={mesh.shape[axis]}); use read, or a mesh whose copies are whole hosts"
+        )

@@ -26,7 +26,7 @@ def weights(run: Run) -> dict:
     """
     params = flatten_dict(stacked_weights(run))
     for path, (_, names) in declared_axes(run.models.declared).items():
-        if names[0] == "layers":
+        if names[:1] == ("layers",):
             params[path] = (_of_layer(params[path], names[1:]),) * params[path].shape[0]
     return unflatten_dict(params)
 

@@ -6,13 +6,17 @@
 A batch has any number of rows: `tokens` and `targets`, and `segments` and `positions` if wanted; or `input_ids`, and
 `labels` (of the same places, -100 where there is no loss), `attention_mask`, `segments` and `position_ids` if there are
 any. Segments are documents of a row, from 1; 0 is padding.
+
+On several hosts the loader returns the same rows in every process, and each process takes its share of them.
 """
 
 import itertools
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
+from cluster import processes
 from configs.errors import ConfigError
 from core.callbacks import Callback
 from core.evaluation import summary_of, summed_figures
@@ -102,12 +106,16 @@ class Loader(Callback):
         """Read the first batch; `length` is that of its rows."""
         batches = _endless(loader)
         first = next(batches)
-        self.length, self._loader = first["tokens"].shape[1], loader
+        self.length, self._loader, self._first = first["tokens"].shape[1], loader, first
         self._stages = None  # of the last run that read it
         self._rows = _rows(itertools.chain([first], batches))
 
     def on_start(self, job, record):
-        """Leave out the rows of the steps before; a second run reads the loader from its beginning."""
+        """Leave out the rows of the steps before; a second run reads the loader from its beginning.
+
+        Raises ConfigError if another process has other rows.
+        """
+        processes.check_same(_summary([self._first]), "the first batch of their loaders")
         if self._stages is not None:
             check_repeats(self._loader, "the loader")
             self._rows = _rows(_endless(self._loader))
@@ -153,7 +161,7 @@ class LoaderLoss(Evaluator):
     def _local(self, run) -> Iterator[dict]:
         """Yield this process's rows of each batch; the last batch is filled with padding."""
         rows, own = _rows(map(as_ours, self.loader)), local_rows(run.batch_sharding, run.eval_rows)
-        while part := list(itertools.islice(rows, run.eval_rows)):
+        while part := _same_everywhere(list(itertools.islice(rows, run.eval_rows))):
             padding = [{name: np.zeros_like(row) for name, row in part[0].items()}] * (run.eval_rows - len(part))
             batch = _stacked([*part, *padding])
             length, most = batch["tokens"].shape[1], run.config.model.max_length
@@ -181,6 +189,18 @@ def _endless(loader: Iterable[Mapping]) -> Iterator[dict]:
 
 def _rows(batches: Iterable[dict]) -> Iterator[dict]:
     return ({name: array[n] for name, array in batch.items()} for batch in batches for n in range(len(batch["tokens"])))
+
+
+def _same_everywhere(rows: list[dict]) -> list[dict]:
+    """Return the rows; ConfigError if another process has other ones: it would wait for those that one lacks."""
+    processes.check_same(_summary(rows), "the rows of eval_loader")
+    return rows
+
+
+def _summary(arrays: list[dict]) -> dict[str, int]:
+    """Return what tells one list of batches or rows from another."""
+    tokens = b"".join(one[name].tobytes() for one in arrays for name in NAMES)
+    return {"amount": len(arrays), "checksum": zlib.crc32(tokens)}
 
 
 def _stacked(rows: Iterable[dict]) -> dict[str, np.ndarray]:

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 
 from checkpointing import frozen_models, state_names
 from checkpointing import workdir as workdirs
@@ -25,6 +26,7 @@ from input_pipeline.sources import check_name
 from objectives.objective import FrozenModel, Objective
 from reporting import preflight, sink
 from settings import layouts, preference, ramp, ranges
+from training.state import dotted
 
 # Passes over one corpus: beyond 40 nothing is gained; each of the first 4 is worth as much as new data.
 MOST_PASSES, USEFUL_PASSES = 40, 4
@@ -73,6 +75,11 @@ def prepare(
         with layouts.named(after):
             run = assemble(on_mesh)
             preflight.check_device(run)
+    if jax.tree.leaves(run.abstract_state.carry) and config.batch.ramp != "none":
+        raise ConfigError(
+            f"batch.ramp={config.batch.ramp} changes the number of rows, for each of which "
+            f"train.objective={config.train.objective} carries something from step to step; use batch.ramp=none"
+        )
     if is_new:
         run.objective.check_to_train()
     check_sources(run.objective, config, is_new=is_new)
@@ -292,6 +299,16 @@ def large_heldout(config, corpus: corpora.Corpus | None) -> str:
         f"{tokens / 1e6:,.0f} M tokens are held out; the evaluation after the last step reads all of them, and begins "
         f"again after a stop. For about {ENOUGH_HELDOUT / 1e6:,.0f} M, begin the run with {advice}"
     )
+
+
+def check_finite(state) -> None:
+    """Raise ConfigError if a scalar of an optimizer's first state is not finite: no step after it could be saved."""
+    for path, leaf in jax.tree.leaves_with_path(state.optimizer):
+        if not leaf.ndim and not np.isfinite(leaf):
+            raise ConfigError(
+                f"the state of the optimizer begins with {dotted(path)}={leaf}; a checkpoint has finite numbers alone, "
+                "so begin with a large one"
+            )
 
 
 def initial_state(run: Run, checkpoints: Checkpoints, record: dict | None):

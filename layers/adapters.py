@@ -43,7 +43,7 @@ class Adapter(nnx.Module):
 
     def __init__(self, weight: nnx.Param, inputs: int, *, rank: int, scale: float, rngs: nnx.Rngs):
         shape, axes = weight.shape, weight.get_metadata("out_sharding")
-        first = int(axes[0] == "layers")
+        first = int(axes[:1] == ("layers",))
         last = first + inputs
         bound = math.prod(shape[first:last]) ** -0.5
         (a_shape, b_shape), (a_axes, b_axes) = factors(shape, first, last, rank), factors(axes, first, last, "rank")

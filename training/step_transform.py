@@ -155,18 +155,18 @@ def updated(
 
 
 def checked_direction(name: str, direction: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Return the same optimizer, which raises TypeError with its `name` if an update changes shapes.
+    """Return the same optimizer, which raises TypeError with its `name` if an update changes shapes or types.
 
-    Updates must have the shapes of the gradients, and the new state must have the shapes of the old one.
+    Updates must have the shapes of the gradients, and the new state must have the shapes and types of the old one.
     """
     inner = optax.with_extra_args_support(direction)
 
     def update(gradients, state, params=None, **extra):
         updates, after = inner.update(gradients, state, params, **extra)
-        for what, new, old in (("updates", updates, gradients), ("a state", after, state)):
-            if jax.tree.map(jnp.shape, new) != jax.tree.map(jnp.shape, old):
-                raise TypeError(f"{name} returned {what} of other shapes than it was given")
-        return updates, after
+        if jax.tree.map(jnp.shape, updates) != jax.tree.map(jnp.shape, gradients):
+            raise TypeError(f"{name} returned updates of other shapes than the gradients")
+        check_like(f"{name} returned a state", after, state)
+        return updates, jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), after, state)
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
 

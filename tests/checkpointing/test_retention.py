@@ -84,6 +84,21 @@ def test_a_deletion_that_is_cut_short_leaves_no_checkpoint_and_is_taken_up(tmp_p
     assert names(tmp_path) == {"3"}
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_of_a_sink_ends_the_run_and_is_no_failure_of_clearing_up(tmp_path):
+    """It was reported as one, and then no checkpoint was deleted any more; a Python program did not see it at all."""
+
+    def broken_sink(text, **figures):
+        raise ValueError("the sink broke")
+
+    checkpoints = Checkpoints(tmp_path, Retention(newest=1))
+    save(checkpoints, 1)
+    checkpoints.report = broken_sink
+    with pytest.raises(ValueError, match=r"^the sink broke$"):
+        save(checkpoints, 2)
+    assert names(tmp_path) == {"1", "2"}
+
+
 @pytest.mark.parametrize("step", [1, 2])
 def test_what_is_kept_is_what_was_saved(tmp_path, step):
     with Checkpoints(tmp_path, Retention(newest=2)) as checkpoints:

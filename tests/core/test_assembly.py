@@ -259,13 +259,21 @@ def test_an_optimizer_whose_updates_have_other_shapes_is_named(monkeypatch):
         jax.eval_shape(run.train_step, run.abstract_state, run.abstract_batch)
 
 
-def test_an_optimizer_whose_state_changes_its_shape_is_named(monkeypatch):
+@pytest.mark.parametrize(
+    ("first", "grow", "said"),
+    [
+        (jnp.zeros(1), lambda k: jnp.append(k, 1.0), r"float32\[2\], where float32\[1\] is expected"),
+        (jnp.int32(0), lambda k: k + 1.0, r"~?float32\[\], where int32\[\] is expected"),
+    ],
+)
+def test_an_optimizer_whose_state_changes_its_shape_or_type_is_named(monkeypatch, first, grow, said):
+    """The second step would fail with an error of jax that names neither."""
     grows = optax.GradientTransformation(
-        lambda params: {"k": jnp.zeros(1)}, lambda updates, state, params: (updates, {"k": jnp.append(state["k"], 1.0)})
+        lambda params: {"k": first}, lambda updates, state, params: (updates, {"k": grow(state["k"])})
     )
     monkeypatch.setattr(optimizers, "sgd", lambda config, weights: grows)
     run = assembly.assemble(small_config())
-    with mesh_context(run.mesh), pytest.raises(TypeError, match=r"^optimizer\.name=sgd returned a state of other shap"):
+    with mesh_context(run.mesh), pytest.raises(TypeError, match=rf"^optimizer\.name=sgd returned a state: k is {said}"):
         jax.eval_shape(run.train_step, run.abstract_state, run.abstract_batch)
 
 

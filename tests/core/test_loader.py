@@ -6,7 +6,9 @@ import types
 import numpy as np
 import pytest
 
+from cluster import processes
 from configs.errors import ConfigError
+from core import loader as loaders
 from core.loader import Loader, LoaderLoss, as_ours
 
 JOB = types.SimpleNamespace(stages=types.SimpleNamespace(rows=2))
@@ -27,6 +29,23 @@ def test_a_second_run_of_a_loader_goes_on_where_the_first_stopped():
     assert firsts(loader, 5) == [0, 1, 2, 3, 4]
     loader.on_start(JOB, {"examples": 8})
     assert firsts(loader, 3) == [4, 5, 6]
+
+
+def test_loaders_that_differ_between_processes_are_refused(monkeypatch):
+    """Each process takes its share of the rows, so of a sampler for one process most rows would never be read."""
+    given = []
+
+    def gathered(topic, value):
+        given.append(value)
+        return given[-2:]
+
+    monkeypatch.setattr(processes, "gather", gathered)
+    Loader(batches()).on_start(JOB, None)
+    Loader(batches()).on_start(JOB, None)
+    with pytest.raises(ConfigError, match=r"process 0.* differ in the first batch of their loaders: checksum is"):
+        Loader(batches()[1:]).on_start(JOB, None)
+    with pytest.raises(ConfigError, match=r"differ in the rows of eval_loader: amount is 0 on process 1, 1 on process"):
+        loaders._same_everywhere([])
 
 
 def test_what_can_be_read_once_serves_one_run():

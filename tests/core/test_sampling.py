@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from core import assembly
+from core import assembly, decoding
 from core.sampling import BatchSampler
 from objectives.objective import Objective, Sampled
 from parallelism.mesh import mesh_context
@@ -55,6 +55,12 @@ def test_a_sampled_batch_takes_the_place_of_that_of_the_data(run):
     assert all(found[name].sharding == array.sharding for name, array in run.abstract_batch.items())
     found, _ = sampled(run, None)
     jax.tree.map(np.testing.assert_array_equal, found, batch_of(run))
+
+
+def test_a_model_may_have_a_scalar_which_no_layer_axis_names(run, monkeypatch):
+    monkeypatch.setattr(decoding, "declared_axes", lambda declared: {("gain",): ((), ())})
+    with mesh_context(run.mesh):
+        assert decoding.weights(run) == decoding.stacked_weights(run)
 
 
 def test_an_engine_decodes_on_the_mesh_on_which_a_token_reads_the_fewest_bytes(run):

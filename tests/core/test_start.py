@@ -114,3 +114,21 @@ def test_the_batch_size_stays_where_rows_or_answers_go_on(carry, steps_of_batch,
     assert "train.init_from" not in start.may_change(run, step)
     run.abstract_frozen = {"base": {}}
     assert "train.init_from" in start.may_change(run, step), "a folder may be moved"
+
+
+def test_an_optimizer_that_begins_with_infinity_is_refused():
+    """Each save would find a state that is not finite, and blame the batches before it."""
+    start.check_finite(types.SimpleNamespace(optimizer={"moment": np.zeros(2), "count": np.int32(0)}))
+    with pytest.raises(ConfigError, match=r"^the state of the optimizer begins with best\.value=inf; a checkpoint has"):
+        start.check_finite(types.SimpleNamespace(optimizer={"best": {"value": np.float32("inf")}}))
+
+
+def test_a_ramp_is_refused_where_rows_carry_something(monkeypatch, tmp_path):
+    """The first step of an own objective would fail with an error of jax."""
+    config = get_config()
+    config.batch.update(ramp="steps", first=2)
+    run = types.SimpleNamespace(abstract_state=types.SimpleNamespace(carry={"seen": np.zeros(4)}))
+    monkeypatch.setattr(start, "assemble", lambda config: run)
+    monkeypatch.setattr(start.preflight, "check_device", lambda run: None)
+    with pytest.raises(ConfigError, match=r"^batch\.ramp=steps changes the number of rows, for each of which train\."):
+        start.prepare(config, tmp_path, [], reads_corpus=True, is_new=True, vocab_size_typed=True)

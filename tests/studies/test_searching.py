@@ -13,6 +13,7 @@ import time
 import pytest
 
 from configs.errors import ConfigError
+from settings import loading
 from tests.studies.conftest import ended, environment, needs_optuna, sweep
 from tests.studies.test_kill import children
 from tests.studies.test_queue import STAND_IN
@@ -158,6 +159,28 @@ def test_a_space_that_has_changed_and_a_name_of_a_suite_are_refused(tmp_path):
         searching.begin(search)
     status, _, err = ended(sweep(tmp_path, "search", "--name=trm-mini"))
     assert status == 2 and "--name=trm-mini is a group or a suite of configs/experiments/; give the search" in err
+
+
+def test_a_set_of_keys_that_was_edited_under_its_name_is_refused(tmp_path):
+    """Else trials of two configurations would rank as one value."""
+    from studies import suites, trials
+    from studies.search import searching, spaces
+
+    text = (
+        'from configs.space import Choice\n\nSPACE = {"size": Choice({"small": {"model.mlp_dim": 64}, '
+        '"large": {"model.mlp_dim": 96}})}\n'
+    )
+    search = asked(tmp_path)
+    (tmp_path / "space.py").write_text(text)
+    queue = searching.begin(search)
+    point = {"size": "small"}
+    member = search.member(loading.run_recipe(search.recipe), "0000", spaces.changes(search.searched(), point))
+    order = trials.order_of(member, suites.folder(search.root, member), search.topology)
+    queue.add(order, params=point, distributions=spaces.distributions(search.searched()))
+    searching.begin(search)
+    (tmp_path / "space.py").write_text(text.replace("64", "32"))
+    with pytest.raises(ConfigError, match=r"space\.py is not what it was when the search s began"):
+        searching.begin(search)
 
 
 def test_a_typed_key_of_a_set_is_refused(tmp_path):
