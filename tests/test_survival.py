@@ -8,6 +8,7 @@ import pathlib
 import random
 import resource
 import shutil
+import types
 from typing import NamedTuple
 
 import jax
@@ -20,12 +21,13 @@ from checkpointing.checkpoints import Checkpoints, SaveFailed
 from cluster.hub import RunError
 from cluster.interruption import Interrupted
 from core import assembly, inspection, job
+from core.between_steps.bad_checkpoints import Suspicion, example_after, set_aside
 from core.between_steps.faults import parse_faults
 from core.callbacks import Callback, RollBack
 from input_pipeline import ledger
 from parallelism.mesh import mesh_context
 from reporting.clock import OF_STEPS
-from reporting.step_log import NonFinite, StepLog
+from reporting.step_log import Diverged, NonFinite, StepLog
 from tests.support import write_sums
 from tests.test_train import command, finish, in_process, lines_of
 from training.transforms import guard
@@ -165,6 +167,7 @@ def test_a_callback_that_rolls_back_gets_a_checkpoint_from_before_its_first_step
     assert (event["step"], event["first_step"], event["last_step"]) == (4, 6, 10)
     assert [event["step"] for event in events(tmp_path, "regretted")] == [8]
     assert ledger.sections(tmp_path)[-1]["skips"] == [(40, 40)] and 12 in lines_of(tmp_path, "train")
+    assert events(tmp_path, "goodput")[-1]["seconds"]["lost"] > 0, "the steps after 4 are trained again"
 
 
 def test_a_callback_that_regrets_steps_from_before_a_resume_leaves_out_all_since_the_checkpoint(
@@ -394,3 +397,25 @@ def test_a_checkpoint_is_bad_after_three_streaks_of_spikes_not_after_two(
     with pytest.raises(NonFinite, match=f"after {roll_backs} roll backs"):
         run(config, tmp_path)
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"2", "4"} | aside
+
+
+def test_no_example_before_the_restored_checkpoint_is_left_out_again():
+    """A streak may begin before a checkpoint that was saved between two of its steps."""
+    usual, regretted = Diverged("", 6, 9), Diverged("", 6, 9, applied=True)
+    assert [example_after(usual, first, 24, begun=8) for first in (20, 32)] == [24, 32]
+    assert example_after(regretted, 32, 24, begun=5) == 32
+    assert example_after(regretted, 32, 24, begun=6) == 24, "this process does not know the batch of step 6"
+
+
+def test_roll_backs_to_two_checkpoints_are_no_evidence_against_one():
+    suspicion, aside = Suspicion(), []
+    checkpoints = types.SimpleNamespace(steps=lambda: [4, 8], set_aside=lambda step, why: aside.append(step))
+    found = [suspicion.finds_bad(checkpoints, Diverged("", step + 1, step + 2), step) for step in (8, 4, 8, 8)]
+    assert found == [False, False, False, True] and aside == [8]
+
+
+def test_a_checkpoint_of_the_first_step_that_is_regretted_is_set_aside_too():
+    steps = [4, 6, 8]
+    checkpoints = types.SimpleNamespace(steps=lambda: [*steps], set_aside=lambda step, why, event: steps.remove(step))
+    set_aside(checkpoints, Diverged("", 6, 9, applied=True))
+    assert steps == [4]

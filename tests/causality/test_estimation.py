@@ -6,6 +6,7 @@ What needs networkx, causal-learn or dowhy is skipped without them; they are in 
 
 import functools
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -100,6 +101,21 @@ def test_adjustment_has_the_right_sign_where_the_plain_difference_has_not():
         adjustment.adjusted_effect(words, "x", "y", ["z"])
 
 
+def test_an_adjusted_effect_weighs_each_stratum_by_its_units():
+    """Three of four units are in the stratum in which the treatment adds 1; it adds 5 in the other."""
+    z, x = np.repeat([0, 0, 0, 1], 2), np.tile([0, 1], 4)
+    values = {"z": z, "x": x, "y": x * np.where(z == 0, 1.0, 5.0)}
+    assert adjustment.adjusted_effect(values, "x", "y", ["z"]) == 2.0
+
+
+def test_a_linear_mechanism_has_its_offset_also_in_a_counterfactual():
+    model = StructuralModel({"x": linear({}, deviation=0.0, offset=5.0), "y": linear({"x": 2}, offset=-1.0)})
+    observed = model.sample(1000, np.random.default_rng(0))
+    assert (observed["x"] == 5).all() and abs(observed["y"].mean() - 9) < 0.2
+    other = model.counterfactual(observed, {"x": 0.0})
+    np.testing.assert_allclose(other["y"], observed["y"] - 10, atol=1e-9)
+
+
 def test_a_linear_effect_adjusts_for_confounders_and_not_for_mediators():
     values = CHAIN.sample(20_000, np.random.default_rng(0))
     assert abs(adjustment.linear_effect(values, "x", "y", ["z"]) - 1.0) < 0.05
@@ -183,6 +199,15 @@ def test_variables_that_are_sums_of_others_have_the_partial_correlations_of_thei
     assert discovery.fisher_z(correlation, 40, 2, 3, (0, 1)) == 1
     with pytest.raises(ValueError, match="column 1 is constant"):
         discovery.pc(np.stack([x, np.full(40, 0.1), y], 1))
+
+
+def test_a_test_that_is_given_variables_has_as_many_fewer_degrees_of_freedom():
+    """atanh(r) sqrt(n - |given| - 3) is standard normal; here the given ones are independent of the pair."""
+    correlation = np.eye(4)
+    correlation[0, 1] = correlation[1, 0] = 0.6
+    for given, freedom in (((), 9), ((2,), 8), ((2, 3), 7)):
+        expected = math.erfc(math.atanh(0.6) * math.sqrt(freedom / 2))
+        assert discovery.fisher_z(correlation, 12, 0, 1, given) == pytest.approx(expected)
 
 
 def test_pc_finds_the_skeletons_of_random_graphs():

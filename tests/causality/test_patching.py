@@ -138,6 +138,13 @@ def test_the_logit_lens_sees_the_copied_name_from_the_copying_layer_on():
     assert (lens.answer_LT[layer:, -1] > 0.5).all() and (lens.probability_LT >= lens.answer_LT).all()
 
 
+def test_after_the_last_layer_the_logit_lens_is_the_prediction_of_the_model():
+    (logits,) = np.asarray(jax.jit(run, static_argnums=0)(*model(), CLEAN[None]), np.float64)
+    lens = patching.logit_lens(*model(), CLEAN, pair().answer)
+    assert lens.likeliest_LT[-1, -1] == logits.argmax()
+    assert_close(lens.answer_LT[-1, -1], np.exp(logits[pair().answer]) / np.exp(logits).sum())
+
+
 def test_interchanging_the_stream_of_the_name_gives_the_name_of_the_source():
     """Above the copying layer, the stream of the name's position no longer matters."""
     layer, _, graph, params, found, position = planted()
@@ -175,6 +182,10 @@ def test_noise_is_for_each_token_or_not(noised):
     """One value would count for all tokens, and other numbers would scale the noise."""
     with pytest.raises(ValueError, match=r"is_noised_T is .*; give a bool for each token"):
         tracing.trace(*model(), CLEAN, noised, 1, key=jax.random.key(0))
+
+
+def test_the_accuracy_of_an_interchange_is_the_share_of_right_labels():
+    assert interchange.accuracy([1, 2, 3, 4], [1, 2, 0, 4]) == 0.75
 
 
 def test_a_rotation_is_found_that_interchanges_only_the_name():
@@ -239,3 +250,11 @@ def test_the_noise_is_of_three_deviations_of_the_embedded_tokens():
     embedded = np.asarray(model.embed(jnp.arange(37)[None], jnp.float32))
     assert np.std(noise[:, :64]) == pytest.approx(tracing.NOISE * np.std(embedded), rel=0.03)
     assert not noise[:, 64].any()
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_a_resampled_activation_is_that_of_another_prompt(count):
+    """With its own, a prompt would lose nothing, and every site would seem to matter less."""
+    for seed in range(10):
+        others = np.asarray(ablation._others(jax.random.key(seed), count))
+        assert sorted(others) == list(range(count)) and (others != np.arange(count)).all()

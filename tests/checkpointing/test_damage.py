@@ -132,3 +132,11 @@ def test_a_checkpoint_that_its_run_deletes_while_it_is_read_is_not_damaged(workd
         "checkpoint 3: good  (kept: newest)", "1 of 1 good"
     ]  # fmt: skip
     assert capsys.readouterr().err == ""
+
+
+def test_an_array_of_which_no_file_is_left_makes_no_checkpoint(tmp_path):
+    """A manifest of the other files would be one of a valid checkpoint."""
+    store = SharedFolder(tmp_path)
+    store.num_arrays, store.chunks = 2, {"state/a/.zarray": ["state/a/0"]}
+    with pytest.raises(OSError, match=r"^1 of 2 arrays are left; others were deleted meanwhile$"):
+        store._check_arrays({"state/a/0": [1, "digest"]})

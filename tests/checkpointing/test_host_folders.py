@@ -171,6 +171,45 @@ def test_the_files_of_a_part_of_an_array(tmp_path):
     assert host_parts.chunk_files(tmp_path, ".zarray") == everything
     assert host_parts.chunk_files(tmp_path, ".zarray", [slice(4, 8), slice(1, 4)]) == ["1.0", "1.1"]
     assert host_parts.chunk_files(tmp_path, ".zarray", [slice(None), slice(4, None)]) == ["0.2", "1.2"]
+    part_of_a_file = [slice(0, 2), slice(2, 3)]  # as on a finer mesh than the one that saved it
+    assert host_parts.chunk_files(tmp_path, ".zarray", part_of_a_file) == ["0.1"]
+
+
+def part_of(place: pathlib.Path, number: int, save: str = "save", chunks: tuple[int, ...] = (0, 1)) -> pathlib.Path:
+    """Return the folder of a host with its part of checkpoint 2, an array in two files; both hosts have a record."""
+    part = place / f"host-{number}" / "checkpoints" / "2"
+    whose = host_parts.Part(save=save, process=number, holders=["process 0", "process 1"])
+    files = {
+        "record.json": str(number), host_parts.PART: json.dumps(whose),
+        "state/weight/.zarray": json.dumps({"shape": [4], "chunks": [2]}),
+    }  # fmt: skip
+    for name, content in (files | {f"state/weight/{chunk}": str(chunk) for chunk in chunks if chunk == number}).items():
+        (part / name).parent.mkdir(parents=True, exist_ok=True)
+        (part / name).write_text(content)
+    manifest.write(part, 2, manifest.digests(part, manifest.files_below(part)))
+    return place / f"host-{number}"
+
+
+def test_joined_parts_have_all_files_and_the_record_of_process_0_whatever_the_order_of_hosts(tmp_path):
+    hosts = [part_of(tmp_path, number) for number in (1, 0)]
+    assert host_parts.join(hosts, tmp_path / "backup") == ([2], [])
+    joined = tmp_path / "backup" / "checkpoints" / "2"
+    assert manifest.problems(joined) == [] and (joined / "record.json").read_text() == "0"
+    assert sorted(path.name for path in (joined / "state" / "weight").iterdir()) == [".zarray", "0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"save": "other"}, "the hosts have parts of different saves"),
+        ({"chunks": (0,)}, "no part has state/weight/1"),
+        (None, "no host has the part of process 1"),
+    ],
+)
+def test_parts_that_make_no_checkpoint_are_not_joined(tmp_path, changes, why):
+    hosts = [part_of(tmp_path, 0), *([] if changes is None else [part_of(tmp_path, 1, **changes)])]
+    joined, (left_out,) = host_parts.join(hosts, tmp_path / "backup")
+    assert joined == [] and left_out == f"checkpoint 2 is left out: {why}"
 
 
 if __name__ == "__main__":

@@ -37,6 +37,10 @@ def test_what_is_kept_is_the_newest_every_so_many_steps_and_the_best(rule, steps
         assert step in {"n": newest, "e": every, "b": best}[reason[0]]
 
 
+def test_of_equal_losses_the_earlier_is_the_best():
+    assert Retention(newest=1, best=1).reasons([1, 2, 3], {1: 0.5, 2: 0.5}).keys() == {1, 3}
+
+
 @given(rule=RULES, steps=STEPS)
 @settings(max_examples=30)
 def test_one_save_after_the_other_keeps_what_all_at_once_would(rule, steps):

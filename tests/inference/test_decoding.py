@@ -62,9 +62,25 @@ def test_top_k_and_top_p_keep_the_likeliest_in_their_proportions(sampling, kept)
     np.testing.assert_allclose(actual, wanted / wanted.sum(), atol=0.03)
 
 
+def test_no_token_is_added_to_those_whose_probabilities_sum_to_exactly_top_p():
+    np.testing.assert_array_equal(drawn(np.array([0.5, 0.5]), count=100, top_p=0.5), [1, 0])
+
+
+def test_a_token_with_exactly_the_share_of_min_p_is_kept():
+    """So that min_p=1 takes the likeliest, and not none."""
+    np.testing.assert_array_equal(drawn(PROBABILITIES, count=100, min_p=1.0), [0, 1, 0, 0, 0])
+
+
 @pytest.mark.parametrize(("sampling", "kept"), [({"top_k": 3}, [0, 1, 2]), ({"top_p": 0.5}, [0, 1, 2])])
 def test_of_equally_likely_tokens_only_as_many_are_kept_as_asked_and_those_with_lower_ids(sampling, kept):
     np.testing.assert_array_equal(np.flatnonzero(drawn(np.array([0.2, 0.15, 0.2, 0.15, 0.15, 0.15]), **sampling)), kept)
+
+
+def test_a_penalty_makes_tokens_that_were_seen_less_likely_whatever_the_sign_of_their_logits():
+    seen = np.array([[True, True, False, False]])
+    how = choice_of([(Sampling(repetition_penalty=2.0), 0)])
+    adjusted = choice.adjust(jnp.array([[3.0, -3.0, 3.0, -3.0]]), how, seen, jnp.float32([[0, 0, 0, 1]]))
+    np.testing.assert_array_equal(adjusted, [[1.5, -6.0, 3.0, -2.0]])
 
 
 def test_rows_are_drawn_for_themselves():
@@ -139,3 +155,10 @@ def test_a_seed_gives_the_same_text_again_and_another_seed_another():
     texts = [continued(random_model(), PROMPTS, temperature=1.0, seed=seed) for seed in (3, 3, 4)]
     assert texts[0] == texts[1] != texts[2]
     assert len({tuple(row) for row in continued(random_model(), [[5]] * 4, temperature=1.0)}) > 1  # rows differ too
+
+
+def test_a_reported_probability_is_that_of_the_model_without_penalty_and_bias():
+    logits, seen = jnp.log(jnp.array([PROBABILITIES])), np.array([[False, True, False, False, False]])
+    how = choice_of([(Sampling(temperature=0.0, repetition_penalty=1e3), 0)])
+    drawn_then, _ = jax.jit(choice.draw)(logits, how, seen, jnp.float32([[0, 0, 5, 0, 0]]), False)
+    assert drawn_then.token_B == 2 and float(jnp.exp(drawn_then.log_prob_B[0])) == pytest.approx(0.2)

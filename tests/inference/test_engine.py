@@ -120,6 +120,17 @@ def test_a_row_that_outgrows_the_cache_has_no_logits_from_then_on():
             too_long(np.ones((5, LENGTH + 1), np.int32))
 
 
+def test_a_row_may_fill_the_cache_to_its_last_place():
+    logits, cache = engine().prefill(np.ones((1, LENGTH), np.int32))
+    assert np.isfinite(logits).all() and cache.num_tokens_B == LENGTH
+
+
+def test_no_row_is_shortened_to_more_tokens_than_it_has():
+    """What lies after its last token is padding, or of an earlier request."""
+    _, cache = engine().prefill(pad_rows(PROMPTS))
+    np.testing.assert_array_equal(engine().shorten(cache, np.array([9, 0, 3])).num_tokens_B, [5, 0, 3])
+
+
 def test_eight_devices_decode_as_one_does():
     one = engine()
     prompts, endings = pad_rows(PROMPTS * 4)[:8], np.arange(16, dtype=np.int32).reshape(8, 2)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from input_pipeline import batches as pipeline
-from input_pipeline.batches import evaluation_batches, importing_tensorflow, training_batches
+from input_pipeline.batches import _known, evaluation_batches, importing_tensorflow, training_batches
 from input_pipeline.errors import DataError
 from input_pipeline.packing import KEYS
 from input_pipeline.synthetic import MarkovWindows
@@ -208,6 +208,16 @@ class Broken(MarkovWindows):
         if indices.max() > 40:
             raise self.error
         return super().read(indices, sequence_length)
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_a_batch_comes_once_as_many_later_ones_as_asked_were_read(ahead):
+    """So that the processes of a group still have batches up to the step at which all stop."""
+    read, given = [], iter(range(9))
+    batches = _known(({"number": read.append(number)} for number in given), ahead, str)
+    for number in range(3):
+        next(batches)
+        assert len(read) == number + 1 + ahead
 
 
 @pytest.mark.parametrize("readers", [1, 4])

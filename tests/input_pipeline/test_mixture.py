@@ -256,6 +256,21 @@ def test_a_part_of_weight_0_is_no_part_of_an_epoch():
     assert [Mixture(parts, sections[:count]).num_examples(2) for count in (1, 2)] == [100, 10_100]
 
 
+def test_no_part_of_a_run_has_the_order_of_a_part_with_the_next_seed():
+    """Else runs that differ by their seeds alone, of which the spread is a figure, would see the same rows."""
+    both = Mixture((Numbered(0, 100), Numbered(1, 100)), ((0, (Fraction(1, 2), Fraction(1, 2))),))
+    orders = set()
+    for seed in (0, 1):
+        parts, windows = both.windows(np.arange(200), 2, seed)
+        orders |= {tuple(windows[parts == part].tolist()) for part in (0, 1)}
+    assert len(orders) == 4
+
+
+def test_tokens_of_a_part_of_weight_0_are_not_among_those_to_train_on():
+    parts = MarkovWindows(8, 0, 100, "train"), MarkovWindows(8, 0, 10_000, "train")
+    assert Mixture(parts, ((0, (Fraction(1), Fraction(0))),)).num_tokens == 100
+
+
 def test_any_example_is_found_at_once():
     mixture = Mixture((MarkovWindows(8, 0, 10**6, "train"),) * 2, ((0, parse("0.99999 a; 0.00001 b")[1]),))
     parts, numbers = mixture.locate(np.array([10**15 - 1, 10**15]))

@@ -45,5 +45,11 @@ def test_each_pass_shows_every_window_once_in_an_order_of_its_own():
     assert np.array_equal(example_windows(np.arange(250, 300), 100, seed=5), passes.ravel()[250:])
 
 
+def test_no_epoch_of_a_run_has_the_order_of_an_epoch_with_the_next_seed():
+    """Else runs that differ by their seeds alone would see the same rows, an epoch apart."""
+    orders = [example_windows(np.arange(300), 100, seed).reshape(3, 100) for seed in (5, 6)]
+    assert len(np.unique(np.concatenate(orders), axis=0)) == 6
+
+
 def test_a_negative_seed_is_a_seed():
     assert not np.array_equal(example_windows(np.arange(50), 50, -1), example_windows(np.arange(50), 50, 1))

@@ -162,6 +162,23 @@ def test_only_sharded_weights_are_gathered_and_cast():
     assert gathered(weights) is weights  # outside, the compiler gathers them
 
 
+def test_a_dimension_that_two_axes_shard_is_gathered_and_reduced_in_its_order():
+    weights, axes = {"layer": np.arange(8, dtype=np.float32).reshape(4, 2)}, {"layer": ("embed", "mlp")}
+    mesh = make_mesh({"data": 1, "fsdp": 2, "expert": 2, "context": 1, "model": 1}, jax.devices()[:4])
+    shards = {"layer": P(("fsdp", "expert"))}
+
+    def gathered(weights, slope):
+        whole, pull = jax.vjp(lambda w: all_gather_params_ordered(w, axes, jnp.float32, ("layer",)), weights)
+        return all_gather_params(weights, axes, jnp.float32), whole, *pull(slope)
+
+    with mesh_context(mesh):
+        out_specs = {"layer": P()}, {"layer": P()}, shards
+        mapped = jax.shard_map(gathered, in_specs=(shards, {"layer": P()}), out_specs=out_specs, check_vma=False)
+        first, second, gradient = jax.jit(mapped)(weights, weights)
+    assert_close((first, second), (weights, weights))
+    assert_close(gradient, {"layer": 4 * weights["layer"]})
+
+
 def test_an_activation_inside_a_shard_map_has_no_layout_to_constrain():
     x = np.ones((4, 6, 2), np.float32)
     part = on_devices(4, lambda x: constrain(x, "batch", "length", "act_embed"), P("fsdp"), P("fsdp"))(x)

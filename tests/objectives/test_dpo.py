@@ -109,3 +109,16 @@ def test_pairs_are_for_dpo_and_for_objectives_that_were_added():
     config.train.objective = "language_modeling"
     with pytest.raises(ConfigError, match=r"^data.source=preferences does not go with train.objective=language_model"):
         preference.check_source(config)
+
+
+def test_only_the_model_that_is_trained_has_dropout():
+    """A reference with dropout would be another one in each step."""
+    keys = {}
+
+    class Keys(DPO):
+        def log_probabilities(self, model, batch, key):
+            keys[model] = key
+            return np.zeros((3, 16), np.float32)
+
+    Keys(3, 16, vocab_size=37).loss("trained", {}, pairs(), "key", reference="reference")
+    assert keys == {"trained": "key", "reference": None}

@@ -255,3 +255,10 @@ def test_what_is_restored_and_damaged_are_shares_of_all_targets_that_count():
         assert sums["restored"][1] + sums["damaged"][1] == loss_mask(rows).sum()
         assert sums["restored"][0] < sums["restored"][1]
     assert sums["restored"][0] == sums["damaged"][0] == 0, "no confidence is so high"
+
+
+def test_a_token_is_replaced_whose_replacement_reaches_the_threshold_exactly(monkeypatch):
+    confidence = np.array([[1.0, 0.5, 0.25]], np.float32)
+    judged = revision.Judgement(np.zeros((1, 3)), np.array([[6, 7, 8]]), confidence)
+    monkeypatch.setattr(revision, "judge", lambda *given: judged)
+    assert revise(None, None, [[1]], [[2, 3, 4]], threshold=0.5, vocab_size=9, ends=()) == [[2, 7, 4]]

@@ -114,6 +114,22 @@ def test_the_reward_counts_each_answer_once_however_the_rows_are_sharded():
         assert float(scalars_on({"model": shards}, "token")["reward"]) == 0.5
 
 
+def test_a_row_without_an_answer_has_no_part_in_the_reward_and_the_reference_has_no_dropout():
+    keys, rows = {}, batch()
+    targets = np.where(np.arange(4)[:, None] == 3, -1, rows["targets"])
+
+    class Keys(GRPO):
+        def log_probabilities(self, model, batch, key, temperature):
+            keys[model] = key
+            return np.zeros((4, 16), np.float32)
+
+    objective = Keys(4, 16, vocab_size=37, kl=KL)
+    _, (_, scalars) = objective.loss("trained", {}, rows | {"targets": targets}, "key", reference="reference")
+    assert keys == {"trained": "key", "reference": None}
+    total, weight = scalars["reward"]
+    assert (float(total), float(weight)) == (0 + 1 + 2, 3)
+
+
 @pytest.mark.slow
 def test_each_answer_has_the_same_weight_however_its_tokens_are_sharded():
     expected = scalars_on({"model": 1}, "sequence")["loss"]

@@ -98,6 +98,16 @@ def test_exploring_delays_halting_and_never_beyond_the_last_step():
     assert longest == 3
 
 
+def test_a_slot_that_explores_halts_at_the_step_that_was_drawn_for_it():
+    model, objective = Told(np.ones(64)), Recursive(64, CELLS, max_steps=5, exploration=1.0)
+    carry = empty(objective, model)
+    for number in range(4):
+        _, least = drawn(carry["draws"], 1.0, 5)
+        carry = jax.device_get(loss(objective, model, carry, batch(number, 64))[1][0])
+        np.testing.assert_array_equal(carry["halted"], carry["steps"] >= least)
+    assert (carry["steps"] == least).any()
+
+
 def test_a_slot_draws_the_same_whatever_slots_are_beside_it():
     """So that no layout of slots on devices changes what is drawn."""
     draws = np.random.default_rng(0).integers(0, 2**32, (ROWS, 2), np.uint32)

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from configs.base import MESH_AXES
 from parallelism.axis_rules import batch_sharding
 from parallelism.mesh import make_mesh
-from parallelism.placement import local_rows, place
+from parallelism.placement import local_rows, local_values, place
 from tests.support import ROOT, free_port
 
 ROWS, LENGTH = 8, 12
@@ -98,3 +99,15 @@ def test_two_processes_read_only_what_their_devices_hold():
     halves, everything = ([0, 1, 2, 3], [4, 5, 6, 7]), [*range(8)]
     assert first == [[halves[0], True], [halves[0], True], [everything, True]]
     assert second == [[halves[1], True], [halves[1], True], [everything, True]]
+
+
+def test_rows_that_several_processes_hold_count_in_one_of_them():
+    """Else the vote of a puzzle would count once for each process that shares its row."""
+    shards = [
+        types.SimpleNamespace(index=(slice(start, start + 2),), replica_id=replica, data=np.arange(start, start + 2))
+        for start, replica in ((4, 0), (2, 1), (0, 0))
+    ]  # fmt: skip
+    array = types.SimpleNamespace(addressable_shards=shards, shape=(6,), dtype=np.int32)
+    np.testing.assert_array_equal(local_values(array), [0, 1, 4, 5])
+    others = types.SimpleNamespace(addressable_shards=shards[1:2], shape=(6, 3), dtype=np.int32)
+    assert local_values(others).shape == (0, 3)

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from pods import capacity, settings
 from tests.pods.local_pods import wait_until
 from tests.pods.recording import Recorder
 from tests.support import ROOT
@@ -87,6 +88,15 @@ def test_what_a_failed_request_may_have_made_is_deleted_and_no_try_begins_after_
     ]  # fmt: skip
     late = gcloud.run("create", ZONES, "--wait", "--wait_seconds=0", NAME="late", FAKE_CAPACITY="")
     assert late.status == 1 and len(made(late.argvs)) == 1
+
+
+@pytest.mark.parametrize(("wait_seconds", "patience"), [(5.0, 5.0), (1e4, capacity.QUEUED_POLLS * 30.0)])
+def test_a_queued_request_is_waited_for_no_longer_than_was_said(monkeypatch, wait_seconds, patience):
+    waited = []
+    monkeypatch.setattr(capacity, "_attempt", lambda one, seconds: waited.append(seconds) or "no capacity")
+    flags = ["--queued", "--name=mine", "--project=p", f"--wait_seconds={wait_seconds}", "--poll_seconds=30"]
+    given, _ = settings.read(flags, {})
+    assert capacity._tried(given, [given], {}, end=0.0) is None and waited == [patience]
 
 
 def test_a_pod_that_is_there_is_neither_made_nor_deleted(gcloud):

@@ -14,10 +14,11 @@ import types
 import pytest
 
 from pods import deploy, hosts, launch, life, recipes, settings
-from pods.calls import PERMANENT, TRANSIENT
+from pods.calls import PERMANENT, TRANSIENT, call
 from pods.connection import connect
 from pods.errors import PodError
 from pods.settings import check_worker, worker_numbers
+from pods.transports import Result
 from tests.pods.recording import BASE, OPTIMIZED, POD, Recorder, check_flags
 from tests.support import ROOT
 
@@ -333,6 +334,16 @@ def test_only_what_passes_is_tried_again_and_the_last_line_is_gclouds_own(gcloud
     said = " ".join(stderr.partition("ERROR: ")[2].rpartition("describe) ")[2].split())
     assert for_ever.last_line == f"error: gcloud compute tpus tpu-vm describe: {said}"
     assert len(for_ever.stderr.splitlines()) == (3 if passes else 1)
+
+
+def test_each_pause_before_a_retry_is_twice_as_long(monkeypatch):
+    """So that a service that is overloaded is asked less and less."""
+    pauses, given = [], settings.read(["--retries=4", "--retry_seconds=2"], {})[0]
+    ending = types.SimpleNamespace(is_set=lambda: False, wait=lambda seconds: pauses.append(seconds))
+    monkeypatch.setattr("pods.calls._ending", ending)
+    monkeypatch.setattr("pods.calls._run", lambda argv, show, limit_s: Result(None, 1, "503 unavailable"))
+    assert call(given, ["sh"]).status == 1
+    assert len(pauses) == 4 and all(0.75 <= pause / (2 * 2**n) <= 1.25 for n, pause in enumerate(pauses))
 
 
 def test_words_of_a_command_are_no_reason_to_run_it_again(gcloud):

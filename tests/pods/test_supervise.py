@@ -136,6 +136,15 @@ def test_another_trial_is_progress_though_its_steps_begin_again(looks, monkeypat
     assert supervise.Supervisor(given, Pod(), OF_STUDY).run() == 1 and len(launched) == 3 + 3
 
 
+def test_a_few_steps_are_no_progress():
+    """Else a run that always dies after its first step would be restarted for ever."""
+    one = supervisor()
+    for step, restarts in ((100, 0), (100 + supervise.PROGRESS_STEPS - 1, 2), (100 + supervise.PROGRESS_STEPS, 0)):
+        one.restarts = 2
+        one._note_progress(workers(heartbeat=BEAT | {"step": step}), "")
+        assert one.restarts == restarts, step
+
+
 def test_a_worker_that_stays_unreachable_is_trouble():
     one, away = supervisor(), workers(reachable=False, error="timed out")
     verdicts = [one.judge(found) for found in (away, away, workers(), away, away, away)]  # once it answers between

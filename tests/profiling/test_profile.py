@@ -21,7 +21,7 @@ from profiling import energy, report, windows
 from profiling.program import Kind, Program
 from profiling.recording import Profile, Trace
 from profiling.summary import summarise
-from profiling.trace import Device, Op, read
+from profiling.trace import Device, Op, _with_own_seconds, read
 from profiling.windows import Window
 from rehearsal import sealed
 from rehearsal.assumptions import Assumptions
@@ -349,3 +349,20 @@ def test_a_loop_that_ends_after_its_last_instruction_is_part_of_the_time():
     trace = [device("TPU 0", ("loop", 0.0, 0.9, 0.0), ("dot", 0.0, 0.2, 0.2))]
     found = summarise(trace, types.SimpleNamespace(kind=KINDS.get), 2, rates())
     assert found["idle_share"] == pytest.approx(1 - 2 * 0.2 / 1.9)
+
+
+def test_own_seconds_of_a_loop_within_a_loop_are_without_those_of_its_body():
+    found = _with_own_seconds([("outer", 0.0, 1.0), ("inner", 0.1, 0.7), ("dot", 0.2, 0.5), ("add", 0.8, 0.9)])
+    assert {op.name: op.own_seconds for op in found} == pytest.approx(
+        {"outer": 0.3, "inner": 0.3, "dot": 0.3, "add": 0.1}
+    )
+
+
+def test_a_batch_is_not_said_to_miss_its_donation(monkeypatch):
+    """The step reads it, and gives no array back in its place."""
+    sizes = {"parameters": 3 * report.GIB, "moments": 2 * report.GIB, "batch": report.GIB}
+    monkeypatch.setattr(report, "state_bytes", lambda run: sizes)
+    for kept, left in ((5, 0.0), (3, 2.0)):
+        analysis = types.SimpleNamespace(alias_size_in_bytes=kept * report.GIB)
+        compiled = types.SimpleNamespace(memory_analysis=lambda analysis=analysis: analysis)
+        assert report.not_donated_gib(None, compiled) == left

@@ -19,6 +19,7 @@ from cluster.hub import RunError
 from cluster.interruption import Interrupted
 from configs.errors import ConfigError
 from core.between_steps.faults import parse_faults
+from inference.engine import Engine
 from input_pipeline.errors import DataError
 from input_pipeline.packing import IGNORED
 from input_pipeline.tasks.countdown import CountdownRollouts, is_correct
@@ -193,6 +194,24 @@ def test_rows_are_prompts_with_answers_and_their_log_probabilities():
     assert batch["positions"].tolist() == [[0, 1, 2, 3]] * 2 and (batch["segments"] == 1).all()
     assert batch["old_log_probs"].view(np.float32).tolist() == [[0, 0, -0.5, -0.25], [-1, -2, -3, -4]]
     assert batch["rewards"].view(np.float32).tolist() == [1, 0]
+
+
+def test_an_answer_may_fill_its_row_to_the_last_target(monkeypatch):
+    """A row of eight inputs has nine tokens with its last target, three of them the prompt's."""
+    asked = []
+    monkeypatch.setattr(rollouts, "Batch", lambda *how, **more: None)
+    monkeypatch.setattr(
+        rollouts, "_drawn", lambda batch, requests, form: asked.extend(requests) or [([5], [0.0])] * len(requests)
+    )
+    monkeypatch.setattr(rollouts, "process_allgather", lambda array, tiled: array)
+    monkeypatch.setattr(rollouts, "open_tokenizer", lambda name: types.SimpleNamespace(decode=str, vocab_size=9))
+    monkeypatch.setattr(rollouts, "answers_of", lambda *how: types.SimpleNamespace(text=str))
+    tokens = np.arange(16, dtype=np.int32).reshape(2, 8)
+    targets = np.where(np.arange(8) < 2, IGNORED, tokens)
+    batch = {"tokens": tokens, "targets": targets, "segments": np.ones_like(tokens)}
+    sampler = dataclasses.replace(SAMPLER, group_size=2, reward="random")
+    sampler.sample(Engine(None, {}, 64), batch, jax.random.key(0))
+    assert [(len(one.prompt), one.max_tokens) for one in asked] == [(3, 6)] * 2
 
 
 def test_prompts_are_the_problems_of_the_data():

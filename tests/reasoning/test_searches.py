@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from reasoning.searches import SEARCHES
+from reasoning.searches import SEARCHES, _chosen_leaf
 from reasoning.thoughts import Judge, Limits, Propose, Thought
 
 LIMITS = Limits(max_thoughts=2, thoughts_per_step=2, max_depth=2)
@@ -111,3 +111,24 @@ def test_monte_carlo_tree_search_visits_what_is_promising_and_counts_every_visit
     for thought in root.all():
         if thought.children:
             assert thought.visits >= sum(child.visits for child in thought.children)
+
+
+def test_an_answer_has_a_vote_for_each_time_it_was_drawn():
+    """Equal answers are one thought, which knows how often the model drew it."""
+    search = SEARCHES["self_consistency"](Thought(), LIMITS)
+    next(search)
+    answers = [
+        Thought(text, Thought(), state=state, num_draws=count, is_final=True)
+        for text, state, count in (("x", "1", 1), ("y", "1", 1), ("z", "2", 3))
+    ]  # fmt: skip
+    with pytest.raises(StopIteration) as end:
+        search.send([answers])
+    assert [one.text for one in end.value.value] == ["z", "x", "y"]
+
+
+def test_monte_carlo_tree_search_tries_a_likely_thought_before_it_visits_a_fair_one_again():
+    """By PUCT: 1.25 * 0.5 * sqrt(4) = 1.25 for a thought without a visit; half of it, and its value, after one."""
+    root = Thought(visits=4)
+    root.children = [Thought(text, root, math.log(0.5), visits=visits) for text, visits in (("a", 1), ("b", 0))]
+    for value, chosen in ((0.5, "b"), (0.7, "a")):
+        assert _chosen_leaf(root, {root.children[0]: value, root.children[1]: 0.0}).text == chosen

@@ -30,6 +30,19 @@ def test_a_long_evaluation_shows_what_is_left_of_it(monkeypatch, capsys):
     ]
 
 
+def test_a_microbatch_says_when_its_step_ends(monkeypatch, capsys):
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    display = Display(9)
+    display.after(3)
+    for index in range(3):
+        now[0] += 2.0
+        display.microbatch(3, index, 1.5)
+    assert [line.rpartition("loss 1.500  ")[2] for line in capsys.readouterr().out.splitlines()] == [
+        "2.0 s each  step ends in 4 s", "2.0 s each  step ends in 2 s", "2.0 s each  step ends in 0 ms",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from reporting.clock import Clock
+from reporting.clock import PHASES, Clock
 from reporting.goodput import Goodput
 
 
@@ -57,6 +57,14 @@ def test_the_parts_of_one_process_sum_to_its_time(tmp_path):
     for part, seconds in wanted.items():
         assert parts[part] == pytest.approx(seconds), part
     assert goodput.fraction() == pytest.approx(parts["training"] / 1.25)
+
+
+def test_every_phase_belongs_to_one_part_and_rollouts_are_training(tmp_path):
+    clock = Clock(time.monotonic())
+    goodput = Goodput(clock, tmp_path / "none.json", None)
+    spend(clock, **dict.fromkeys(PHASES, 1.0))
+    clock.enter("start_up")
+    assert check_sum(goodput)["training"] == pytest.approx(3.0)  # rollout, step, wait
 
 
 def test_a_restart_books_what_was_done_since_the_checkpoint_as_lost_and_the_time_between_as_idle(tmp_path):

@@ -16,7 +16,7 @@ from reporting.clock import Clock
 from reporting.display import Display
 from reporting.goodput import Goodput
 from reporting.metrics import MetricsWriter
-from reporting.step_log import StepLog
+from reporting.step_log import Diverged, StepLog, as_count
 from tests.support import one_device_mesh
 
 
@@ -92,3 +92,29 @@ def test_a_ramp_makes_the_time_left_the_least(tmp_path, capsys):
     logged(tmp_path, {}, {}, quiet=False)
     first, last = capsys.readouterr().out.splitlines()
     assert "  at least " in first and first.endswith(" left") and "left" not in last
+
+
+@pytest.mark.parametrize(("weight", "count"), [(0.0, 0), (0.3, 1), (2.6, 3)])
+def test_what_weighs_in_fractions_counts_as_a_token(weight, count):
+    """Else the loss of a batch with little weight would be said to be unknown."""
+    assert as_count(weight) == count
+
+
+def test_the_rate_of_a_run_is_over_its_waits_for_data_too():
+    goodput = types.SimpleNamespace(parts=lambda: {"training": 6.0, "data": 4.0, "evaluation": 5.0, "compile": 9.0})
+    log = types.SimpleNamespace(goodput=goodput, total_tokens=300)
+    assert StepLog.average_tokens_per_second(log) == 30.0
+
+
+@pytest.mark.parametrize(("first", "was_finite"), [(9.0, True), (math.nan, False)])
+def test_a_streak_with_a_step_that_was_not_finite_is_not_one_of_spikes(tmp_path, first, was_finite):
+    """It needs another remedy, and begins with the first of its steps."""
+    count = base.get_config().train.bad_steps
+    steps = [
+        {"loss": first if number == 1 else 9.0, "skipped": 1.0, "skipped_in_a_row": float(number)}
+        for number in range(1, count + 1)
+    ]
+    with pytest.raises(Diverged) as error:
+        logged(tmp_path, {}, *steps)
+    assert error.value.was_finite is was_finite
+    assert (error.value.first_step, error.value.last_step) == (2, 1 + count)

@@ -132,7 +132,8 @@ def test_a_device_that_reports_no_memory_has_no_line(monkeypatch, caplog):
 
 
 def test_a_step_has_the_lowest_and_the_highest_peak_of_the_devices(monkeypatch, turn):
-    devices = [Device(n, {"bytes_in_use": 2**30, "peak_bytes_in_use": (n + 2) * 2**30}) for n in range(3)]
+    peaks = enumerate((3, 2, 4))
+    devices = [Device(n, {"bytes_in_use": 2**30, "peak_bytes_in_use": peak * 2**30}) for n, peak in peaks]
     monkeypatch.setattr(throughput.jax, "local_devices", lambda: devices)
     clock = clocks.Clock(100.0)
     figures = throughput.Speed(clock).interval(clock.read(), 3, None)

@@ -29,6 +29,11 @@ def test_the_steps_of_epochs_are_those_of_their_decimal_number(epochs, rows, bat
     assert ramp.known_steps(config) == steps
 
 
+def test_the_examples_of_epochs_are_exact_so_that_what_is_left_of_them_is():
+    """2.3 * 50,000 - 114,995 is 4.99999999999: a resumed run would take a step fewer than one that was not stopped."""
+    assert ramp.examples_of(2.3, 50_000) == 115_000 and ramp.examples_of(0.55, 10) == 5.5
+
+
 @pytest.mark.parametrize(
     ("options", "sizes"),
     [
@@ -107,3 +112,9 @@ def test_what_cannot_grow_is_told_in_one_line(changes, message):
     with pytest.raises(ConfigError, match=message) as error:
         validate(config, 1)
     assert "\n" not in str(error.value)
+
+
+def test_each_copy_of_the_parameters_has_parts_of_the_smallest_batch_in_every_slice():
+    config = ramped(shards=2, microbatches=4)
+    config.mesh.update(dcn_data=2, data=3)
+    assert ramp.num_parts(config) == ramp.of_first_stage(config).train.gradient_accumulation * 2 * 3

@@ -58,6 +58,13 @@ def test_a_figure_has_the_decimals_of_its_size(values, shown):
     assert f" {shown}, mean of 2 seeds." in said(row("a", values))
 
 
+@pytest.mark.parametrize(("direction", "best", "worst"), [("minimize", "a", "c"), ("maximize", "c", "a")])
+def test_the_best_configuration_is_the_one_with_the_metric_in_the_direction_of_the_suite(direction, best, worst):
+    rows = [row(name, [mean - 0.01, mean + 0.01]) for name, mean in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
+    told = answers.sentence(rows, "eval_loss", direction)
+    assert told.startswith(f"{best} has the best loss, ") and f", and {worst} the worst, " in told
+
+
 def test_equal_values_have_no_best_and_no_worst():
     assert said(row("a", [1.0, 1.0]), row("b", [1.0, 1.0])) == (
         "All 2 configurations have the same exact accuracy, 1.0000 ± 0.0000."

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 
@@ -172,6 +173,17 @@ def test_the_time_left_is_that_of_whole_trials_of_a_worker(running, waiting, sec
     assert summary._until_idle(running, waiting, 10.0) == seconds
 
 
+def test_the_time_left_is_that_of_the_workers_that_run_now():
+    """One has half an hour left of its trial, and takes the other two after it."""
+    from optuna.trial import TrialState
+
+    from studies.report import summary
+
+    done = types.SimpleNamespace(state=TrialState.COMPLETE, number=0, user_attrs={"wall_seconds": 3600.0})
+    alive = types.SimpleNamespace(state=TrialState.RUNNING, number=1, user_attrs={"ran_seconds": 1800.0})
+    assert summary._time_left([done, alive, None, None], {1}) == ["3 trials are left, about 2.5 h with 1 worker"]
+
+
 def test_hours_of_a_retried_trial_without_an_account_include_those_before(tmp_path):
     """A folder in a bucket has no account, so the worker's count is all there is."""
     from studies.worker import Task, Worker
@@ -261,3 +273,15 @@ def test_a_trial_of_which_nothing_is_known_starts_only_when_no_other_one_runs(tm
     assert budget.claim_next(other, {known, unknown}, limits) is None
     queue.finish(first, 0.5, {"chip_hours": 1.0, "ran_seconds": 1.0}, {})
     assert budget.claim_next(other, {unknown}, limits).user_attrs["digest"] == unknown
+
+
+def test_the_cost_of_trials_is_not_known_if_the_price_of_one_is_not():
+    """A sum without it would be too low, and would not say so."""
+    from studies.cost import budget
+
+    known, unknown, waiting = (
+        types.SimpleNamespace(user_attrs={"topology": topology, "ran_seconds": seconds})
+        for topology, seconds in (("v4-8", 3600.0), ("", 3600.0), ("", 0.0))
+    )
+    assert budget.cost_of([known, waiting]) > 0 and budget.cost_of([known, unknown]) is None
+    assert budget.cost_of([known, unknown], price=2.0) == pytest.approx(2.0 * (4 + 1))

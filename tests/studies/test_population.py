@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -114,6 +115,35 @@ def test_numbers_change_by_a_fifth_and_stay_in_their_ranges():
     most = {"optimizer.learning_rate": 1e-1, "optimizer.warmup_steps": 100, "train.global_batch": 4}
     for one in (perturbed(most, space, rng) for _ in range(50)):
         assert one["optimizer.learning_rate"] <= 1e-1 and one["optimizer.warmup_steps"] <= 100
+
+
+def test_a_member_that_failed_takes_one_of_the_places_of_the_worst_quarter():
+    """Else two of four would begin anew with the weights of the best, and the population would lose half of itself."""
+    import numpy as np
+    import optuna
+
+    from studies.search.population import parent_of
+
+    states, values = [optuna.trial.TrialState.COMPLETE] * 3 + [optuna.trial.TrialState.FAIL], (0.3, 0.1, 0.2, None)
+    found = [optuna.trial.create_trial(state=state, value=value) for state, value in zip(states, values, strict=True)]
+    parents = [found.index(parent_of(member, found, np.random.default_rng(0))) for member in range(4)]
+    assert parents == [0, 1, 2, 1]
+
+
+def test_the_lineage_is_that_of_the_best_trial_of_the_last_generation():
+    """An earlier trial may be better by chance, and has taken fewer steps."""
+    import optuna
+
+    from studies.search import population
+
+    family = [(0, 0.1, None), (0, 0.3, None), (1, 0.2, 1), (1, 0.4, 0)]  # generation, value, parent
+    found = [
+        types.SimpleNamespace(number=number, value=value, params={}, user_attrs={"generation": of, "parent": parent})
+        for number, (of, value, parent) in enumerate(family)
+    ]
+    searched = types.SimpleNamespace(in_state=lambda state: found if state == optuna.trial.TrialState.COMPLETE else [])
+    _, *rows = population.lineage(searched)
+    assert rows == [("0", "0.3", ""), ("1", "0.2", "")]
 
 
 def test_fewer_trials_than_have_begun_begin_no_more(tmp_path):

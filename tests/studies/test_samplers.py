@@ -187,3 +187,28 @@ def test_asha_looks_after_a_ninth_and_a_third_of_the_steps_alone(steps):
         else:
             study.tell(trial, 0.0)
     assert pruned_at == {first, 3 * first}
+
+
+def test_the_median_prunes_from_a_ninth_of_the_steps_on():
+    """So often is a trial evaluated whose pruner is this one."""
+    study = optuna.create_study(pruner=samplers.PRUNERS["median"](90))
+    for value in (1.0, 2.0, 3.0, 4.0, 9.0):
+        trial = study.ask()
+        pruned = {}
+        for step in (9, 10):
+            trial.report(value, step)
+            pruned[step] = trial.should_prune()
+        study.tell(trial, value)
+    assert pruned == {9: False, 10: True}, "the last one is worse than the median of the others"
+
+
+def test_asha_prunes_no_trial_after_its_second_look():
+    """Though another one was better there, by chance or not."""
+    study, pruner, pruned = optuna.create_study(), samplers.PRUNERS["asha"](95), []
+    for last in (1.0, 2.0):
+        trial = study.ask()
+        for step, value in ((10, 1.0), (30, 1.0), (90, last)):
+            trial.report(value, step)
+            pruned.append(pruner.prune(study, study.get_trials(deepcopy=False)[-1]))
+        study.tell(trial, last)
+    assert not any(pruned)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -349,3 +350,24 @@ def test_the_best_has_the_searched_keys_alone_and_a_dead_worker_no_trial_needed_
     training.train(search, [{}, {}], start)
     best = json.loads((tmp_path / "runs" / "s" / "best.json").read_text())
     assert best["changes"].keys() == {"optimizer.learning_rate", "model.num_heads"}
+
+
+@pytest.mark.parametrize(("step", "is_pruned"), [(5, True), (10, False)])
+def test_a_trial_that_has_taken_its_last_step_is_not_pruned(monkeypatch, step, is_pruned):
+    """It is complete, and its value is not that of a trial that ended early."""
+    from studies.search import samplers, searching
+    from studies.worker import Worker
+
+    monkeypatch.setattr(Worker, "reason_to_end", lambda self, trial: "")
+    monkeypatch.setitem(samplers.PRUNERS, "all", lambda steps: types.SimpleNamespace(prune=lambda *trial: True))
+    monkeypatch.setattr(searching.planning, "steps_of", lambda config: 10)
+    one = searching.Searcher.__new__(searching.Searcher)
+    stored = types.SimpleNamespace(intermediate_values={})
+    one.queue = types.SimpleNamespace(
+        id_of=lambda trial: 0, report=lambda *figures: None,
+        storage=types.SimpleNamespace(get_trial=lambda number: stored),
+    )  # fmt: skip
+    one._curve, one.study = types.SimpleNamespace(look=lambda: {step: 3.0}), None
+    one.search, one.task = types.SimpleNamespace(prune="all"), types.SimpleNamespace(metric="eval_loss")
+    reason = one.reason_to_end(types.SimpleNamespace(user_attrs={"config": {}}))
+    assert reason.startswith(searching.PRUNED) is is_pruned

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which updates are taken: none that is not a number, none that spikes, all others."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from training.step_transform import StepChange
 from training.transforms import guard
 
 judge = jax.jit(guard.judge, static_argnames="deviations")
@@ -60,4 +63,16 @@ def test_a_spike_of_loss_or_gradient_is_not_taken_once_it_is_known_what_is_usual
     assert after([*usual, spike], deviations=6.0)[0][-1] is False
     assert after([*usual, spike])[0][-1] is True, "without deviations nothing finite is a spike"
     assert after([*usual[: guard.LEARNING_STEPS - 1], spike], deviations=6.0)[0][-1] is True, "too early to know"
+    assert after([*usual[: guard.LEARNING_STEPS], spike], deviations=6.0)[0][-1] is False, "early enough"
     assert after([*usual, (1.0, 0.01)], deviations=6.0)[0][-1] is True, "a low loss is none"
+
+
+def test_the_rate_that_is_reported_is_that_of_the_updates_that_were_taken():
+    """The schedule of the optimizer does not advance with a skipped one."""
+    one = guard.Guard(lambda step: 10.0 * step)
+    context = types.SimpleNamespace(
+        state=types.SimpleNamespace(step=jnp.int32(7)), gradient_norm=jnp.float32(1), scalars={"loss": jnp.float32(2)}
+    )
+    change = StepChange(None, None, jnp.bool_(True))
+    _, _, figures = one.update(context, change, one.init({}) | {"skipped": jnp.int32(2)})
+    assert figures["learning_rate"] == 50

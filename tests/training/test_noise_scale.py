@@ -174,3 +174,11 @@ def test_a_batch_of_one_part_is_refused_before_it_is_compiled(mesh, microbatches
         return validate(config, 8)
     with pytest.raises(ConfigError, match=r"^the noise scale compares parts of a batch, .*$"):
         validate(config, 8)
+
+
+def test_where_parts_agree_better_than_by_chance_the_noise_scale_is_0():
+    """The estimate of the noise is then less than 0, and no batch is."""
+    nothing = {"gradient": 0.0, "noise": 0.0}
+    memory = noise.update(nothing, small=jnp.float32(1.0), big=jnp.float32(2.0), rows=8, num_parts=4)
+    assert memory["noise"] < 0 < memory["gradient"] and noise.estimate(memory) == 0
+    assert noise.estimate({"gradient": jnp.float32(-1.0), "noise": jnp.float32(2.0)}) == noise.LARGEST

@@ -144,6 +144,18 @@ def test_muon_orthogonalises_each_layers_matrix_and_leaves_the_rest_to_adam():
     assert_close(path[2]["embedding"], expected[2]["embedding"])
 
 
+def test_the_momentum_of_muon_is_that_of_the_configuration():
+    """Without momentum an update depends on its own gradient alone."""
+    config, weights = base.get_config().optimizer, optimizers.Weights({("kernel",): ("embed", "mlp")})
+    config.beta1 = 0.0
+    first, second = ({"kernel": random_tree(seed)["blocks"]["kernel"][0]} for seed in (1, 2))
+    optimizer = optimizers.muon(config, weights)
+    begun = optimizer.init(first)
+    alone, _ = optimizer.update(second, begun, first)
+    after, _ = optimizer.update(second, optimizer.update(first, begun, first)[1], first)
+    assert_close(after, alone)
+
+
 def test_muon_treats_heads_as_one_side_of_their_matrix():
     matrix = optax.contrib.MuonDimensionNumbers
     assert optimizers.matrix_dims(("layers", "embed", "heads", "head_dim")) == matrix((1,), (2, 3))
@@ -282,6 +294,22 @@ def test_clipping_scales_a_larger_global_norm_down_and_nothing_else(clip_norm, f
     optimizer = optimizers.make(optax.identity(), config, lambda step: 1.0, optimizers.Weights({}))
     updates, _ = optimizer.update(gradients, optimizer.init(gradients), gradients)
     assert_close(updates, jax.tree.map(lambda g: -factor * g, gradients))
+
+
+def test_the_gradient_is_clipped_and_not_the_update_or_the_decay():
+    weights, gradients = {"kernel": jnp.array([30.0, 40.0])}, {"kernel": jnp.array([3.0, 4.0])}
+    config = base.get_config().optimizer
+    config.update(clip_norm=1.0, weight_decay=0.1)
+    optimizer = optimizers.make(optax.scale(10.0), config, lambda step: 1.0, optimizers.Weights({}))
+    updates, _ = optimizer.update(gradients, optimizer.init(weights), weights)
+    assert_close(updates, {"kernel": -jnp.array([6.0 + 3.0, 8.0 + 4.0])})
+
+
+def test_a_learned_factor_does_not_decay():
+    """It is a number and no matrix, as the one that weighs the mixture of an error corrector."""
+    assert optimizers.is_decayed({"corrector": {"kernel": 0, "mixture_factor": 0}}) == {
+        "corrector": {"kernel": True, "mixture_factor": False}
+    }
 
 
 def averaged(name: str) -> assembly.Run:

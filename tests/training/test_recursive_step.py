@@ -60,6 +60,7 @@ def test_rows_of_the_table_move_as_recorded_and_others_stay_to_the_last_bit():
     of, config = aux("signsgd"), base.get_config().optimizer
     rate, decay = of["lr_wd"].tolist()
     config.update(name="adam_atan2", learning_rate=0.5, table_learning_rate=2 * rate, table_weight_decay=decay)
+    config.weight_decay = 3 * decay  # of the other weights alone
     optimizer = optimizer_of(config, TREE, lambda step: 0.25)  # half of the peak, for the table as for weights
     rng, before = np.random.default_rng(0), of["table_before"]
     params = {
