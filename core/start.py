@@ -77,8 +77,8 @@ def prepare(
             preflight.check_device(run)
     if jax.tree.leaves(run.abstract_state.carry) and config.batch.ramp != "none":
         raise ConfigError(
-            f"batch.ramp={config.batch.ramp} changes the number of rows, for each of which "
-            f"train.objective={config.train.objective} carries something from step to step; use batch.ramp=none"
+            f"batch.ramp={config.batch.ramp} changes the number of rows, and train.objective={config.train.objective} "
+            "carries something for each row from step to step; use --config.batch.ramp=none"
         )
     if is_new:
         run.objective.check_to_train()
