@@ -130,5 +130,5 @@ def test_a_ramp_is_refused_where_rows_carry_something(monkeypatch, tmp_path):
     run = types.SimpleNamespace(abstract_state=types.SimpleNamespace(carry={"seen": np.zeros(4)}))
     monkeypatch.setattr(start, "assemble", lambda config: run)
     monkeypatch.setattr(start.preflight, "check_device", lambda run: None)
-    with pytest.raises(ConfigError, match=r"^batch\.ramp=steps changes the number of rows, and train\\."):
+    with pytest.raises(ConfigError, match=r"^batch\.ramp=steps changes the number of rows, and train\."):
         start.prepare(config, tmp_path, [], reads_corpus=True, is_new=True, vocab_size_typed=True)
