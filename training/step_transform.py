@@ -157,7 +157,7 @@ def updated(
 def checked_direction(name: str, direction: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Return the same optimizer, which raises TypeError with its `name` if an update changes shapes or types.
 
-    Updates must have the shapes of the gradients, and the new state must have the shapes and types of the old one.
+    Updates must have the shapes of the gradients, and the new state must be like the old one, see `check_like`.
     """
     inner = optax.with_extra_args_support(direction)
 
@@ -166,7 +166,7 @@ def checked_direction(name: str, direction: optax.GradientTransformation) -> opt
         if jax.tree.map(jnp.shape, updates) != jax.tree.map(jnp.shape, gradients):
             raise TypeError(f"{name} returned updates of other shapes than the gradients")
         check_like(f"{name} returned a state", after, state)
-        return updates, jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), after, state)
+        return updates, after
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
 

@@ -230,7 +230,8 @@ def begin(search: Search) -> trials.Queue:
             had, now, name = had.get(name, "the recipe's"), now.get(name, "the recipe's"), f"config.{name}"
         flag = {"recipe": "config", "seed": "search_seed"}.get(name, name)
         raise ConfigError(f"the search {search.study} has --{flag}={had}, not {now}; give this one another --name")
-    if not all(_is_of(space, one) for one in queue.everything()):
+    distributions = spaces.distributions(space)
+    if any(one.distributions != distributions or not _has_sets_of(space, one) for one in queue.everything()):
         raise ConfigError(
             f"--space={search.space} is not what it was when the search {search.study} began; "
             "restore the file, or give this search another --name"
@@ -239,14 +240,10 @@ def begin(search: Search) -> trials.Queue:
     return queue
 
 
-def _is_of(space: spaces.Space, trial: FrozenTrial) -> bool:
-    """Return whether a trial has a point of the space; the keys of a set may have been edited under its name."""
-    if trial.distributions != spaces.distributions(space):
-        return False
-    return all(
-        trial.user_attrs["changes"].get(key) == str(value)
-        for key, value in spaces.changes(space, trial.params).items()
-    )  # fmt: skip
+def _has_sets_of(space: spaces.Space, trial: FrozenTrial) -> bool:
+    """Return whether a trial has the values of the space: a distribution has the name of a set, and not its keys."""
+    changes = trial.user_attrs["changes"]
+    return all(changes.get(key) == str(value) for key, value in spaces.changes(space, trial.params).items())
 
 
 def judge(search: Searched, count: int, statuses: list[int]) -> None:
