@@ -157,9 +157,7 @@ def assemble(
     rate_factor = ramp.rate_factor(config, rows)
     config = config if rows == config.train.global_batch else ramp.of_size(config, rows)
     mesh = make_mesh({axis: config.mesh[axis] for axis in config.layout.axis_order.split(",")}, devices)
-    name = config.train.objective
-    objective = importlib.import_module(f"objectives.{name}").make(config)
-    check_returned(f"make of objectives/{name}.py", objective, isinstance(objective, Objective), "an Objective")
+    objective = objective_of(config)
     built = models.build(config, mesh, objective)
     of_model = functools.partial(models.flops_per_token, config, config.train.sequence_length)
     flops_per_token = objective.flops_per_token(of_model, frozen="base" in built.frozen) + built.frozen_flops
@@ -215,6 +213,14 @@ def assemble(
         slow=slow,
         flops_per_token=flops_per_token,
     )
+
+
+def objective_of(config) -> Objective:
+    """Return the objective that `train.objective` names."""
+    name = config.train.objective
+    objective = importlib.import_module(f"objectives.{name}").make(config)
+    check_returned(f"make of objectives/{name}.py", objective, isinstance(objective, Objective), "an Objective")
+    return objective
 
 
 def _abstract_batch(objective: Objective, mesh) -> dict[str, jax.ShapeDtypeStruct]:

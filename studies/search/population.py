@@ -108,13 +108,21 @@ def check(search: Search) -> None:
     first, later = (search.member(recipe, "0", changes) for changes in ({}, {"train.init_from": search.root}))
     if later.refusal and not first.refusal:
         raise ConfigError(f"--method=pbt continues the weights of trials, and that is refused here: {later.refusal}")
-    values = first.values or {}
-    objective, joint = values.get("train.objective"), values.get("error_correction.joint_weight")
-    if objective == "value_head" or (objective == "error_correction" and not joint):
+    if not first.refusal and _trains_new_weights(suites.loaded_from(recipe, search.overrides, search.topology).config):
         raise ConfigError(
-            f"--method=pbt continues the weights of trials, but train.objective={objective} trains new ones on a "
-            "frozen model; use another method"
+            f"--method=pbt continues the weights of trials, but train.objective={first.values['train.objective']} "
+            "trains new ones on a frozen model; use another method"
         )
+
+
+def _trains_new_weights(config) -> bool:
+    """Return whether a run trains only a part of the model that `train.init_from` does not initialize."""
+    from flax import nnx  # these take seconds to import
+
+    from core import assembly
+
+    # Adapters are merged into the weights from which the next generation begins.
+    return assembly.objective_of(config).trainable not in (nnx.Param, nnx.LoRAParam)
 
 
 def parent_of(member: int, generation: list[FrozenTrial], rng: np.random.Generator) -> FrozenTrial:

@@ -12,8 +12,10 @@ import time
 import types
 
 import pytest
+from flax import nnx
 
 from configs.errors import ConfigError
+from settings import loading
 from tests.studies.conftest import ended, environment, needs_optuna
 from tests.studies.test_kill import children
 from tests.studies.test_searching import asked
@@ -167,6 +169,7 @@ def test_fewer_trials_than_have_begun_begin_no_more(tmp_path):
         ({}, SPACE.replace("optimizer.name", "model.mlp_dim").replace('"adamw", "lion"', "64, 128"), "model.mlp_dim"),
         ({}, SETS, "model.mlp_dim may not differ"),
         ({"recipe": "configs/countdown_value_head.py"}, SPACE, "value_head trains new ones on a frozen model"),
+        ({"recipe": "configs/error_correction.py"}, SPACE, "error_correction trains new ones on a frozen model"),
         ({"recipe": "configs/trm/sudoku_mini.py"}, SPACE, r"refused here: train.init_from=.* needs model.name="),
     ],
 )
@@ -177,3 +180,19 @@ def test_mistakes(tmp_path, changes, space, message):
     (tmp_path / "space.py").write_text(space)
     with pytest.raises(ConfigError, match=message):
         check(wrong)
+
+
+@pytest.mark.parametrize("overrides", [{}, {"lora.rank": "2", "train.init_from": "x"}])
+def test_adapters_are_continued_but_not_a_part_of_the_weights(tmp_path, monkeypatch, overrides):
+    """Whatever the name of the objective: such a part would be random in each generation."""
+    from objectives.language_modeling import LanguageModeling
+    from studies import suites
+    from studies.search.population import _trains_new_weights, check
+
+    config = suites.loaded_from(loading.run_recipe("configs/tiny.py"), overrides, "").config
+    assert not _trains_new_weights(config)
+    monkeypatch.setattr(LanguageModeling, "trainable", nnx.PathContains("head"))
+    assert _trains_new_weights(config)
+    (tmp_path / "space.py").write_text(SPACE)
+    with pytest.raises(ConfigError, match="language_modeling trains new ones on a frozen model"):
+        check(search(tmp_path))
