@@ -116,9 +116,10 @@ def of_harness(names: list[str], include_path: str, limit: int) -> Callable[...,
     from scoring import harness
 
     manager = harness.task_manager(names, include_path and str(expanded(include_path)))
-    if include_path:  # those of the package are known to work, and some take minutes to read
+    if include_path:  # those of the package are known to work
         harness.check(names, manager)
-    return lambda model: harness.score(model, names, manager, limit)
+    read = harness.read(names, manager)
+    return lambda model: harness.score(model, read, manager, limit)
 
 
 if __name__ == "__main__":

@@ -51,9 +51,9 @@ class Bucket:
         """Copy the run's small files from the bucket, as another host left them.
 
         A growing file is not fetched if the copy here continues that of the bucket: its last lines were not sent. The
-        tokenizer and the summary are deleted here if the run in the bucket has none. If there is no run in the bucket,
-        all that `_stale` names is deleted, unless `keep_newer`. Nothing is deleted while another process goes on with
-        the run here.
+        tokenizer and the summary are deleted here if the run in the bucket has none, and everything if the files
+        here are another run's. If there is no run in the bucket, all that `_stale` names is deleted, unless
+        `keep_newer`. Nothing is deleted while another process goes on with the run here.
 
         Args:
           keep_newer: whether files that were written here after those of the bucket stay; the run may go on here.
@@ -94,11 +94,21 @@ class Bucket:
             with log.open("wb") as file:  # not replaced: it may be open to append
                 file.writelines([*theirs, *ours[both:]])
 
+    def _is_of_another_run(self) -> bool:
+        """Return whether the files here are not of the run in the bucket: metrics have the time of the first start."""
+        there, here = path_of(self.url) / GROWING[0], self.folder / GROWING[0]
+        if not here.exists() or not there.exists():
+            return False
+        with here.open("rb") as ours, there.open("rb") as theirs:
+            first, other = (file.read(COMPARED_BYTES).partition(b"\n")[:2] for file in (ours, theirs))
+        return bool(first[1] and other[1]) and first != other
+
     def _stale(self, found: set[str], *, keep_newer: bool) -> list[str]:
         """Return the files here that are not of the run in the bucket, which has the files `found`."""
-        if stored_config.CONFIG in found:
+        is_other = self._is_of_another_run()
+        if stored_config.CONFIG in found and not is_other:
             return [name for name in (*stored_config.OF_TOKENIZER, SUMMARY) if name not in found]
-        if keep_newer:  # a reader; the copy here may be the last one
+        if keep_newer and not is_other:  # a reader; the copy here may be the last one
             return []
         of_folders = [path for name in (*BY_STEP, "workers", "tensorboard") for path in (self.folder / name).rglob("*")]
         return [*GROWING, *WHOLE, *(str(path.relative_to(self.folder)) for path in of_folders if path.is_file())]

@@ -113,7 +113,9 @@ class Callback:
     def on_step(self, job, state, step: int) -> Action | None:
         """Act after a step was dispatched; its numbers may not be computed yet.
 
-        If several callbacks return an action of the same type, the last one counts.
+        If several callbacks return an action of the same type, the last one counts. If only some processes return it,
+        the run hangs. Where a clock decides, or anything else that differs between processes, use the answer of process
+        0: `cluster.processes.shared(f"NAME {step}", decide)` sends it to all.
         """
         return None
 

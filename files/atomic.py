@@ -18,6 +18,17 @@ def write_atomically(path: pathlib.Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
+def opened(path: pathlib.Path, place: pathlib.Path) -> Iterator[BinaryIO]:
+    """Open a file that is written; an OSError of a write, which names no file, names `place`."""
+    try:
+        with path.open("wb") as file:
+            yield file
+    except OSError as error:
+        error.filename = error.filename or str(place)
+        raise
+
+
+@contextlib.contextmanager
 def writing(path: pathlib.Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a file that appears at `path` when it is complete. A link stays, and its file is written.
 
@@ -26,14 +37,14 @@ def writing(path: pathlib.Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     it is.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
-        with path.open("wb") as file:
+        with opened(path, path) as file:
             yield file
         return
     path = path.resolve() if path.is_symlink() else path
     ending = "part" if durable else f"{os.getpid()}-{threading.get_native_id()}.partial"
     partial = path.with_name(f"{path.name}.{ending}")
     try:
-        with partial.open("wb") as file:
+        with opened(partial, path) as file:
             yield file
             if durable:
                 file.flush()

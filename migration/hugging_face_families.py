@@ -341,6 +341,7 @@ FIXED_OF_ROPE = {  # keys of rope_scaling for which our layers support one value
 
 def _rope(values: dict) -> dict:
     """Return the scaling of rotary positions; ConfigError names an unsupported key or value."""
+    key_of_file = "rope_parameters" if values.get("rope_parameters") else "rope_scaling"
     scaling = dict(values.get("rope_scaling") or {})
     older = scaling.pop("type", None)
     kind = scaling.pop("rope_type", None) or older or "default"
@@ -348,17 +349,17 @@ def _rope(values: dict) -> dict:
         return {"rope_scaling": "none", "rope_factor": 1.0, "rope_original_length": 0}
     if kind not in FIXED_OF_ROPE:
         raise ConfigError(
-            f"rope_scaling: rope_type={shown(kind)} is not supported, only default, {', '.join(FIXED_OF_ROPE)}"
+            f"{key_of_file}: rope_type={shown(kind)} is not supported, only default, {', '.join(FIXED_OF_ROPE)}"
         )
     if not (factor := scaling.pop("factor", None)):
-        raise ConfigError(f"rope_scaling: factor is missing for rope_type={kind}")
+        raise ConfigError(f"{key_of_file}: factor is missing for rope_type={kind}")
     fixed = FIXED_OF_ROPE[kind] | {"partial_rotary_factor": 1.0}
     length = scaling.pop("original_max_position_embeddings", None)
     if kind == "yarn":
         fixed |= {"attention_factor": 0.1 * math.log(factor) + 1, "truncate": True}
     for key, value in scaling.items():
         if value is not None and value != fixed.get(key):
-            raise ConfigError(f"rope_scaling: {shown(key)}={shown(value)} is not supported for rope_type={kind}")
+            raise ConfigError(f"{key_of_file}: {shown(key)}={shown(value)} is not supported for rope_type={kind}")
     if kind == "linear":
         return {"rope_scaling": kind, "rope_factor": factor, "rope_original_length": 0}
     length = length or values["max_position_embeddings"]

@@ -17,6 +17,7 @@ import numpy as np
 import safetensors
 
 from configs.errors import shown
+from files.atomic import opened
 from files.json_reader import JsonError, Object, read_json
 
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(jnp.bfloat16)}
@@ -125,7 +126,7 @@ def write_file(
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # so that tensors are aligned
-    with path.open("wb") as file:
+    with opened(path, path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name, (dtype, _) in tensors.items():
             for rows in blocks(name):

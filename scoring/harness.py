@@ -9,13 +9,15 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jinja2
 from datasets.exceptions import DatasetGenerationError
 from lm_eval import evaluator
+from lm_eval.api.group import Group
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
+from lm_eval.api.task import Task
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 from yaml import YAMLError
@@ -123,36 +125,51 @@ def check(names: Sequence[str], manager: TaskManager) -> None:
                 raise ConfigError(f"--tasks={name}: its definition, {file}, cannot be used: {why}") from error
 
 
-def score(
-    model: LanguageModel, names: Sequence[str], manager: TaskManager, limit: int = 0
-) -> tuple[list[dict], dict[str, dict[str, Figure]]]:
-    """Return (the result of each item, {task: {metric: figure}}) of tasks of the harness.
-
-    Args:
-      limit: of the items of a task; 0: all.
+def read(names: Sequence[str], manager: TaskManager) -> dict[str, Task | Group]:
+    """Return {name: the task or the group of tasks}, with its data.
 
     Raises:
-      ConfigError: the data of a task cannot be read, a task is named twice, as with its group, or one asks for random
-        draws.
+      ConfigError: the data of a task cannot be read, it needs a package that is not installed, or it is named twice,
+        as with its group.
     """
     try:
         with _readable_data(names):
-            found = _evaluate(Torus(model), names, manager, limit=limit or None, bootstrap_iters=BOOTSTRAPS)
+            found = manager.load(list(names))
+    except ImportError as error:
+        raise ConfigError(f"--tasks={','.join(names)}: {error}; install what the task needs, or leave it out") from None
     except ValueError as error:
         if not str(error).startswith("Duplicate task"):
             raise
         raise ConfigError(f"--tasks={','.join(names)}: {error}; name one of them") from None
+    members = {name for group in found["groups"].values() for name in group.child_names}
+    return {name: one for name, one in (found["groups"] | found["tasks"]).items() if name not in members}
+
+
+def score(
+    model: LanguageModel, tasks: dict[str, Task | Group], manager: TaskManager, limit: int = 0
+) -> tuple[list[dict], dict[str, dict[str, Figure]]]:
+    """Return (the result of each item, {task: {metric: figure}}) of tasks of the harness.
+
+    Args:
+      tasks: as `read` returns them.
+      limit: of the items of a task; 0: all.
+
+    Raises:
+      ConfigError: the data of a task cannot be read, or one asks for random draws.
+    """
+    with _readable_data(tasks):
+        found = _evaluate(Torus(model), tasks.values(), manager, limit=limit or None, bootstrap_iters=BOOTSTRAPS)
     return _results(found["samples"]), {task: _figures(metrics) for task, metrics in found["results"].items()}
 
 
-def _evaluate(model: LM, names: Sequence[str], manager: TaskManager, **how) -> dict:
+def _evaluate(model: LM, tasks: Iterable[str | Task | Group], manager: TaskManager, **how) -> dict:
     """Return what the harness finds for a model."""
     os.environ["DISABLE_MULTIPROC"] = "1"  # its bootstrap forks this process, which has threads of jax
-    return evaluator.simple_evaluate(model, tasks=list(names), task_manager=manager, **how)
+    return evaluator.simple_evaluate(model, tasks=list(tasks), task_manager=manager, **how)
 
 
 @contextlib.contextmanager
-def _readable_data(names: Sequence[str]):
+def _readable_data(names: Iterable[str]):
     """Raise ConfigError if the data of a task cannot be read."""
     try:
         yield

@@ -270,6 +270,28 @@ def test_what_the_run_in_a_bucket_has_not_is_not_taken_for_its_own(tmp_path):
     assert not (place / "chat_template.jinja").exists() and (place / "config.json").exists()
 
 
+@pytest.mark.parametrize("keep_newer", [True, False])
+def test_files_of_another_run_with_the_same_address_are_replaced(tmp_path, keep_newer):
+    """A report would show them, and a run that goes on here would send them to the bucket."""
+    place, copy = tmp_path / "bucket" / "run", tmp_path / "here"
+    place.mkdir(parents=True)
+    copy.mkdir()
+    files = ("config.json", "metrics.jsonl", "rollouts.jsonl", "profile.json", "report.html")
+    for folder, names, time_of_start in ((place, files[:2], 2), (copy, files, 1)):
+        for name in names:
+            (folder / name).write_text(f'{{"kind": "event", "event": "start", "time": {time_of_start}}}\n')
+    bucket = Bucket(str(place), copy)
+    bucket.fetch(keep_newer=keep_newer)
+    assert {path.name: path.read_text() for path in copy.iterdir()} == {
+        name: (place / name).read_text() for name in files[:2]
+    }
+    with (copy / "metrics.jsonl").open("a") as file:
+        file.write("{}\n")
+    (copy / "profile.json").touch()
+    bucket.fetch(keep_newer=keep_newer)
+    assert (copy / "profile.json").exists() and (copy / "metrics.jsonl").read_text().endswith("{}\n"), "not sent yet"
+
+
 def test_the_log_of_the_host_before_stays_in_the_bucket(tmp_path):
     place, copy = tmp_path / "bucket" / "run", tmp_path / "here"
     (place / "logs").mkdir(parents=True)

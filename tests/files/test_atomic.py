@@ -61,3 +61,10 @@ def test_the_first_error_is_the_one_that_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(atomic.pathlib.Path, "unlink", lambda *_, **__: fail("the rest"))
     with pytest.raises(OSError, match=r"file.*partial"):
         atomic.write_atomically(tmp_path / "file", b"content")
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path):
+    """An error of a write has no name of a file."""
+    with pytest.raises(OSError) as told, atomic.writing(tmp_path / "file"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert told.value.filename == str(tmp_path / "file")

@@ -96,3 +96,12 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_told(tmp_path):
         file.truncate(stored.start + 4)
     with pytest.raises(WeightsError, match="truncated"):
         stored.rows(0, 2)
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path):
+    def blocks(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError) as told:
+        safetensors_files.write(tmp_path, {"a": ("F32", (2,))}, blocks)
+    assert told.value.filename == str(tmp_path / "model.safetensors")

@@ -8,6 +8,7 @@ import types
 import pytest
 
 from configs.errors import ConfigError
+from score import of_harness
 from scoring import tasks
 from scoring.questions import Item
 from settings import loading
@@ -76,7 +77,8 @@ def test_the_harness_gives_the_figures_of_our_own_tasks(folder, monkeypatch, tmp
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     model, names = language_model(), [f"made_{kind}" for kind in KINDS]
-    results, found = harness.score(model, names, harness.task_manager(names, str(folder)))
+    manager = harness.task_manager(names, str(folder))
+    results, found = harness.score(model, harness.read(names, manager), manager)
     items = [Item(f"made_{kind}", line, kind, item) for kind, of in KINDS.items() for line, item in enumerate(of)]
     own = tasks.score(model, [item._replace(content=item.content | extra(item)) for item in items])
     expected = tasks.figures_of(own)
@@ -98,19 +100,40 @@ def test_a_group_has_the_items_of_its_members(folder, monkeypatch, tmp_path):
     (tmp_path / "group.yaml").write_text(GROUP)
     for kind in ("choices", "exact"):
         (tmp_path / f"{kind}.yaml").write_text((folder / f"{kind}.yaml").read_text())
-    _, found = harness.score(language_model(), ["made"], harness.task_manager(["made"], str(tmp_path)))
+    manager = harness.task_manager(["made"], str(tmp_path))
+    read = harness.read(["made"], manager)
+    assert list(read) == ["made"]
+    _, found = harness.score(language_model(), read, manager)
     counts = {task: {name: figure.count for name, figure in of.items()} for task, of in found.items()}
     assert counts["made"] == {"acc": 2, "exact_match": 2}
     assert counts["made_choices"]["acc"] == counts["made_exact"]["exact_match"] == 2
     names = ["made_exact", "made"]
     with pytest.raises(ConfigError, match=r"Duplicate task 'made_exact': .* and 'made'; name one of them$"):
-        harness.score(language_model(), names, harness.task_manager(names, str(tmp_path)))
+        harness.read(names, manager)
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"prompt": "a", "exact"\n')
     definition = (folder / "exact.yaml").read_text().replace(str(folder / "exact.jsonl"), str(broken))
     (tmp_path / "exact.yaml").write_text(definition)
     with pytest.raises(ConfigError, match=r"^--tasks=made_exact: the data of a task cannot be read: .*JSON"):
-        harness.score(language_model(), ["made_exact"], harness.task_manager(["made_exact"], str(tmp_path)))
+        harness.read(["made_exact"], harness.task_manager(["made_exact"], str(tmp_path)))
+
+
+@pytest.mark.skipif(not INSTALLED, reason=REASON)
+@pytest.mark.filterwarnings("ignore")
+def test_data_that_cannot_be_read_end_the_command_before_the_weights_are_read(folder, monkeypatch, tmp_path):
+    from scoring import harness
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    definition = (folder / "exact.yaml").read_text().replace(str(folder / "exact.jsonl"), str(tmp_path / "none.jsonl"))
+    (tmp_path / "exact.yaml").write_text(definition)
+    manager = harness.TaskManager(include_path=str(tmp_path), include_defaults=False)
+    monkeypatch.setattr(harness, "task_manager", lambda names, include_path: manager)  # as if of the package
+    with pytest.raises(ConfigError, match=r"^--tasks=made_exact: the data of a task cannot be read: .*none\.jsonl"):
+        of_harness(["made_exact"], "", limit=0)
+    (tmp_path / "exact.py").write_text("import package_of_one_task\n")
+    (tmp_path / "exact.yaml").write_text(f"{definition}process_results: !function exact.results\n")
+    with pytest.raises(ConfigError, match=r"^--tasks=made_exact: No module named 'package_of_one_task'; install what"):
+        of_harness(["made_exact"], "", limit=0)
 
 
 def extra(item: Item) -> dict:
