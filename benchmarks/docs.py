@@ -121,6 +121,8 @@ def _keys_of_a_short_run(text: str) -> list[str]:
     others = ("configs/meta", "countdown")
     plain = name == "decoder_lm" and not any(other in recipe for other in others)
     keys = SHORT_RUN if plain else {key: SHORT_RUN[key] for key in ("train.steps", "train.eval_every")}
+    if name == "trm":
+        keys = keys | {"data.puzzle_heldout": 16}  # an evaluation of the default number takes many minutes
     if "init_from" in text and not recipe:  # it has the sizes of the run that it begins with
         keys = {key: value for key, value in keys.items() if not key.startswith(("model.", "train.sequence"))}
     if "tpu_optimized" in text:

@@ -24,6 +24,7 @@ LEAD = 2  # boundaries from the furthest process to the proposed stop
 BOUNDARIES_TO_STOP = LEAD + 3
 LEAVE_SECONDS = 10.0
 LEAVING = "leave"  # topic of the processes that are done
+ACTING = "act"  # topic of what callbacks returned: the number of the phase (reporting/clock.py), the step, the actions
 LONGEST_HOST, LONGEST_REASON = 255, 1500  # characters of a process's text that are kept
 
 
@@ -142,6 +143,7 @@ class Hub:
                 self._promised(index, message["passed"])
             case "heartbeat":
                 self.last_heartbeats[index] = (message["heartbeat"], time.monotonic())
+                self._check_all_act()
             case "blame":
                 self.blamed = self.blamed or self._who_is_to_blame(message["allowed"])  # the same for all
                 send(connection, {"kind": "blame", "text": self.blamed})
@@ -174,6 +176,18 @@ class Hub:
             if not topic.startswith(LEAVING) and (ended := sorted(leaving - given.keys())):
                 who = f"process {ended[0]} of {self.count} ({self.hosts[ended[0]]})"
                 self._end(f"{who} has ended, and process {min(given)} waits for it ({topic})", 1)
+
+    def _check_all_act(self) -> None:
+        """End the run if a process has gone on from where callbacks of another one acted."""
+        for given in (given for topic, given in self.values.items() if topic.startswith(ACTING)):
+            first, (number, step, names) = min(given.items())
+            for index, (beat, _) in self.last_heartbeats.items():
+                if index not in given and beat and beat.number > number:
+                    self._end(
+                        f"callbacks returned {names} after step {step} in process {first} ({self.hosts[first]}), and "
+                        f"nothing in process {index} ({self.hosts[index]}); they must return the same in all processes",
+                        1,
+                    )
 
     def _propose(self, boundary: int) -> None:
         """Ask all to wait at a boundary until all have promised it; if one has passed it, a later one is proposed."""

@@ -3,8 +3,10 @@
 
 import concurrent.futures
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
+from cluster import processes
+from cluster.hub import ACTING
 from cluster.interruption import in_thread
 from reporting.step_log import every
 from training import replicas
@@ -87,6 +89,23 @@ def check_action(callback: "Callback", action: object, present: Shape, step: int
         )
 
 
+def check_all_act(actions: Mapping[type, Action], job, step: int) -> None:
+    """Raise ValueError if callbacks of other processes acted otherwise; the hub ends a run in which some did not act.
+
+    Without this, the processes that save or stop would wait for the others, and those for them.
+    """
+    if not actions or processes.count() == 1:
+        return
+    names = " and ".join(sorted(kind.__name__ for kind in actions))
+    first, *others = processes.gather(ACTING, [job.clock.number, step, names])
+    for number, theirs in enumerate(others, start=1):
+        if theirs != first:
+            raise ValueError(
+                f"callbacks returned {theirs[2]} after step {theirs[1]} in {processes.name(number)}, but {first[2]} "
+                f"after step {first[1]} in process 0; they must return the same in all processes"
+            )
+
+
 def wrapped(train_step: Callable, callbacks: Iterable["Callback"], job) -> Callable:
     """Return a train step that all callbacks have wrapped; TypeError for one that returns no step."""
     for callback in callbacks:
@@ -113,9 +132,9 @@ class Callback:
     def on_step(self, job, state, step: int) -> Action | None:
         """Act after a step was dispatched; its numbers may not be computed yet.
 
-        If several callbacks return an action of the same type, the last one counts. If only some processes return it,
-        the run hangs. Where a clock decides, or anything else that differs between processes, use the answer of process
-        0: `cluster.processes.shared(f"NAME {step}", decide)` sends it to all.
+        If several callbacks return an action of the same type, the last one counts. If processes return different
+        actions, the run ends with an error. Where a clock decides, or anything else that differs between processes, use
+        the answer of process 0: `cluster.processes.shared("NAME", decide)` sends it to all.
         """
         return None
 

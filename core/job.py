@@ -18,7 +18,7 @@ from core import assembly, inspection, sampling
 from core.between_steps.bad_checkpoints import Suspicion, example_after, set_aside
 from core.between_steps.stages import Stage, Stages, position_of
 from core.between_steps.user_errors import save_on_user_error
-from core.callbacks import Callback, RollBack, check_action, wrapped
+from core.callbacks import Callback, RollBack, check_action, check_all_act, wrapped
 from core.evaluation import checked_batches, next_lines, sample_lines
 from core.evaluators import EvaluationContext, Evaluator, as_numbers, lines_of, without_figures
 from files.atomic import write_atomically
@@ -157,6 +157,7 @@ class Job:
                 check_action(callback, action, self.stages.shape(step), step)
                 actions[type(action)] = action
         self.callback_seconds += time.perf_counter() - began
+        check_all_act(actions, self, step)
         if back := actions.get(RollBack):
             raise step_log.Diverged(back.reason, back.first_step, step, applied=True)
         return actions

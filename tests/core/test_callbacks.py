@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the loop does with the answers of callbacks, and with callbacks that fail."""
 
+import concurrent.futures
 import contextlib
+import re
 import types
 
 import pytest
 
 import train
+from cluster import processes
+from cluster.blame import Heartbeat
+from cluster.hub import ACTING
 from configs import base
-from core.callbacks import Callback, Reshard, RollBack, Save, Stop, Stopped, as_list
+from core.callbacks import Callback, Reshard, RollBack, Save, Stop, Stopped, as_list, check_all_act
 from core.evaluators import Evaluator
 from core.job import Job
+from tests.hubs import members
 from training.compiled_steps import Shape
 
 PRESENT = Shape(16, (1, 1, 8, 1, 1, 1))
@@ -47,6 +53,45 @@ def test_actions_are_taken_and_nothing_else_is_passed_over():
     for shape in (PRESENT._replace(rows=8), PRESENT._replace(mesh=(1, 2, 4, 1, 1, 1))):
         with pytest.raises(ValueError, match=r"use the keys batch.ramp and layout.changes"):
             asked(Reshard(shape))
+
+
+def acts(member, number: int, step: int, names: str) -> list:
+    return member.line.gather(ACTING, [number, step, names])
+
+
+def test_a_process_whose_callbacks_act_alone_is_named():
+    """As by its own clock: it would wait in its save for the others, and they for it in the next step."""
+    hubs = []
+    group = members(3, hubs)
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda member: acts(member, 20, 5, "Save"), group))
+        for number in (24, 25):  # where the actions are gathered, and one phase on
+            group[0].line.send_heartbeat(vars(Heartbeat(0, "a", "wait", 7, number, 0.0, {})))
+            if number == 24:
+                waiting = pool.submit(acts, group[1], 24, 6, "Save")
+                assert not group[1].ended.wait(0.3) and not waiting.done()
+        assert all(member.ended.wait(5) for member in group)
+        line, status = group[2].end
+        names = r"callbacks returned Save after step 6 in process 1 \(.*\), and nothing in process 0 \(.*\); they .*"
+        assert status == 1 and re.fullmatch(names, line)
+        for member in (group[0], group[2]):  # so that the thread of the one that waits ends
+            pool.submit(acts, member, 24, 6, "Save")
+    for member in group:
+        member.line.leaving = True
+        member.line.connection.shutdown(2)
+    hubs[0].close(0.1)
+
+
+@pytest.mark.parametrize("theirs", [[20, 5, "Stop"], [24, 6, "Save"]])
+def test_processes_whose_callbacks_act_differently_end(monkeypatch, theirs):
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    monkeypatch.setattr(processes, "gather", lambda topic, value: [value, theirs])
+    job = types.SimpleNamespace(clock=types.SimpleNamespace(number=20))
+    message = f"returned {theirs[2]} after step {theirs[1]} in process 1, but Save after step 5 in process 0; they must"
+    with pytest.raises(ValueError, match=message):
+        check_all_act({Save: Save()}, job, 5)
+    monkeypatch.setattr(processes, "gather", lambda topic, value: [value, value])
+    check_all_act({Save: Save()}, job, 5)
 
 
 @pytest.mark.parametrize("raised", [Stopped("pruned"), Stopped(""), ValueError("a bug")])

@@ -327,9 +327,9 @@ def test_close_and_large_ticks_differ_and_lie_inside_the_figure(tmp_path):
 
 def test_many_runs_are_not_all_named_in_the_title(tmp_path):
     one = run(tmp_path)
-    shown = page.page([dataclasses.replace(one, name=f"run-{number}") for number in range(40)])
+    shown = page.page([dataclasses.replace(one, name=f"run-{number}") for number in range(10)])
     title = shown.partition("<title>")[2].partition("</title>")[0]
-    assert title.startswith("40 runs: run-0, run-1, ") and title.endswith(", run-7 and 32 more")
+    assert title.startswith("10 runs: run-0, run-1, ") and title.endswith(", run-7 and 2 more")
 
 
 def test_a_standard_error_is_that_of_the_step_of_its_figure(tmp_path):
