@@ -178,11 +178,14 @@ class Hub:
                 self._end(f"{who} has ended, and process {min(given)} waits for it ({topic})", 1)
 
     def _check_all_act(self) -> None:
-        """End the run if a process has gone on from where callbacks of another one acted."""
+        """End the run if a process has gone on to the next step, and callbacks of another one acted before it.
+
+        The numbers tell it from the heartbeat of a step before a roll back.
+        """
         for given in (given for topic, given in self.values.items() if topic.startswith(ACTING)):
             first, (number, step, names) = min(given.items())
             for index, (beat, _) in self.last_heartbeats.items():
-                if index not in given and beat and beat.number > number:
+                if index not in given and beat and beat.step > step and beat.number > number:
                     self._end(
                         f"callbacks returned {names} after step {step} in process {first} ({self.hosts[first]}), and "
                         f"nothing in process {index} ({self.hosts[index]}); they must return the same in all processes",

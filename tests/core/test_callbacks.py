@@ -65,11 +65,10 @@ def test_a_process_whose_callbacks_act_alone_is_named():
     group = members(3, hubs)
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda member: acts(member, 20, 5, "Save"), group))
-        for number in (24, 25):  # where the actions are gathered, and one phase on
-            group[0].line.send_heartbeat(vars(Heartbeat(0, "a", "wait", 7, number, 0.0, {})))
-            if number == 24:
-                waiting = pool.submit(acts, group[1], 24, 6, "Save")
-                assert not group[1].ended.wait(0.3) and not waiting.done()
+        waiting = pool.submit(acts, group[1], 24, 6, "Save")
+        for step, number in ((6, 25), (9, 23), (7, 25)):  # still there, before a roll back, and one step on
+            assert not group[1].ended.wait(0.2) and not waiting.done()
+            group[0].line.send_heartbeat(vars(Heartbeat(0, "a", "wait", step, number, 0.0, {})))
         assert all(member.ended.wait(5) for member in group)
         line, status = group[2].end
         names = r"callbacks returned Save after step 6 in process 1 \(.*\), and nothing in process 0 \(.*\); they .*"
@@ -86,11 +85,14 @@ def test_a_process_whose_callbacks_act_alone_is_named():
 def test_processes_whose_callbacks_act_differently_end(monkeypatch, theirs):
     monkeypatch.setattr(processes, "count", lambda: 2)
     monkeypatch.setattr(processes, "gather", lambda topic, value: [value, theirs])
-    job = types.SimpleNamespace(clock=types.SimpleNamespace(number=20))
+    job = types.SimpleNamespace(clock=types.SimpleNamespace(number=20), config=base.get_config())
     message = f"returned {theirs[2]} after step {theirs[1]} in process 1, but Save after step 5 in process 0; they must"
     with pytest.raises(ValueError, match=message):
         check_all_act({Save: Save()}, job, 5)
-    monkeypatch.setattr(processes, "gather", lambda topic, value: [value, value])
+    job.config.train.steps = 5  # after which all save
+    check_all_act({Save: Save()}, job, 5)
+    job.config.train.steps = 6
+    monkeypatch.setattr(processes, "gather", lambda topic, value: [value, [22, *value[1:]]])
     check_all_act({Save: Save()}, job, 5)
 
 
