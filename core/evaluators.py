@@ -291,8 +291,10 @@ def evaluate_newest(config, workdir: pathlib.Path, address, corpus: Corpus, stor
     """Print the loss of the newest checkpoint on all held-out documents of a corpus, and the results of votes.
 
     Votes are saved in `workdir`; votes on other puzzles than the run's own are saved in a separate folder. The
-    checkpoints are at `address`, which may be in a bucket, or in `store` if it is given.
+    checkpoints are at `address`, which may be in a bucket, or in `store` if it is given. Raises ConfigError if a host
+    has different data.
     """
+    processes.check_same({"digest": corpus.digest}, "their corpus")  # else one would wait for batches of another
     run, lines = assemble(config), []
     display = Display(config.train.steps, quiet=processes.index() > 0)
     with Checkpoints(address, store=store) as checkpoints, mesh_context(run.mesh), display:

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 
-from cluster import processes, startup
+from cluster import identity, processes, startup
 from cluster.group import Group, find_group
 from core import ending
 from input_pipeline.cache import cache_path
@@ -32,7 +32,8 @@ def join(default_devices: int = 0) -> str:
       the address of the coordinator, "host:port"; "" if this process is alone.
 
     Raises:
-      ConfigError: variables that place a process contradict each other, or one is missing.
+      ConfigError: variables that place a process contradict each other, or one is missing; or processes differ in
+        code, libraries or variables.
       RunError: process 0 cannot be reached or is silent.
     """
     accelerator = startup.attached_accelerator()
@@ -60,6 +61,7 @@ def join(default_devices: int = 0) -> str:
 def _start(group: Group) -> None:
     processes.start(group, JOIN_SECONDS, ending.with_the_others)
     atexit.register(_part)
+    identity.check_same()
 
 
 def _part() -> None:

@@ -15,7 +15,7 @@ from checkpointing.source_run import initial
 from cluster import processes
 from configs.base import keys_of
 from configs.errors import ConfigError
-from configs.key import RESUME
+from configs.key import PER_HOST, RESUME
 from core.assembly import Run, assemble
 from core.batch_fit import fit_batch
 from core.between_steps.stages import position_of
@@ -26,6 +26,7 @@ from input_pipeline.sources import check_name
 from objectives.objective import FrozenModel, Objective
 from reporting import preflight, sink
 from settings import layouts, preference, ramp, ranges
+from settings.keys import flat
 from training.state import dotted
 
 # Passes over one corpus: beyond 40 nothing is gained; each of the first 4 is worth as much as new data.
@@ -70,6 +71,7 @@ def prepare(
       The run, on the last of its meshes; its corpus, if it reads one; and all its evaluators.
     """
     check_names(evaluators)
+    check_same_arguments(config, evaluators, reads_corpus=reads_corpus)
     sink.check(config)
     for after, on_mesh in layouts.on_each_mesh(config).items():
         with layouts.named(after):
@@ -100,6 +102,18 @@ def prepare(
         check_new(config, corpus)
     set_eval_every(config, corpus)
     return run, corpus, of_run(config, corpus, items, evaluators)
+
+
+def check_same_arguments(config, evaluators: Sequence[Evaluator], *, reads_corpus: bool) -> None:
+    """Compare what `train` was given between all processes; ConfigError names process, host and item.
+
+    Otherwise each host would train its part of the weights in its own way, or wait for others that never come.
+    """
+    values = flat(config)
+    processes.check_same({key: values[key] for key in values.keys() - keys_of(PER_HOST)}, "their configuration")
+    of_evaluators = {f"evaluator {one.name}": f"evaluated every {one.every} steps" for one in evaluators}
+    batches = {"batches": "missing" if reads_corpus else "given"}
+    processes.check_same(batches | of_evaluators, "the arguments of train()")
 
 
 def prepare_corpus(config, vocab_size_typed: bool) -> corpora.Corpus:

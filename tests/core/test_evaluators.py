@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cluster import processes
 from configs import base
+from configs.errors import ConfigError
 from core import evaluators
 from core.evaluators import EvaluationContext, Evaluator, as_numbers, check_names, lines_of
 from core.job import Job
@@ -127,3 +129,12 @@ def test_what_an_evaluator_decodes_with_drops_no_token():
     dropless = types.SimpleNamespace(graph="dropless", config=config)
     run = types.SimpleNamespace(graph="with a capacity", config=config, dropless=lambda: dropless)
     assert EvaluationContext(run, {}, {}, None, None, 0).engine.graph == "dropless"
+
+
+def test_hosts_that_would_evaluate_other_documents_are_told(monkeypatch, tmp_path):
+    """Without this, the host with more batches waited for the others for ever."""
+    theirs = {"digest": "another"}
+    monkeypatch.setattr(processes, "gather", lambda topic, value: [value, theirs])
+    corpus = types.SimpleNamespace(digest="own")
+    with pytest.raises(ConfigError, match=r"differ in their corpus: digest is another on process 1, own on process 0"):
+        evaluators.evaluate_newest(base.get_config(), tmp_path, tmp_path, corpus)

@@ -8,9 +8,11 @@ import types
 import numpy as np
 import pytest
 
+from cluster import identity, processes
 from configs.base import get_config
 from configs.errors import ConfigError
-from core import start
+from core import joining, start
+from core.evaluators import Evaluator
 from settings import loading
 
 
@@ -132,3 +134,42 @@ def test_a_ramp_is_refused_where_rows_carry_something(monkeypatch, tmp_path):
     monkeypatch.setattr(start.preflight, "check_device", lambda run: None)
     with pytest.raises(ConfigError, match=r"^batch\.ramp=steps changes the number of rows, and train\."):
         start.prepare(config, tmp_path, [], reads_corpus=True, is_new=True, vocab_size_typed=True)
+
+
+class Own(Evaluator):
+    name = "own"
+    every = 2
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        ({"optimizer.learning_rate": 0.5}, "their configuration: optimizer.learning_rate is 0.5 on process 1, 0.0"),
+        ({"data.readers": 2}, ""),
+        (
+            {"evaluator own": "evaluated every 3 steps"},
+            "own is evaluated every 3 steps on process 1, evaluated every 2 ",
+        ),
+        ({"evaluator other": "evaluated every 1 steps"}, "the arguments of train(): evaluator other is evaluated ever"),
+        ({"batches": "given"}, "the arguments of train(): batches is given on process 1, missing on process 0"),
+    ],
+)
+def test_processes_that_are_given_other_arguments_are_told_before_anything_begins(monkeypatch, theirs, said):
+    """A program that joins by itself: with another learning rate each host would train its part of the weights so."""
+
+    def gather(topic: str, value: dict) -> list[dict]:
+        of_topic = {key: theirs[key] for key in theirs if ("." in key) == ("configuration" in topic)}
+        return [value, value | {key: it for key, it in of_topic.items() if key in value or "." not in key}]
+
+    monkeypatch.setattr(processes, "gather", gather)
+    with pytest.raises(ConfigError, match=re.escape(said)) if said else contextlib.nullcontext():
+        start.check_same_arguments(get_config(), [Own()], reads_corpus=True)
+
+
+def test_a_program_that_joins_by_itself_compares_code_libraries_and_variables(monkeypatch):
+    done = []
+    monkeypatch.setattr(processes, "start", lambda *arguments: done.append("joined"))
+    monkeypatch.setattr(identity, "check_same", lambda: done.append("compared"))
+    monkeypatch.setattr(joining.atexit, "register", lambda work: done.append(work.__name__))
+    joining._start.__wrapped__(None)
+    assert done == ["joined", "_part", "compared"]
