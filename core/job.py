@@ -201,9 +201,8 @@ class Job:
         """Start to write a checkpoint of a state; if the run `ends`, wait until it is written, or raise SaveFailed.
 
         If the loss or gradient of the last step was not finite, the state is not saved, unless the run ends: finite
-        parameters may be so large that no gradient is finite.
-
-        Raises Diverged if the state is not finite, or if the loss or gradient of the run's last step is not finite.
+        parameters may be so large that no gradient is finite. Raises Diverged if the state is not finite, or if the
+        loss or gradient of the run's last step is not finite.
         """
         self.log.flush()
         if not is_finite(state):  # outside the phase "save", since a process may wait here for another
